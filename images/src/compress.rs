@@ -1,7 +1,7 @@
 //! Compression of pieces, each by itself.
 //!
-//! What does not shrink by a sixteenth is stored as it is. A reader knows how long a piece is before it is decompressed, and
-//! nothing that is stored can make it longer; its hash is that of the content.
+//! A piece that does not shrink by a sixteenth is stored as it is. A reader knows a piece's length before decompressing it,
+//! and no stored bytes can make the piece longer. A piece's hash is the hash of its content.
 
 use std::fmt;
 use std::str::FromStr;
@@ -31,8 +31,8 @@ pub enum CompressionChoice {
     Lz4,
     /// By Zstandard: smaller.
     Zstd,
-    /// What makes the image durable soonest, by what the first 16 MiB of each process took to be written and a sample of them
-    /// to be compressed: not at all where the disk is faster than compression.
+    /// The method that makes the image durable soonest, as measured: the time to write the first 16 MiB of each process, and
+    /// the time to compress a sample of them. No compression where the disk is faster than compression.
     Auto,
 }
 
@@ -145,13 +145,13 @@ impl Chooser {
     }
 }
 
-/// What compressing gives.
+/// The measured speed and ratio of a compression method.
 #[derive(Debug, Clone, Copy)]
 struct Measured {
     method: Compression,
     /// Bytes of content a second.
     speed: f64,
-    /// Bytes after, for each before.
+    /// Bytes after compression for each byte before.
     ratio: f64,
 }
 
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(choose(100e6, &shrinks), Compression::Zstd);
         assert_eq!(choose(300e6, &shrinks), Compression::Lz4);
         assert_eq!(choose(3e9, &shrinks), Compression::None);
-        // What does not shrink is not worth the time anywhere.
+        // Compressing content that does not shrink is not worth the time on any disk.
         assert_eq!(choose(1e6, &measured([800e6, 400e6], [1.0, 1.0])), Compression::None);
     }
 
@@ -241,7 +241,7 @@ mod tests {
         }
         assert_eq!(syncs, 1);
         assert_ne!(chooser.method(), Compression::None);
-        // What is not on the disk is no image.
+        // A failed synchronization is reported: content that is not on the disk is no image.
         let chooser = Chooser::new(CompressionChoice::Auto);
         let wrote: Vec<_> = (0..4).map(|_| chooser.wrote(|| Err("lost"), &content, Duration::from_secs(1))).collect();
         assert_eq!(wrote, [Ok(()), Ok(()), Ok(()), Err("lost")]);

@@ -122,7 +122,7 @@ impl DataReader {
     /// threads. The first failure ends it.
     ///
     /// # Errors
-    /// Those of [`read`](Self::read); [`ImageError::Invalid`] if the buffer is not as long as
+    /// The errors of [`read`](Self::read); [`ImageError::Invalid`] if the buffer is not as long as
     /// the pieces together.
     pub fn read_all(&self, pieces: &[Piece], buffer: &mut [u8], threads: NonZeroUsize) -> Result<(), ImageError> {
         let mut rest = buffer;

@@ -18,14 +18,14 @@ use crate::target::{Target, pick};
 
 /// Writes pieces into one data file, or several.
 ///
-/// It needs nothing but the open files, so it works in a process that may open none. All methods
+/// A writer needs only the open files, so it works in a process that may not open any. All methods
 /// take `&self`, and any number of threads may append at once: each piece gets its place first and
-/// is written there with no lock held. Of several files each thread writes to one that no other writes to at that time, as
-/// long as there are some; a thread that is alone only ever to the first.
+/// is written there with no lock held. With several files, each thread writes to a file that no other thread writes to at
+/// that time, as long as there is such a file; a thread that is alone writes only to the first.
 ///
 /// A failed write may leave a part of a piece behind, which a verification would find: the
-/// checkpoint is to be given up then. The files are whole when
-/// [`finish`](Self::finish) has returned; durable when the image is committed.
+/// caller must give up the checkpoint then. The files are whole when
+/// [`finish`](Self::finish) has returned, and durable when the image is committed.
 #[derive(Debug)]
 pub struct DataWriter {
     /// At least one, each of another number.
@@ -128,7 +128,7 @@ impl DataWriter {
     /// already. Nobody checks it until the image is read.
     ///
     /// # Errors
-    /// Those of [`append`](Self::append).
+    /// The errors of [`append`](Self::append).
     pub fn append_hashed(&self, offset: u64, content: &[u8], hash: PieceHash) -> Result<Piece, ImageError> {
         let length = check_length(content)?;
         let storage = if is_zero(content) {
@@ -176,7 +176,7 @@ impl DataWriter {
     /// to be used any more. While this runs nobody else may replace or read it.
     ///
     /// # Errors
-    /// Those of [`append`](Self::append); [`ImageError::Invalid`] if the content is not as long as the piece.
+    /// The errors of [`append`](Self::append); [`ImageError::Invalid`] if the content is not as long as the piece.
     pub fn replace_hashed(&self, piece: &Piece, content: &[u8], hash: PieceHash) -> Result<Piece, ImageError> {
         let length = check_length(content)?;
         if length != piece.length {
@@ -197,7 +197,7 @@ impl DataWriter {
         self.recompress(piece, target, &extent, content, hash)
     }
 
-    /// What is not used any more of an extent becomes zero, as everything between pieces is.
+    /// The part of an extent that is no longer used becomes zero, as everything between pieces is.
     fn recompress(
         &self,
         piece: &Piece,
@@ -210,7 +210,7 @@ impl DataWriter {
         match compress(extent.compression, content) {
             Some(mut stored) if stored.len() as u64 <= room => {
                 let length = stored.len() as u64;
-                // What was there may be longer.
+                // The stored bytes that were there may be longer.
                 stored.resize(extent.length.max(length) as usize, 0);
                 target.enter().write_at(extent.offset, &stored)?;
                 Ok(Piece { hash, storage: Storage::Stored(Extent { length, ..*extent }), ..*piece })
@@ -225,7 +225,7 @@ impl DataWriter {
     /// Appends the whole content of a region, cut into pieces of [`PIECE_LENGTH`].
     ///
     /// # Errors
-    /// Those of [`append`](Self::append).
+    /// The errors of [`append`](Self::append).
     pub fn append_all(&self, content: &[u8]) -> Result<Vec<Piece>, ImageError> {
         let starts = (0u64..).step_by(PIECE_LENGTH as usize);
         let pieces = starts.zip(content.chunks(PIECE_LENGTH as usize));
@@ -244,14 +244,14 @@ impl DataWriter {
     /// are those in the manifest, nothing is left in the files.
     ///
     /// # Errors
-    /// Those of [`append`](Self::append) and of [`finish`](Self::finish).
+    /// The errors of [`append`](Self::append) and of [`finish`](Self::finish).
     pub fn seal_keeping<'a>(&self, pieces: impl IntoIterator<Item = &'a Piece>) -> Result<u64, ImageError> {
         let mut used = vec![Vec::new(); self.targets.len()];
         for piece in pieces {
             let Storage::Stored(extent) = piece.storage else { continue };
             let target = self.targets.iter().position(|it| it.index == extent.file);
             if let Some(used) = target.and_then(|at| used.get_mut(at)) {
-                // What ends beyond all files is refused at the commit.
+                // The commit refuses an extent that ends beyond all files.
                 used.push((extent.offset, extent.offset.saturating_add(extent.length)));
             }
         }
@@ -263,7 +263,7 @@ impl DataWriter {
     /// As [`finish`](Self::finish), where others have the writer too: none of them appends any more.
     ///
     /// # Errors
-    /// Those of [`finish`](Self::finish).
+    /// The errors of [`finish`](Self::finish).
     pub fn seal(&self) -> Result<u64, ImageError> {
         self.targets.iter().map(Target::seal).sum()
     }
@@ -464,7 +464,7 @@ mod tests {
         piece.storage.place().unwrap().1
     }
 
-    /// One piece in each of the files, as if three threads had written them.
+    /// Writes a piece to each of the files, as if three threads had written them.
     fn in_each(writer: &DataWriter, byte: u8) -> Vec<Piece> {
         let mut busy = Vec::new();
         let append = |_| {

@@ -25,7 +25,7 @@ impl ImageDir {
     /// The directory at `path`.
     ///
     /// # Errors
-    /// It cannot be opened, or is no directory.
+    /// The path cannot be opened, or is no directory.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ImageError> {
         let path = path.as_ref();
         let failed = |error| ImageError::io("open", path.display().to_string(), error);
@@ -51,7 +51,7 @@ impl ImageDir {
     /// The same directory once more, by an open file of its own.
     ///
     /// # Errors
-    /// It cannot be opened again.
+    /// The directory cannot be opened again.
     pub fn try_clone(&self) -> Result<Self, ImageError> {
         Self::from_fd(self.dir.as_fd(), self.shown.clone())
     }
@@ -138,7 +138,7 @@ impl ImageDir {
         std::fs::read_link(format!("/proc/self/fd/{}", self.dir.as_raw_fd()))
     }
 
-    /// What a symbolic link in it says; `None` for what is none, or not there.
+    /// The target of a symbolic link in the directory; `None` if the name is not there or is no symbolic link.
     pub(crate) fn read_link(&self, name: &str) -> Option<PathBuf> {
         sys::read_link_at(self.dir.as_fd(), name).ok()
     }
@@ -170,7 +170,7 @@ impl ImageDir {
         sys::remove_dir_at(self.dir.as_fd(), name).map_err(|error| ImageError::io("remove", name, error))
     }
 
-    /// What the system says of the directory itself.
+    /// The metadata of the directory itself.
     pub(crate) fn status(&self) -> Result<std::fs::Metadata, ImageError> {
         self.dir.metadata().map_err(|error| self.failed("ask about", error))
     }
@@ -188,7 +188,7 @@ impl ImageDir {
     /// that itself. `step` is called on the way, for who watches whether it comes further.
     ///
     /// # Errors
-    /// What the disk could not take; [`ImageError::NoSpace`] where the file system notices that only now.
+    /// A failure of the disk; [`ImageError::NoSpace`] where the file system notices only now that space is missing.
     pub fn sync_files(&self, mut step: impl FnMut()) -> Result<(), ImageError> {
         const PART: u64 = 64 << 20;
         let mut files = Vec::new();
@@ -230,12 +230,12 @@ impl ImageDir {
         sys::names_in(self.dir.as_fd()).map_err(|error| self.failed("list", error))
     }
 
-    /// Keeps other writers out, and those who would build on what is in it, until this value is dropped.
+    /// Keeps out other writers, and processes that would build on the image in the directory, until this value is dropped.
     pub(crate) fn lock(&self) -> Result<(), ImageError> {
         match self.dir.try_lock() {
             Err(TryLockError::WouldBlock) => {
                 let dir = self.shown.clone();
-                // Who builds on what is in it lets others do so too; a writer lets nobody.
+                // A process that builds on the image lets others build on it too; a writer lets nobody.
                 if self.dir.try_lock_shared().is_ok() {
                     let _ = self.dir.unlock();
                     return Err(ImageError::BuiltOn { dir });

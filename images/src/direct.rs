@@ -27,7 +27,8 @@ pub(crate) struct Direct {
 }
 
 impl Direct {
-    /// One of so many files: what each has ahead the others have not, should that be all there is.
+    /// Makes a writer for `file`, which is among `of` files. Each of them reserves only its share of blocks ahead, since free
+    /// space that a file has reserved is not there for the others.
     pub(crate) fn new(file: File, of: u64) -> Self {
         let ahead = (AHEAD / of.max(1)).max(PIECE_LENGTH);
         let (reserved, refused) = (AtomicU64::new(0), AtomicBool::new(false));

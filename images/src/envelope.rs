@@ -1,4 +1,4 @@
-//! What surrounds the messages in `rekindle.img` and `rekindle.commit`.
+//! The header and the checksum around the messages in `rekindle.img` and `rekindle.commit`.
 //!
 //! ```text
 //!    0            8          12         16          24            24+n          40+n

@@ -30,7 +30,7 @@ pub enum ImageError {
         file: String,
         /// Where in the file, in bytes, if that is known.
         offset: Option<u64>,
-        /// What is wrong.
+        /// A description of the error.
         what: String,
     },
 
@@ -51,7 +51,7 @@ pub enum ImageError {
     Parent {
         /// Where that one should be.
         dir: PathBuf,
-        /// What is wrong.
+        /// A description of the error.
         what: String,
     },
 
@@ -78,7 +78,7 @@ pub enum ImageError {
     TooLarge {
         /// Name of the file.
         file: String,
-        /// What is too large.
+        /// The name of the part that is too large.
         what: &'static str,
         /// Its size in bytes.
         size: u64,
@@ -93,7 +93,7 @@ pub enum ImageError {
         file: String,
         /// Bytes that could not be written.
         length: u64,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 
@@ -155,26 +155,26 @@ pub enum ImageError {
         parent: PathBuf,
     },
 
-    /// What is to be written is not a valid image. A defect of the caller, found before commit.
+    /// The image to be written is not valid. This is a defect of the caller, found before commit.
     #[error("refused to write an image that could not be read back: {what}")]
     Invalid {
-        /// What is wrong.
+        /// A description of the error.
         what: String,
     },
 
     /// The operating system failed.
     #[error("cannot {action} {file}: {source}")]
     Io {
-        /// What was tried, as a verb.
+        /// The attempted action, as a verb.
         action: &'static str,
         /// Name of the file or directory.
         file: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// What a caller does differently about an [`ImageError`].
+/// The kinds of an [`ImageError`] that callers treat differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {

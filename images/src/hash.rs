@@ -161,7 +161,7 @@ impl HashKey {
         }
     }
 
-    /// What [`to_parts`](Self::to_parts) gave.
+    /// Makes a key from the parts that [`to_parts`](Self::to_parts) gave.
     ///
     /// # Errors
     /// [`ImageError::Unsupported`] for an algorithm that this version does not know.
@@ -173,7 +173,7 @@ impl HashKey {
         }
     }
 
-    /// What hashes under this key. Making it takes longer than hashing a short piece.
+    /// Makes a hasher for this key. Making a hasher takes longer than hashing a short piece.
     #[must_use]
     pub fn hasher(self) -> Hasher {
         match self {

@@ -1,4 +1,4 @@
-//! What a person or a scheduler wants to know about an image.
+//! A summary of an image for a person or a scheduler.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,7 +40,7 @@ pub struct Summary {
     pub bytes: ByteSummary,
     /// Objects of all clients by kind.
     pub objects: Vec<ObjectSummary>,
-    /// What the GPU side cost the application beyond CRIU's freeze, in nanoseconds; none where it did not go on.
+    /// The application's stall for the GPU side beyond CRIU's freeze, in nanoseconds; none where the application did not go on.
     pub stall_ns: Option<u64>,
     /// How long each phase took.
     pub phases: Vec<PhaseSummary>,
@@ -381,7 +381,7 @@ impl fmt::Display for ByteSummary {
         ];
         let mut first = true;
         for (bytes, name) in named {
-            // What is stored says something even when it is nothing.
+            // The number of stored bytes is shown even when it is zero.
             if bytes != 0 || name == "stored" {
                 let comma = if first { "" } else { ", " };
                 write!(f, "{comma}{} {name}", Size(bytes))?;

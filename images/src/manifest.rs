@@ -10,7 +10,7 @@ use crate::content::ContentKey;
 use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey, InitialHash, PieceHash};
 use crate::limits::FORMAT_VERSION;
 
-/// One checkpoint, without the content of its memory.
+/// A checkpoint, without the content of its memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Manifest {
     /// The version of the format. Filled in by
@@ -236,10 +236,10 @@ pub struct CodeImage {
     pub parent_depth: u32,
 }
 
-/// One process that had GPU state.
+/// A process that had GPU state.
 ///
-/// A worker makes it and sends it to the daemon as [`Client::to_bytes`]; on restore it travels
-/// the other way.
+/// A worker makes this record and sends it to the daemon as [`Client::to_bytes`]; on restore the
+/// daemon sends the record to the worker.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Client {
     /// Which one in this image; each client has another.
@@ -317,7 +317,7 @@ pub struct Setting {
 pub struct ClientGpu {
     /// The client's number for it.
     pub ordinal: u32,
-    /// One of [`Host::gpus`].
+    /// The UUID of a GPU in [`Host::gpus`].
     pub uuid: [u8; 16],
 }
 
@@ -360,7 +360,7 @@ pub struct ObjectKind {
     pub name: String,
 }
 
-/// One record of the object log.
+/// A record of the object log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Object {
     /// Its place in the order of replay, strictly ascending.

@@ -46,7 +46,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    /// What `name` is; `None` for a file that is not ours, and for every name with a `/`.
+    /// The kind of file that `name` names; `None` for a file that is not ours, and for every name with a `/`.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         match name {
             MANIFEST => return Some(Self::Manifest),
@@ -59,7 +59,7 @@ impl Name {
             return hash.parse().ok().map(Self::Code);
         }
         let index = between("rekindle-data-", ".raw")?.parse().ok()?;
-        // One file has one name: not "+1", not "01".
+        // Each file has exactly one name: not "+1", not "01".
         (data_name(index) == name).then_some(Self::Data(index))
     }
 }

@@ -11,7 +11,7 @@ use crate::manifest::{Client, Piece};
 pub struct Region<'a> {
     /// The index of the client it belongs to.
     pub client: u32,
-    /// What it is.
+    /// The region's kind.
     pub what: RegionKind<'a>,
     /// Bytes.
     pub size: u64,
@@ -19,7 +19,7 @@ pub struct Region<'a> {
     pub pieces: &'a [Piece],
 }
 
-/// What a [`Region`] is.
+/// The kind of a [`Region`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RegionKind<'a> {
     /// Device memory.

@@ -1,4 +1,4 @@
-//! What a protobuf message will take in memory, found before it is decoded.
+//! Computes the memory that a protobuf message will take, before it is decoded.
 //!
 //! An empty nested message is two bytes on disk and a structure of hundreds in memory, so a bound
 //! on the file is no bound on the reader. This walks the encoded bytes without allocating, adds up
@@ -15,7 +15,7 @@ use crate::proto::image as proto;
 pub(crate) enum Refused {
     /// Not protobuf.
     Malformed,
-    /// It would take at least this many bytes.
+    /// The decoded message would take at least this many bytes.
     TooLarge(u64),
 }
 
@@ -36,7 +36,7 @@ enum Field {
     Bytes,
     /// Many of them.
     EachBytes,
-    /// One or many messages.
+    /// A nested message, or many.
     Message(&'static Shape),
 }
 
@@ -138,7 +138,7 @@ static FILE: Shape = shape(size_of::<proto::File>(), &[Bytes, Number]);
 /// A field that the decoder does not know is kept in a map of vectors.
 const UNKNOWN: usize = 128;
 
-/// What decoding `bytes` as a message of this shape takes, in bytes.
+/// The memory that decoding `bytes` as a message of this shape takes, in bytes.
 pub(crate) fn scan(bytes: &[u8], shape: &Shape) -> Result<u64, Refused> {
     let mut total = 0;
     walk(bytes, shape, &mut total)?;

@@ -188,7 +188,7 @@ mod tests {
         let more: Vec<_> = (0..4).map(|_| picked()).collect();
         assert_eq!(more.iter().map(|it| it.index).collect::<Vec<_>>(), [0, 1, 2, 0]);
         drop(more);
-        // What a thread writes to by its own choice counts too.
+        // A file that a thread writes to by its own choice counts as in use too.
         drop(first);
         let _there = targets[0].enter();
         assert_eq!(picked().index, 1);

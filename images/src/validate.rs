@@ -1,7 +1,7 @@
-//! That the parts of a manifest agree with each other and with the files.
+//! Checks that the parts of a manifest agree with each other and with the files.
 //!
-//! The writer asks before it commits, the reader before it hands out anything, so that neither a
-//! defect of ours nor a hostile image reaches code that relies on it.
+//! The writer checks before it commits, and the reader before it hands out anything. So neither a
+//! defect of ours nor a hostile image reaches code that relies on this agreement.
 
 use std::collections::BTreeSet;
 
@@ -11,9 +11,9 @@ use crate::manifest::{Client, Compression, Extent, Manifest, Piece, Storage};
 use crate::record::FileSizes;
 use crate::region::{Region, RegionKind};
 
-/// What is wrong, if anything.
+/// Fails with a description of the first disagreement, if there is any.
 ///
-/// `files` has this image's files first, then those of its ancestors, the nearest first.
+/// `files` has this image's files first, then the files of its ancestors, the nearest first.
 pub(crate) fn check(manifest: &Manifest, files: &[&FileSizes]) -> Result<(), String> {
     if manifest.parent.is_none() && files.len() != 1 {
         return Err("it has ancestors and no parent".to_owned());
@@ -141,7 +141,7 @@ fn check_extent(piece: &Piece, extent: &Extent) -> Result<(), String> {
     }
     let fits = match extent.compression {
         Compression::None => extent.length == piece.length,
-        // What does not shrink is stored as it is.
+        // A piece that does not shrink is stored as it is.
         Compression::Lz4 | Compression::Zstd => (1..piece.length).contains(&extent.length),
     };
     if !fits {

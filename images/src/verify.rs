@@ -38,7 +38,7 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// What a verification found.
+/// A finding of a verification.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Report {
     /// Pieces compared, zero ones included.
@@ -60,9 +60,9 @@ pub struct Problem {
     pub file: String,
     /// Where in the file, in bytes, if a place can be named.
     pub offset: Option<u64>,
-    /// What the content belongs to, if it belongs to something.
+    /// The region that the content belongs to, if there is one.
     pub region: Option<String>,
-    /// What is wrong.
+    /// A description of the damage.
     pub what: String,
 }
 
@@ -96,7 +96,7 @@ impl Report {
 enum Task<'a> {
     Piece(&'a Piece, Region<'a>),
     Code(CodeImage),
-    /// What lies between the pieces of a file.
+    /// A range between the pieces of a file.
     Gap {
         file: u32,
         start: u64,
@@ -204,7 +204,7 @@ impl Image {
         }
     }
 
-    /// What no piece covers, in each data file.
+    /// The ranges of each data file that no piece covers.
     fn gaps(&self) -> Vec<Task<'_>> {
         let mut ranges: BTreeMap<u32, Vec<(u64, u64)>> = self.data_files().map(|file| (file, Vec::new())).collect();
         let regions = self.manifest().clients.iter().flat_map(Client::regions);
@@ -234,7 +234,7 @@ impl Image {
     }
 }
 
-/// That a range of a data file is zero. Holes are skipped, so that a file that claims to be
+/// Checks that a range of a data file is zero. The check skips holes, so that a file that claims to be
 /// enormous takes no time.
 fn check_gap(reader: &DataReader, index: u32, start: u64, end: u64) -> Result<(), ImageError> {
     let name = data_name(index);

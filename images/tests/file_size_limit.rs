@@ -27,7 +27,7 @@ fn a_file_size_limit_fails_the_image_and_leaves_nothing() {
     let error = writer.put_code(&[1; 8192]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace);
     drop(writer);
-    // What this test says may go to a file that is longer.
+    // The test's own output may go to a file that is longer than the limit.
     set_limit(libc::RLIM_INFINITY);
     assert!(common::names(dir.path()).is_empty());
 }

@@ -14,7 +14,7 @@ fn fixture(version: u32) -> PathBuf {
     fixtures.join(format!("v{version}"))
 }
 
-/// That `new` says all that `old` says; it may say more.
+/// Checks that `new` says all that `old` says; `new` may say more.
 fn assert_includes(new: &Value, old: &Value, at: &str) {
     match (new, old) {
         (Value::Object(new), Value::Object(old)) => {

@@ -1,4 +1,4 @@
-//! What is written is what is read.
+//! Reading an image gives the content that was written.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,7 +21,7 @@ fn an_image_reads_back_as_it_was_written() {
 
     let image = Image::open(dir.path()).unwrap();
     let manifest = image.manifest();
-    // What the writer fills in.
+    // The writer fills these in.
     assert_eq!((manifest.id, manifest.hash_key), (ID, HASH_KEY));
     assert_eq!(manifest.format_version, FORMAT_VERSION);
     expected.id = ID;
@@ -297,7 +297,7 @@ fn compressed_content_reads_back_and_damage_to_it_is_found() {
             assert!(got == content);
         };
         check(dir.path());
-        // It stays compressed where it is written again.
+        // The content stays compressed where it is written again.
         let out = tempfile::tempdir().unwrap();
         flatten(&Image::open(dir.path()).unwrap(), ImageDir::open(out.path()).unwrap()).unwrap();
         check(out.path());

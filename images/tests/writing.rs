@@ -1,4 +1,4 @@
-//! What a writer does to a directory, and when what it wrote counts.
+//! The files that a writer makes in a directory, and the moment from which they count as an image.
 
 #![allow(clippy::unwrap_used)]
 
@@ -150,7 +150,7 @@ fn copy(dir: &Path) -> tempfile::TempDir {
     copy
 }
 
-/// That a whole image with this id is there, and can be replaced, after which nothing is left but the new one.
+/// Checks that a whole image with this id is there and can be replaced, after which only the new image is left.
 fn assert_is_whole_and_replaced(dir: &Path, id: CheckpointId) {
     let image = Image::open(dir).unwrap();
     assert_eq!(image.manifest().id, id);
@@ -375,7 +375,7 @@ fn a_code_file_filled_with_something_else_is_not_committed() {
 
 #[test]
 fn a_piece_that_was_never_written_is_not_committed() {
-    // What a hostile or defective worker may report.
+    // Changes to a client's record that a hostile or defective worker may report.
     type Change = fn(&mut Client);
     fn extent(client: &mut Client) -> &mut Extent {
         match &mut client.allocations[0].pieces[0].storage {

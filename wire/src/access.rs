@@ -1,4 +1,4 @@
-//! What a worker has counted of its client's accesses to memory, where the daemon's configuration asks for it
+//! A worker's counts of its client's accesses to memory. The worker counts where the daemon's configuration asks for it
 //! (`[access] report`).
 
 use serde::{Deserialize, Serialize};

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Dialect;
 
-/// What a process says of itself.
+/// A process's description of itself, sent when it attaches.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Attach {
     /// Its pid as it sees it; the daemon goes by the socket's credentials.
@@ -30,7 +30,7 @@ pub struct Attach {
     /// Settings that a context must be made with (`CUDA_DEVICE_MAX_CONNECTIONS` and the like), as they are in its
     /// environment, ordered by name; behind them [`PROTOCOL`].
     pub settings: Vec<(String, String)>,
-    /// What its commands mean.
+    /// The meaning of the process's commands.
     #[serde(default)]
     pub dialect: Dialect,
 }
@@ -58,7 +58,7 @@ pub enum Answer {
     },
 }
 
-/// What a client answers without asking again.
+/// Facts that a client keeps, so that it can answer calls without asking the worker again.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct Attached {
     /// `cuDriverGetVersion`: the version of CUDA's interface, not the driver's.
@@ -72,7 +72,7 @@ pub struct Attached {
     pub devices: Vec<Device>,
 }
 
-/// One device, as the driver describes it.
+/// A device, as the driver describes it.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct Device {
     /// `cuDeviceGetName`.

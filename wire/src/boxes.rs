@@ -8,7 +8,7 @@
 
 use crate::codec::{Malformed, Reader, Writer};
 
-/// One end of a copy of a box.
+/// The source or the destination of a copy of a box.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Device or pinned memory: the address of the box's first byte, bytes from row to row, rows from slice to slice.

@@ -54,12 +54,12 @@ impl Writer {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// What was written.
+    /// The bytes written so far.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// What was written, as the buffer itself.
+    /// The bytes written so far, as the buffer itself.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }

@@ -8,10 +8,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-/// Moves a descriptor to a number that is none of stdin, stdout and stderr. It is closed on exec then.
+/// Moves a descriptor to a number that is none of stdin, stdout and stderr. The new descriptor is closed on exec.
 ///
 /// # Errors
-/// Those of `fcntl`: the process has as many descriptors as it may have. The descriptor is closed.
+/// The errors of `fcntl`: the process has as many descriptors as it may have. The descriptor is closed.
 pub fn above_standard(descriptor: OwnedFd) -> io::Result<OwnedFd> {
     if descriptor.as_raw_fd() > libc::STDERR_FILENO {
         return Ok(descriptor);
@@ -25,10 +25,10 @@ pub fn above_standard(descriptor: OwnedFd) -> io::Result<OwnedFd> {
     }
 }
 
-/// Connects to a Unix socket, by such a descriptor.
+/// Connects to a Unix socket by a descriptor that is none of stdin, stdout and stderr.
 ///
 /// # Errors
-/// Those of `connect`, and of [`above_standard`].
+/// The errors of `connect` and of [`above_standard`].
 pub fn connect(path: impl AsRef<Path>) -> io::Result<UnixStream> {
     above_standard(UnixStream::connect(path)?.into()).map(UnixStream::from)
 }

@@ -14,14 +14,14 @@ use crate::command::Launch;
 /// Most steps of a program.
 pub const MAX_STEPS: usize = 1 << 20;
 
-/// What an executable graph does.
+/// The steps of an executable graph.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
     /// Each comes behind the steps that it comes after.
     pub steps: Vec<Step>,
 }
 
-/// One step.
+/// A step of an executable graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Where it does nothing instead, this is not set.
@@ -30,11 +30,11 @@ pub struct Step {
     pub context: u64,
     /// The places of the steps that it comes after, and what of them (`CUgraphEdgeData`).
     pub after: Vec<(u32, [u8; 8])>,
-    /// What it does.
+    /// The work that the step does.
     pub task: Task,
 }
 
-/// What a step does.
+/// The work of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Task {
     /// A [`Launch`] as it is written; its stream means nothing.

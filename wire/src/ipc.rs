@@ -26,7 +26,7 @@ pub const FILE_NAME: &CStr = c"rekindle-shared-memory";
 
 const MAGIC: [u8; 8] = *b"rekindle";
 
-/// What a handle names.
+/// The kind of object that a handle names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Named {
@@ -38,7 +38,7 @@ pub enum Named {
     Event = 3,
 }
 
-/// What the application passes on.
+/// The bytes of a handle, which the application passes to another process.
 pub fn handle(named: Named, token: &Token) -> [u8; HANDLE_BYTES] {
     let mut bytes = [0; HANDLE_BYTES];
     bytes[..8].copy_from_slice(&MAGIC);
@@ -68,7 +68,7 @@ pub fn of_words(words: [u64; 2]) -> Token {
     token
 }
 
-/// One piece of what is shared.
+/// A piece of shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedPiece {
     /// Its name.
@@ -80,19 +80,19 @@ pub struct SharedPiece {
 /// Memory, or an event, on its way from worker to worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shared {
-    /// What it is.
+    /// The kind of the shared object.
     pub named: Named,
     /// The UUID of the GPU that it is of; of events, nothing.
     pub device: [u8; 16],
-    /// What is named begins so far into the pieces, side by side (an event is the so-manieth of its page),
+    /// Where the named object begins in the pieces, laid side by side (for an event: its number within its page).
     pub offset: u64,
-    /// and has so many bytes.
+    /// Bytes of the named object.
     pub size: u64,
     /// [`crate::command::PieceFlags`].
     pub flags: u64,
     /// How many pieces there are in all.
     pub count: usize,
-    /// Those whose descriptors come with this message, in their order.
+    /// The pieces whose descriptors come with this message, in the descriptors' order.
     pub pieces: Vec<SharedPiece>,
 }
 

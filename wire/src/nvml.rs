@@ -1,8 +1,8 @@
-//! What NVML is asked: the GPUs that a process may see, how they are now, and calls that the machine's own
-//! `libnvidia-ml.so.1` answers. Between our `libnvidia-ml.so.1` and the daemon, and between the daemon and the helper
-//! process that has loaded the machine's.
+//! Questions to NVML: the GPUs that a process may see, their present state, and calls that the machine's own
+//! `libnvidia-ml.so.1` answers. The messages go between our `libnvidia-ml.so.1` and the daemon, and between the daemon
+//! and the helper process that has loaded the machine's library.
 //!
-//! A process's questions are of GPUs by their place in [`Gpus::gpus`]; the helper's, by UUID.
+//! A process's questions name GPUs by their place in [`Gpus::gpus`]; questions to the helper name them by UUID.
 
 use rekindle_cuda_abi::nvml::{MAX_BUFFER, Shape, versioned_size};
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ pub struct Gpus {
     pub gpus: Vec<Gpu>,
 }
 
-/// One GPU.
+/// A GPU that a process may see.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Gpu {
     /// As the driver names it.
@@ -46,9 +46,9 @@ pub struct Gpu {
 pub struct Memory {
     /// All.
     pub total: u64,
-    /// What nobody has.
+    /// Bytes that nobody has allocated.
     pub free: u64,
-    /// What the driver keeps for itself; 0 where that is not known, and it counts as used.
+    /// Bytes that the driver keeps for itself; 0 where that is not known and these bytes count as used.
     pub reserved: u64,
 }
 
@@ -61,14 +61,14 @@ pub struct Process {
     pub memory: u64,
 }
 
-/// One argument of a call that the machine's NVML answers.
+/// An argument of a call that the machine's NVML answers.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub enum Argument {
     /// A GPU.
     Device(u32),
     /// A number.
     Number(u64),
-    /// What a pointer points to, of exactly the size that the call may write.
+    /// The buffer that a pointer points to, of exactly the size that the call may write.
     Buffer(Vec<u8>),
 }
 
@@ -81,7 +81,7 @@ pub struct Question {
     pub arguments: Vec<Argument>,
 }
 
-/// What it answered.
+/// The answer of the machine's NVML.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Answer {
     /// An `nvmlReturn_t`.
@@ -104,9 +104,9 @@ pub struct HelperQuestion {
 pub enum HelperReady {
     /// NVML is loaded and initialised.
     Ready,
-    /// It cannot be, and why.
+    /// NVML cannot be loaded and initialised.
     Failed {
-        /// One line.
+        /// Why, in one line.
         reason: String,
     },
 }

@@ -25,7 +25,7 @@ use crate::sync::fence;
 /// Bytes of a command's header.
 pub const HEADER_BYTES: usize = 32;
 
-/// What stands before every command's parameters.
+/// The header before every command's parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommandHeader {
     /// A line of the driver table, or a command of [`crate::command`].

@@ -1,4 +1,4 @@
-//! What the shared memory is made of: the processor's atomics, or those of the model checker.
+//! The types that the shared memory is made of: the processor's atomics, or those of the model checker.
 
 #[cfg(feature = "model")]
 pub(crate) use loom::cell::UnsafeCell as Cell;

@@ -75,8 +75,8 @@ pub(crate) fn grown(message: serde_json::Value) -> serde_json::Value {
     }
 }
 
-/// What a client's commands mean: the version that its interposer was built for, and what it takes each driver call to look
-/// like.
+/// The meaning of a client's commands: the version that its interposer was built for, and the form that the interposer
+/// expects of each driver call.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Dialect {
     /// [`CLIENT_VERSION`] of the interposer.
@@ -92,13 +92,13 @@ pub enum NotServed {
     /// The client may send what this build has never heard of.
     #[error("it speaks client version {found}, and this rekindled {} serves {OLDEST_CLIENT} to {}: install a newer Rekindle", env!("CARGO_PKG_VERSION"), client_version())]
     Newer {
-        /// What it speaks.
+        /// The version that the client speaks.
         found: u32,
     },
     /// The client is older than the oldest release that is still served.
     #[error("it speaks client version {found}, and this rekindled {} serves {OLDEST_CLIENT} to {}: use the version of Rekindle that it was built for", env!("CARGO_PKG_VERSION"), client_version())]
     Older {
-        /// What it speaks.
+        /// The version that the client speaks.
         found: u32,
     },
     /// A call number stands for another call here, or for the same with other parameters.
@@ -109,7 +109,7 @@ pub enum NotServed {
     Call {
         /// The number.
         number: usize,
-        /// What has that number here.
+        /// The call that has this number here.
         name: String,
     },
 }

@@ -1,5 +1,5 @@
-//! What the other side may have written: nothing of it makes a reader panic, read past its end, or take memory that the
-//! bytes do not account for.
+//! Bytes that a hostile peer may have written: no such bytes make a reader panic, read past their end, or take memory that
+//! the bytes do not account for.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,6 +1,6 @@
-//! What clients of every version that was ever kept rely on stays as it is: the numbers of calls and commands, how calls are
-//! encoded, and the layout of the shared memory (`docs/compatibility.md`). Each file in `kept` is of the client version that it
-//! is called by.
+//! Clients of every kept version rely on numbers that must not change: the numbers of calls and commands, the encoding of
+//! calls, and the layout of the shared memory (`docs/compatibility.md`). Each file in `kept` is of the client version in
+//! its name.
 //!
 //! ```text
 //!   call NUMBER ENCODING SYMBOL

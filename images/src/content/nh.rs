@@ -43,7 +43,7 @@ fn plain(keys: &Keys, chunk: &[u8]) -> [u64; LANES] {
     digest(keys, chunk, absorb, fold)
 }
 
-/// One product of NH: of the sums, modulo 2^32, of two words with two words of the key.
+/// A product of NH: of the sums, modulo 2^32, of two words with two words of the key.
 #[inline(always)]
 fn product(words: u64, key: u64) -> u64 {
     let low = (words as u32).wrapping_add(key as u32);

@@ -41,7 +41,7 @@ pub(crate) fn fill_with(writer: &ImageWriter, counter: &[u8; 8]) -> Result<Manif
     Ok(manifest)
 }
 
-/// What the allocation of the sample's clients holds: text, zeros, text.
+/// The content of the allocation of the sample's clients: text, zeros, text.
 pub(crate) fn content() -> Vec<u8> {
     let mut content = b"device memory ".repeat(20);
     content.resize(content.len() + 5000, 0);

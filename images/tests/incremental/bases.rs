@@ -33,7 +33,7 @@ fn a_directory_without_a_parent_of_ours_has_no_base() {
     symlink("../image", image.join("parent")).unwrap();
     common::write(&image);
     assert_eq!(kind(find()), ErrorKind::Invalid);
-    // One of our own comes first.
+    // A link of our own comes first.
     symlink("../before", image.join(Base::LINK)).unwrap();
     common::write(&dir.path().join("before"));
     assert!(find().unwrap());
@@ -58,7 +58,7 @@ fn an_image_needs_the_link_only_until_it_is_committed() {
         let manifest = common::fill_with(&writer, b"counter1").unwrap();
         writer.commit(manifest).unwrap();
         assert_eq!(target(&chain), Path::new("../0"), "{name} {relative}");
-        // It may lead to another image, or nowhere, or be gone.
+        // The link may lead to another image, or nowhere, or be gone.
         for other in ["../100", "../101"] {
             fs::remove_file(dir.join(name)).unwrap();
             symlink(other, dir.join(name)).unwrap();
@@ -197,7 +197,7 @@ fn what_an_image_needs_is_not_overwritten_by_one_that_builds_on_it() {
     fs::rename(chain.dir(0), chain.dir(100)).unwrap();
     assert_eq!(kind(link(1, 2)), ErrorKind::Overwrites);
     fs::rename(chain.dir(100), chain.dir(0)).unwrap();
-    // What needs it no more is built on.
+    // An image that no longer needs the other can be built on.
     assert!(flatten_in_place(&chain.dir(2)).unwrap());
     assert!(link(1, 2).unwrap());
     let writer = replace(&chain.dir(1), [3; 16], true).unwrap();

@@ -52,7 +52,7 @@ fn a_process_has_another_number_of_data_files_in_each_image_of_a_chain() {
         let files = files.into_iter().map(|(index, file)| DataWriter::new(file, index, writer.key()).unwrap());
         let files: Vec<_> = files.map(|it| it.with_known(known.clone())).collect();
         expected.extend((0..count).map(|i| [n, i as u8].repeat(3000)));
-        // What was there is found, and what is new goes to another file each.
+        // Known content is found again, and each new piece goes to another file.
         let before = expected.len() - count;
         let file = |at: usize| &files[at.saturating_sub(before)];
         let pieces = expected.iter().enumerate().map(|(at, it)| file(at).append(6000 * at as u64, it).unwrap());

@@ -1,4 +1,4 @@
-//! What a declaration of a command says, and the macro that reads it. The declarations themselves are in
+//! The form of a command's declaration, and the macro that reads it. The declarations themselves are in
 //! [`list`](super::list).
 //!
 //! ```text
@@ -62,7 +62,7 @@ pub struct Declaration {
     pub number: u16,
     /// Its name, which the object log keeps, since numbers may change.
     pub name: &'static str,
-    /// What it does.
+    /// What the command does.
     pub clauses: &'static [Clause],
     /// Reads parameters and writes them again.
     pub(super) again: fn(&[u8]) -> Result<Vec<u8>, crate::codec::Malformed>,

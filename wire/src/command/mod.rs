@@ -28,7 +28,7 @@ pub fn chunk(call: u16, parameters: &[u8]) -> Option<u64> {
     crate::codec::Reader::new(parameters.get(place * 8..)?).word().ok()
 }
 
-/// One operation of [`MEM_OPS`]: four words.
+/// An operation of [`MEM_OPS`]: four words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemOp {
     /// `CUstreamBatchMemOpType`: waits for, or writes, 32 (1, 2) or 64 bits (4, 5); flushes (3); a barrier (6).

@@ -10,7 +10,7 @@ use super::*;
 use crate::boxes::End;
 use crate::codec::Writer;
 
-/// What a writer was told, one after the other, when each was written by hand.
+/// The calls of a writer, in their order, as they were when each command was written by hand.
 trait Part {
     fn put(&self, w: &mut Writer);
 }

@@ -7,15 +7,15 @@ use thiserror::Error;
 
 use crate::frame::FrameError;
 
-/// What kind a failure is of. Programs decide by this, and never by the reason's text.
+/// The kind of a failure. Programs decide by the kind, and never by the reason's text.
 ///
-/// On the wire it is its name ([`FailureKind::as_str`]). A name that this version does not know reads as `Other`, and so
+/// On the wire a kind is its name ([`FailureKind::as_str`]). A name that this version does not know reads as `Other`, and so
 /// does a message without a kind, so that kinds can be added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "String", into = "&'static str")]
 pub enum FailureKind {
-    /// It cannot be done as things are, and asking again does not change that: it is not allowed or not supported, or what
-    /// it names is not there.
+    /// The request cannot be met as things are, and asking again does not change that: the request is not allowed or not
+    /// supported, or the object that it names is not there.
     Refused,
     /// The two sides are of different versions of Rekindle.
     Version,
@@ -91,7 +91,7 @@ pub struct Failure {
     /// For programs.
     #[serde(default)]
     pub kind: FailureKind,
-    /// One line for people, which says what to do.
+    /// The reason in one line for people, which says what to do.
     pub reason: String,
 }
 
@@ -117,7 +117,7 @@ pub trait Failing: std::error::Error {
     /// Its kind.
     fn kind(&self) -> FailureKind;
 
-    /// What another process is told.
+    /// The failure that another process is told of.
     fn failure(&self) -> Failure {
         Failure::new(self.kind(), self.to_string())
     }

@@ -1,10 +1,10 @@
-//! What the daemon tells of its clients, dumps, workers and GPUs.
+//! The daemon's descriptions of its clients, dumps, workers and GPUs.
 
 use serde::{Deserialize, Serialize};
 
 use super::Failure;
 
-/// One client, for `rekindle ps`.
+/// A client, for `rekindle ps`.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct ClientInfo {
     /// The application's pid, as the daemon sees it.
@@ -21,61 +21,61 @@ pub struct ClientInfo {
     pub pinned_memory: u64,
     /// Commands executed so far.
     pub commands: u64,
-    /// The protocol that it is to be checkpointed by; empty where it cannot be.
+    /// The protocol that the client is to be checkpointed by; empty where the client cannot be checkpointed.
     #[serde(default)]
     pub protocol: String,
-    /// Who said so.
+    /// Where the choice of this protocol comes from.
     #[serde(default)]
     pub protocol_reason: String,
-    /// The dump that goes on, if one does.
+    /// The dump under way, if there is one.
     #[serde(default)]
     pub dump: Option<DumpInfo>,
 }
 
-/// A dump, as far as it has come.
+/// The progress of a dump.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct DumpInfo {
-    /// What it is at: a phase, by the name that `rekindle inspect` has for it; before these, `moment` while the application
-    /// is waited for.
+    /// The present phase, by the name that `rekindle inspect` has for it; before the first phase, `moment` while the dump
+    /// waits for the application.
     pub phase: String,
-    /// Bytes of GPU memory that the image has by now, about.
+    /// Bytes of GPU memory that the image has by now, approximately.
     pub done: u64,
-    /// And those that there were at its beginning.
+    /// Bytes of GPU memory when the dump began.
     pub bytes: u64,
-    /// Since when, in milliseconds.
+    /// Milliseconds since the dump began.
     pub elapsed_ms: u64,
-    /// What became of it, if it is over.
+    /// The outcome of the dump, if it is over.
     pub outcome: Option<DumpOutcome>,
 }
 
-/// What became of a dump.
+/// The outcome of a dump.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub enum DumpOutcome {
-    /// There is an image.
+    /// The image was made and is durable.
     Durable {
-        /// Its name.
+        /// The image's name.
         id: String,
-        /// The protocol that it was made by.
+        /// The protocol that the image was made by.
         protocol: String,
-        /// Why it was this one.
+        /// Why this protocol was used.
         protocol_reason: String,
         /// Bytes in our files.
         bytes: u64,
         /// How long each phase took.
         phases: Vec<PhaseInfo>,
     },
-    /// There is none, why, and the processes go on.
+    /// No image was made, for this reason. The processes go on.
     Failed(Failure),
 }
 
 /// A phase of a dump.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct PhaseInfo {
-    /// Its name, as `rekindle inspect` has it.
+    /// The phase's name, as `rekindle inspect` has it.
     pub name: String,
     /// Nanoseconds.
     pub duration_ns: u64,
-    /// Bytes that it handled; 0 where that means nothing.
+    /// Bytes that the phase handled; 0 where a number of bytes means nothing.
     pub bytes: u64,
 }
 
@@ -88,7 +88,7 @@ pub struct CallInfo {
     pub how: String,
     /// Calls.
     pub asked: u64,
-    /// Those that were answered with `CUDA_ERROR_NOT_SUPPORTED`.
+    /// Calls that were answered with `CUDA_ERROR_NOT_SUPPORTED`.
     pub refused: u64,
 }
 
@@ -121,16 +121,16 @@ pub struct StatusInfo {
     /// The most clients that there may be at a time, if there is a limit.
     #[serde(default)]
     pub max: Option<u32>,
-    /// Why no worker comes up, if that is so.
+    /// Why no worker starts, if none does.
     #[serde(default)]
     pub problem: Option<String>,
-    /// What workers have found the driver to be: `cuDriverGetVersion`. None before the first is ready.
+    /// The driver's version as workers found it: `cuDriverGetVersion`. None before the first worker is ready.
     #[serde(default)]
     pub driver_version: Option<i32>,
-    /// And the GPUs.
+    /// The GPUs that workers found.
     #[serde(default)]
     pub gpus: Vec<GpuInfo>,
-    /// What workers give up.
+    /// The rights that workers give up.
     #[serde(default)]
     pub sandbox: Option<SandboxInfo>,
 }
@@ -138,22 +138,22 @@ pub struct StatusInfo {
 /// How workers are confined, for `rekindle doctor`.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct SandboxInfo {
-    /// What of the sandbox is there, in words.
+    /// The parts of the sandbox that are in force, in words.
     pub parts: String,
-    /// What is not, and why.
+    /// The parts that are missing, and why.
     pub missing: Vec<String>,
 }
 
-/// One GPU, for `rekindle doctor`.
+/// A GPU, for `rekindle doctor`.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct GpuInfo {
-    /// As the driver names it.
+    /// The driver's name for the GPU.
     pub name: String,
     /// Bytes of memory.
     pub memory: u64,
-    /// Where it is.
+    /// The GPU's PCI address.
     pub pci_bus_id: String,
-    /// As `GPU-...`.
+    /// The UUID, as `GPU-...`.
     #[serde(default)]
     pub uuid: String,
 }

@@ -3,8 +3,9 @@
 //! Every connection to the daemon opens with an [`Opening`], which says which versions of these messages its sender speaks;
 //! what follows depends on the request in it.
 //!
-//! Peers may be of several releases. So a message only ever grows: a new field has a default, for those who do not send it;
-//! nobody minds a field that it does not know; a new variant is sent only to those who speak the version that it came with.
+//! Peers may be of several releases. So a message only ever grows: a new field has a default, for senders that do not send
+//! it; a receiver ignores a field that it does not know; a new variant is sent only to peers that speak the version that
+//! introduced it.
 //!
 //! A dump, on one connection of the plugin's (hook order as CRIU calls them):
 //!
@@ -20,7 +21,8 @@
 //! durable is removed: a killed CRIU leaves the application running. A kill dump ends the same way, its tasks having
 //! been killed before CRIU exits.
 //!
-//! Who has CRIU make a dump may say before how, and hears what becomes of it (`rekindle checkpoint`), on a connection of its own:
+//! A program that has CRIU make a dump (`rekindle checkpoint`) may say beforehand how the dump is to be made, and hears of
+//! its progress, on a connection of the program's own:
 //!
 //! ```text
 //!   Checkpoint{root}  -> Awaited | Failed     (then CRIU is started, and the dump is told as above)
@@ -38,9 +40,9 @@
 //!   exit(RESTORE, status)    (close)
 //! ```
 //!
-//! When that connection closes before the rings are open, the restore's workers are given up.
+//! When that connection closes before the rings are open, the daemon gives up the restore's workers.
 //!
-//! What a worker and its daemon say to each other is [`WorkerRequest`] and [`WorkerReply`].
+//! Messages between a worker and its daemon are [`WorkerRequest`] and [`WorkerReply`].
 
 mod failure;
 mod info;
@@ -56,16 +58,16 @@ use crate::attach::Attach;
 use crate::ipc::Token;
 use crate::nvml;
 
-/// Where the daemon listens unless its configuration says otherwise, and where everybody looks for it unless
-/// `REKINDLE_SOCKET` does.
+/// The socket that the daemon listens on unless its configuration names another, and that all programs connect to unless
+/// `REKINDLE_SOCKET` names another.
 pub const DEFAULT_SOCKET: &str = "/run/rekindle/rekindled.sock";
 
 /// The first message of a connection.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Opening {
-    /// [`crate::CONTROL_VERSION`] of who connects.
+    /// [`crate::CONTROL_VERSION`] of the sender.
     pub wire: u32,
-    /// The oldest that it understands too.
+    /// The oldest version that the sender understands too.
     #[serde(default)]
     pub oldest: u32,
     /// The request, as JSON, so that a daemon that cannot understand it can still read the versions and refuse.
@@ -80,7 +82,7 @@ impl Opening {
     }
 }
 
-/// What one can ask of the daemon. `Attach` and `Reattach` hand the connection to a worker; `Pause` and `Restore` open
+/// The requests to the daemon. `Attach` and `Reattach` hand the connection to a worker; `Pause` and `Restore` open
 /// a session that lasts as long as the connection, whose later messages are bare `Request`s.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
@@ -96,12 +98,13 @@ pub enum Request {
         /// would be queued to the restored process.
         cookie: u64,
     },
-    /// A worker whose daemon is gone offers itself to the one that took its place. Comes with a copy of its client's
-    /// connection, which the daemon compares with what the one before it has recorded. After `Rejoined` this connection is the worker's channel.
+    /// A worker whose daemon is gone offers itself to the daemon that took its place. The request comes with a copy of the
+    /// client's connection, which the new daemon compares with the record of the daemon before it. After `Rejoined` this
+    /// connection is the worker's channel.
     Rejoin {
-        /// What the client said when it attached.
+        /// The message by which the client attached.
         attach: Attach,
-        /// What the client was told.
+        /// The answer that the client was given.
         attached: crate::attach::Attached,
     },
 
@@ -139,14 +142,14 @@ pub enum Request {
 
     /// List the clients.
     List,
-    /// Who are you?
+    /// Describe the daemon itself.
     Status,
-    /// What has this client asked for?
+    /// Report how often this client asked for each driver call.
     Calls {
         /// The client's process, as the asker numbers it.
         pid: i32,
     },
-    /// What has been counted of this client's accesses to memory?
+    /// Report the counts of this client's accesses to memory.
     Access {
         /// The client's process, as the asker numbers it.
         pid: i32,
@@ -161,7 +164,7 @@ pub enum Request {
     Protocol {
         /// The client's process, as the asker numbers it.
         pid: i32,
-        /// What is to be different from now on.
+        /// The change to make.
         change: ProtocolChange,
     },
 
@@ -214,23 +217,23 @@ pub enum Request {
         /// Its place in [`Reply::Gpus`].
         gpu: u32,
     },
-    /// Who computes on this GPU?
+    /// Which processes compute on this GPU?
     GpuProcesses {
         /// Its place in [`Reply::Gpus`].
         gpu: u32,
     },
-    /// What does the machine's NVML say?
+    /// Have the machine's NVML answer a call.
     GpuAsk(nvml::Question),
 }
 
-/// What becomes of the protocol that somebody has chosen for a client.
+/// A change to the protocol that was chosen for a client.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub enum ProtocolChange {
-    /// Nothing: only say which it is.
+    /// No change: only say which protocol holds.
     Keep,
-    /// It is this one, by its name, as long as the client lives.
+    /// Choose this protocol, by its name, as long as the client lives.
     Choose(String),
-    /// None is chosen: what the program, its container or the configuration says counts again.
+    /// Drop the choice: the protocol that the program, its container or the configuration names holds again.
     Forget,
 }
 
@@ -297,11 +300,11 @@ pub enum Reply {
     Checked(Vec<CheckInfo>),
     /// To `Rejoin`: [`WorkerRequest`]s follow on this connection.
     Rejoined,
-    /// To `Protocol`: what holds now.
+    /// To `Protocol`: the protocol that holds now.
     Protocol {
         /// By its name.
         protocol: String,
-        /// Who said so.
+        /// Where the choice of this protocol comes from.
         reason: String,
     },
     /// To `Checkpoint`: go ahead.
@@ -350,7 +353,7 @@ pub struct Allowances {
     pub other_gpu: bool,
 }
 
-/// What the plugin finds the allowances in, as words between commas.
+/// The environment variable in which the plugin finds the allowances, as words between commas.
 pub const ALLOW_VARIABLE: &str = "REKINDLE_ALLOW";
 
 impl Allowances {
@@ -376,7 +379,7 @@ impl Allowances {
         Ok(found)
     }
 
-    /// What either allows.
+    /// The allowances of either.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self { other_driver: self.other_driver || other.other_driver, other_gpu: self.other_gpu || other.other_gpu }

@@ -223,7 +223,7 @@ pub enum WorkerRequest {
     Import {
         /// By this number.
         ticket: u64,
-        /// What it is.
+        /// The shared object.
         shared: Shared,
     },
     /// Which memory does the client share, or may it have shared?
@@ -384,7 +384,7 @@ pub enum WorkerReply {
     },
     /// To `Export`, with the descriptors.
     Exported {
-        /// What it is.
+        /// The shared object.
         shared: Shared,
     },
     /// To `MakeShared`, with the descriptors of `ids`.

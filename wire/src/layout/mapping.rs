@@ -59,7 +59,7 @@ impl Shared {
         unsafe { &*self.base.add(CHUNKS_AT).cast::<AtomicU32>().add(chunk) }
     }
 
-    /// One stripe of the counts of calls, see [`crate::calls`].
+    /// A stripe of the counts of calls, see [`crate::calls`].
     pub fn calls(&self, stripe: usize) -> &[AtomicU64; CALL_FUNCTIONS] {
         assert!(stripe <= CALL_STRIPES);
         // SAFETY: inside the mapping by the assertion; aligned; atomics.
