@@ -297,7 +297,7 @@ impl Passed<'_, CudaBatchMemOpNodeParams> {
     }
 }
 
-/// What `CUgraphNodeParams` say.
+/// The contents of `CUgraphNodeParams`.
 #[derive(Clone, Copy, Debug)]
 pub enum NodeParams<'c> {
     /// `kernel`.
@@ -329,7 +329,7 @@ pub enum NodeParams<'c> {
 }
 
 impl<'c> Passed<'c, CUgraphNodeParams> {
-    /// What they say, by their type.
+    /// The parameters, read by their type.
     pub fn node(&self) -> NodeParams<'c> {
         const MEMSET_CONTEXT: usize = size_of::<CudaMemsetNodeParams>() / 8;
         let words = &self.words;
@@ -351,7 +351,7 @@ impl<'c> Passed<'c, CUgraphNodeParams> {
     }
 }
 
-/// What parameters of a node are made of: numbers and raw pointers alone.
+/// The types that parameters of a node are made of: numbers and raw pointers alone.
 trait Part: Copy {}
 impl Part for CudaKernelNodeParams {}
 impl Part for CudaMemcpyNodeParams {}

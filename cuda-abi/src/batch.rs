@@ -1,4 +1,4 @@
-//! What both sides of a `libcuda.so.1` make of the arguments of copies in batches.
+//! The arguments of copies in batches, as both sides of a `libcuda.so.1` read them.
 
 use crate::types::*;
 
@@ -58,7 +58,7 @@ pub unsafe fn array<'a, T>(array: *const T, count: usize) -> Result<&'a [T], CUr
 /// says whether the call has to wait for it. Answers whether it has to wait for any.
 ///
 /// # Errors
-/// That of the first that fails. `failed` is told its place.
+/// The error of the first copy that fails. `failed` is told the place of that copy.
 pub fn each(
     count: usize,
     mut one: impl FnMut(usize) -> Result<bool, CUresult>,

@@ -1,4 +1,4 @@
-//! What the descriptor of a copy of a box means.
+//! The meaning of the descriptor of a copy of a box.
 
 use std::ffi::c_void;
 
@@ -19,7 +19,7 @@ pub enum CopyPlace {
 /// Memory that a copy's side is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyMemory {
-    /// What the caller named.
+    /// The address that the caller named.
     pub base: u64,
     /// Where the box begins.
     pub address: u64,

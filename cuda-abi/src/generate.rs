@@ -216,7 +216,7 @@ pub fn exports(table: &[Function], module: impl Fn(&Function) -> Option<&'static
 
 /// How a parameter of a generated call travels.
 enum Travel {
-    /// One word, as it is.
+    /// A word, as it is.
     Word,
     /// A device ordinal, which the client and the worker number differently.
     Device,
@@ -413,7 +413,7 @@ pub fn dispatch(table: &[Function]) -> String {
             }
             Effect::Sets(_) => {
                 let handle = set_handle.map_or("0".to_string(), |n| format!("h{n}"));
-                // What the parameters that are no values say is what is set; all of them are words.
+                // The parameters that are no values say which setting is set; all of them are words.
                 let is_value = |p: &Param| matches!(p.name.as_str(), "value" | "val" | "config");
                 let value = params(f).iter().position(is_value).map_or("None".into(), |n| format!("Some({n})"));
                 let _ = writeln!(after, "                w.changed({handle}, call, args, {value});");
@@ -431,7 +431,7 @@ pub fn dispatch(table: &[Function]) -> String {
     out
 }
 
-/// What a line's call looks like on the ring: a number that changes with the symbol and with how its parameters travel,
+/// The encoding of a line's call on the ring: a number that changes with the symbol and with how its parameters travel,
 /// and with nothing else. 0 for a line that does not travel.
 ///
 /// FNV-1a in 32 bits. Images and clients of other releases carry these numbers: this function must not change.

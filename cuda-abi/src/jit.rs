@@ -36,12 +36,12 @@ pub const CU_JIT_INPUT_NVVM: u32 = 5;
 /// The first number that is no kind of input.
 pub const INPUTS_END: u32 = 6;
 
-/// One option.
+/// An option of the compiler or the linker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JitOption {
     /// `CU_JIT_*`.
     pub number: u32,
-    /// What its value was when the options were read. (An answer takes the place of a size.)
+    /// The option's value when the options were read. (An answer takes the place of a size.)
     pub value: usize,
     /// Where in the caller's array its value is.
     place: usize,
@@ -61,9 +61,9 @@ impl JitOption {
 /// Which of the compiler's two logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Log {
-    /// What it says of the code.
+    /// The compiler's messages about the code.
     Info,
-    /// What is wrong with the code.
+    /// The errors in the code.
     Error,
 }
 

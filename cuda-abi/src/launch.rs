@@ -4,7 +4,8 @@ use std::ffi::c_void;
 
 use crate::types::*;
 
-/// What the keys in `extra` say of the value behind them: `CU_LAUNCH_PARAM_END`, `..._BUFFER_POINTER`, `..._BUFFER_SIZE`.
+/// The keys in `extra`, which give the meaning of the value after them: `CU_LAUNCH_PARAM_END`, `..._BUFFER_POINTER`,
+/// `..._BUFFER_SIZE`.
 const END: usize = 0;
 const BUFFER_POINTER: usize = 1;
 const BUFFER_SIZE: usize = 2;
@@ -152,7 +153,7 @@ pub struct LegacyLaunch {
 }
 
 impl LegacyLaunch {
-    /// What a launch by another call leaves set (`cuda.h` at `cuLaunch` and `cuLaunchCooperativeKernel`).
+    /// A launch with the settings that another call leaves (`cuda.h` at `cuLaunch` and `cuLaunchCooperativeKernel`).
     pub fn new(block: [u32; 3], shared_bytes: u32, parameters: Vec<u8>) -> Self {
         let size = parameters.len();
         Self { block, shared_bytes, parameters, size }

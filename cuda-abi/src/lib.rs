@@ -1,5 +1,5 @@
-//! What `libcuda.so.1` is to programs: its symbols and their signatures, the versions under which they are found, its
-//! private tables, and the images of code that it accepts.
+//! The interface of `libcuda.so.1` to programs: its symbols and their signatures, the versions under which they are found,
+//! its private tables, and the images of code that it accepts.
 //!
 //! Three parts use this crate: the interposer (the `libcuda.so.1` of applications), the worker (which calls the real
 //! one) and the software GPU (a `libcuda.so.1` for tests).
@@ -9,10 +9,11 @@
 //!                                          └──> encoders, dispatch, entry points  (interposer, worker)
 //! ```
 //!
-//! What a call's arguments mean, which the interposer and the software GPU both read, is here once: [`arguments`] and
-//! [`raw`] for the pointers themselves, [`launch`], [`copies`], [`batch`], [`jit`] and [`shapes`] for what lies behind them.
+//! The interposer and the software GPU both read the arguments of calls, so the meaning of arguments is here once:
+//! [`arguments`] and [`raw`] for the pointers themselves, [`launch`], [`copies`], [`batch`], [`jit`] and [`shapes`] for the
+//! data that pointers lead to.
 //!
-//! And of `libnvidia-ml.so.1` beside it, the table of its functions: [`nvml`].
+//! The crate also has the table of the functions of `libnvidia-ml.so.1`: [`nvml`].
 
 pub mod arguments;
 pub mod batch;

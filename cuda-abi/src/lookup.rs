@@ -19,7 +19,7 @@ pub enum Miss {
     VersionNotSufficient = 2,
 }
 
-/// One row of the generated look-up table, ordered by name and version.
+/// A row of the generated look-up table, which is ordered by name and version.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     /// The name asked for.

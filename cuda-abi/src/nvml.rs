@@ -17,15 +17,15 @@ pub const MAX_BUFFER: usize = 64 << 10;
 /// How a call is answered. The head of `nvml.table` explains each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// By a function of our library.
+    /// A function of our library answers.
     Local,
-    /// By the machine's own library.
+    /// The machine's own library answers.
     Ask,
     /// `NVML_ERROR_NOT_SUPPORTED`.
     Refused,
 }
 
-/// What a parameter of an `ask` function is.
+/// The kind of a parameter of an `ask` function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// An `nvmlDevice_t`.
@@ -46,7 +46,7 @@ pub enum Shape {
     },
 }
 
-/// One function.
+/// A function of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
     /// The exported symbol.

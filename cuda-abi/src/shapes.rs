@@ -18,7 +18,7 @@ pub const CU_MEMORYTYPE_ARRAY: u32 = 3;
 /// `CU_MEMORYTYPE_UNIFIED`.
 pub const CU_MEMORYTYPE_UNIFIED: u32 = 4;
 
-/// One side in [`CudaMemcpy3d`].
+/// The source or the destination in [`CudaMemcpy3d`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CudaMemcpy3dSide {
@@ -220,7 +220,7 @@ pub const CU_RESOURCE_TYPE_LINEAR: u32 = 2;
 /// `CU_RESOURCE_TYPE_PITCH2D`.
 pub const CU_RESOURCE_TYPE_PITCH2D: u32 = 3;
 
-/// What a texture of memory that is no array reads.
+/// The memory that a texture reads where that memory is no array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinearResource {
     pub address: CUdeviceptr,

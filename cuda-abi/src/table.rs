@@ -60,7 +60,7 @@ impl Route {
     }
 }
 
-/// What a call does to objects, for the object log that a restore replays.
+/// The effect of a call on objects, for the object log that a restore replays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing that a restore must repeat.
@@ -73,7 +73,7 @@ pub enum Effect {
     Sets(String),
 }
 
-/// One parameter of a driver function.
+/// A parameter of a driver function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Param {
     /// The C type as `cuda.h` spells it, pointers included (`const char *`).
@@ -95,14 +95,14 @@ pub struct Lookup {
     pub thread: bool,
 }
 
-/// One line of the table: a symbol that `libcuda.so.1` exports.
+/// A line of the table: a symbol that `libcuda.so.1` exports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
     /// The exported symbol.
     pub symbol: String,
     /// How its calls travel.
     pub route: Route,
-    /// What it does to objects.
+    /// The effect of its calls on objects.
     pub effect: Effect,
     /// Its parameters; `None` where no public header declares it.
     pub params: Option<Vec<Param>>,
@@ -121,9 +121,9 @@ impl Function {
 /// A line of the table that could not be understood.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TableError {
-    /// Its number, from 1.
+    /// The line's number, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// A description of the error in the line.
     pub what: String,
 }
 

@@ -145,7 +145,7 @@ impl CUdevprop {
     /// The properties by the attributes (`CU_DEVICE_ATTRIBUTE_*`) that they have the values of.
     ///
     /// # Errors
-    /// What `attribute` says.
+    /// The error of `attribute`.
     pub fn new<E>(attribute: impl Fn(u32) -> Result<i32, E>) -> Result<Self, E> {
         Ok(Self {
             max_threads_per_block: attribute(1)?,
@@ -162,7 +162,7 @@ impl CUdevprop {
     }
 }
 
-/// What physical memory comes in units of, on all devices since Pascal (`cuMemGetAllocationGranularity`).
+/// The unit of physical memory, in bytes, on all devices since Pascal (`cuMemGetAllocationGranularity`).
 pub const MEMORY_GRANULARITY: u64 = 2 << 20;
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.

@@ -128,7 +128,7 @@ fn names_are_as_the_runtime_asks_for_them() {
     assert_eq!((functions.binding, functions.size), (Binding::Global, 16));
 }
 
-/// What the variables of an image point to, for those that do.
+/// The names that each variable of an image points to, for variables that point to any.
 fn points_to(image: &[u8]) -> BTreeMap<String, Vec<String>> {
     let globals = parse(image).unwrap().entries[0].unpack().unwrap().globals().unwrap();
     globals.into_iter().filter(|g| !g.points_to.is_empty()).map(|g| (g.name, g.points_to)).collect()
@@ -158,7 +158,7 @@ fn code_that_takes_addresses_of_functions_is_told_from_code_that_calls_them() {
         ("linked", fixture!("heap.linked.cubin"), true),
         ("object", fixture!("heap.object.cubin"), true),
         ("ptx", fixture!("heap.ptx"), true),
-        // What it has of functions are places in tables of each kernel's, which do not move.
+        // Its references to functions are places in the tables of each kernel, which do not move.
         ("alone", fixture!("heap.cubin"), false),
     ] {
         assert_eq!(takes(image, 0), Ok(expected), "{name}");

@@ -1,4 +1,4 @@
-//! What this crate says of images, compared with what a driver says once it has loaded them.
+//! Compares this crate's reading of images with a driver's answers once the driver has loaded them.
 //!
 //! Needs a GPU and its driver: `cargo test --test code_driver -- --ignored --nocapture`.
 

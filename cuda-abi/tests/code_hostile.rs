@@ -34,9 +34,9 @@ unsafe impl GlobalAlloc for Watching {
 #[global_allocator]
 static ALLOCATOR: Watching = Watching;
 
-/// What entries may unpack to here: some times what the true ones do.
+/// The size that entries may unpack to here: some times the size of the true entries.
 const LIMIT: usize = 1 << 20;
-/// What one allocation may take: the unpacked entry, twice (growing vectors double), with the
+/// The most that an allocation may take: the unpacked entry, twice (growing vectors double), with the
 /// tables read from it and the bytes of the allowance for names that overlap.
 const LARGEST_ALLOWED: usize = 8 * LIMIT;
 

@@ -17,7 +17,7 @@ fn include_folder() -> PathBuf {
     found
 }
 
-/// What the header declares, in all its modes: current names, older versions, per-thread default streams.
+/// The header's declarations, in all its modes: current names, older versions, per-thread default streams.
 fn declarations() -> HashMap<String, Vec<String>> {
     let include = include_folder();
     let modes = ["-DREKINDLE", "-D__CUDA_API_VERSION_INTERNAL", "-DCUDA_API_PER_THREAD_DEFAULT_STREAM"];

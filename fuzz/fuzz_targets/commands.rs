@@ -1,5 +1,5 @@
-//! Parameters of any content, read as every command's; and taken in any order: the first byte of each eight says what is
-//! taken.
+//! Parameters of any content, read as the parameters of every command, and as fields in any order: the first byte of each
+//! eight says which field is read.
 
 #![no_main]
 
@@ -9,7 +9,7 @@ use rekindle_wire::command;
 
 fuzz_target!(|data: &[u8]| {
     for command in command::DECLARED {
-        // Bits that mean nothing are gone once it was written.
+        // Writing a value drops the bits that mean nothing.
         if let Some(Ok(once)) = command::again(command.number, data) {
             assert_eq!(command::again(command.number, &once), Some(Ok(once.clone())), "{}", command.name);
         }

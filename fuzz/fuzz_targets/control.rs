@@ -1,4 +1,4 @@
-//! JSON of any content, as everything that it could be.
+//! JSON of any content, read as every type of message.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Stream capture: which streams record into which graph, what of it is allowed, and how it ends.
+//! Stream capture: which streams record into which graph, which calls a capture allows, and how a capture ends.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -15,11 +15,11 @@ use crate::task::Task;
 /// `CUstreamCaptureMode`: which calls that might harm a capture are allowed, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// None in the capturing thread, none in others that are in this mode too.
+    /// No such call is allowed in the capturing thread, or in other threads that are in this mode too.
     Global,
-    /// None in the capturing thread.
+    /// No such call is allowed in the capturing thread.
     ThreadLocal,
-    /// All.
+    /// All such calls are allowed.
     Relaxed,
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn thread() -> u64 {
     THREAD.try_with(|n| *n).unwrap_or(0)
 }
 
-/// Sets the calling thread's mode; returns what it was.
+/// Sets the calling thread's mode; returns the mode before.
 pub(crate) fn exchange_mode(mode: Mode) -> Mode {
     MODE.replace(mode)
 }
@@ -83,7 +83,7 @@ pub(crate) struct Capture {
     /// The stream that it began in.
     origin: StreamKey,
     pub(crate) invalid: bool,
-    /// The graph was there before.
+    /// Whether the graph was there before the capture.
     given: bool,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct Captures {
     events: HashMap<CUevent, Recorded>,
 }
 
-/// How a stream stands.
+/// The state of a stream with regard to captures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
     None,
@@ -123,13 +123,13 @@ pub(crate) enum Status {
 }
 
 impl Captures {
-    /// Lets [`any`] and [`any_or_event`] know.
+    /// Updates the counts that [`any`] and [`any_or_event`] read.
     pub(crate) fn publish(&self) {
         CAPTURES.store(self.list.len(), Relaxed);
         OF_INTEREST.store(self.list.len() + self.events.len(), Relaxed);
     }
 
-    /// How a stream stands. A member's capture is in the list.
+    /// The state of a stream with regard to captures. A member's capture is in the list.
     pub(crate) fn status(&self, stream: StreamKey) -> Status {
         let id = self.streams.get(&stream).map(|m| m.capture);
         match id.and_then(|id| Some((id, self.list.get(&id)?.invalid))) {
@@ -290,7 +290,7 @@ impl Captures {
         verdict
     }
 
-    /// Takes a capture out. Events that were recorded in it stand for nothing from now on.
+    /// Takes a capture out. Events that were recorded in this capture have no meaning from now on.
     fn terminate(&mut self, graphs: &mut Graphs, id: u64, good: bool) {
         let Some(capture) = self.list.remove(&id) else { return };
         self.streams.retain(|_, m| m.capture != id);
@@ -300,7 +300,7 @@ impl Captures {
                 graph.owner = Owner::Program;
             }
         }
-        // Also a graph that was there before: its content is unknown.
+        // A failed capture also destroys a graph that was there before: its content is unknown.
         if !good {
             graphs.destroy(capture.graph);
         }
@@ -509,7 +509,7 @@ mod tests {
         let graph = store.1.graph(graph).unwrap();
         assert_eq!((graph.nodes.len(), graph.edges().len(), graph.owner), (4, 4, Owner::Program));
         assert_eq!(store.0.status(b.key), Status::None);
-        // The event stands for nothing now.
+        // The event has no meaning now.
         assert_eq!(store.0.refuse_event(EVENT), Err(CUDA_ERROR_INVALID_VALUE));
         assert_eq!(store.0.wait(&a, EVENT, false), Err(CUDA_ERROR_INVALID_VALUE));
         assert_eq!(store.0.record(EVENT, &a), Ok(false));

@@ -1,4 +1,4 @@
-//! The library around this crate: what this crate asks of it.
+//! The library around this crate, and the functions that this crate needs of it.
 
 use std::sync::OnceLock;
 
@@ -129,13 +129,13 @@ pub trait Driver: Sync {
     /// As `cuGraphInstantiate`.
     fn instantiate(&self, flat: &Flat, flags: u64) -> Result<u64>;
 
-    /// Some steps are other than they were: those at these places.
+    /// Takes up changes to the steps at these places.
     ///
     /// # Errors
     /// As `cuGraphExecUpdate`; nothing has changed then.
     fn update(&self, exec: u64, flat: &Flat, changed: &[usize]) -> Result<()>;
 
-    /// Launches.
+    /// Launches an executable graph.
     ///
     /// # Errors
     /// As `cuGraphLaunch`.
@@ -147,13 +147,13 @@ pub trait Driver: Sync {
     /// As `cuGraphUpload`.
     fn upload(&self, exec: u64, stream: CUstream) -> Result<()>;
 
-    /// Ends what [`Driver::instantiate`] made, once it has run to its end.
+    /// Destroys the executable graph that [`Driver::instantiate`] made, once its launches have ended.
     fn destroy(&self, exec: u64);
 }
 
 static DRIVER: OnceLock<&'static dyn Driver> = OnceLock::new();
 
-/// Says which library this is in. Only the first time counts.
+/// Sets the library around this crate. Only the first call counts.
 pub fn register(driver: &'static dyn Driver) {
     let _ = DRIVER.set(driver);
 }

@@ -1,4 +1,4 @@
-//! One graph: nodes, and the edges between them.
+//! A graph: nodes, and the edges between them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

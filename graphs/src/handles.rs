@@ -2,11 +2,11 @@
 
 /// The first bits of handles of graphs.
 pub(crate) const GRAPH: u64 = 0x21;
-/// Of nodes.
+/// Handles of nodes.
 pub(crate) const NODE: u64 = 0x22;
-/// Of executable graphs.
+/// Handles of executable graphs.
 pub(crate) const EXEC: u64 = 0x23;
-/// Of user objects.
+/// Handles of user objects.
 pub(crate) const USER: u64 = 0x24;
 
 /// Gives out the handles of one kind. They count up, and none is given out twice.

@@ -71,10 +71,10 @@ const DEFAULT_STREAM: &[&str] = &[
     "cuMemsetD8_v2",
 ];
 
-/// Before a call, by its symbol: whether a capture forbids it.
+/// Called before a call, with its symbol: fails where a capture forbids the call.
 ///
 /// # Errors
-/// The call's error then. The capture is invalid.
+/// The call's error where a capture forbids the call. The capture is invalid then.
 #[inline]
 pub fn before(symbol: &str) -> Result<()> {
     if capture::any() { before_while_capturing(symbol) } else { Ok(()) }
@@ -205,7 +205,7 @@ pub fn context_gone(context: CUcontext) {
     }
 }
 
-/// An event is recorded in a stream. `Some` is the call's answer; otherwise it is to be executed.
+/// An event is recorded in a stream. `Some` is the call's answer; otherwise the call is to be executed.
 #[inline]
 pub fn record(event: CUevent, stream: CUstream, flags: u32) -> Option<CUresult> {
     if flags & !EXTERNAL != 0 {
@@ -349,7 +349,7 @@ pub fn copy_bytes(stream: CUstream, dst: (u32, u64), src: (u32, u64), bytes: usi
         return None;
     }
     if bytes == 0 {
-        // Nothing to record, but the stream may not be used for all that.
+        // There is nothing to record, but the stream must still be one that may be used.
         let work = || {
             let stream = driver()?.stream(stream)?;
             with(|store| {

@@ -1,7 +1,7 @@
 //! CUDA graphs and stream capture, as `cuda.h` documents them, without any GPU.
 //!
-//! Two libraries have this crate inside: the interposer, whose process keeps its graphs by it, and the software GPU.
-//! [`Driver`] is what each of them does with a graph that is launched.
+//! Two libraries contain this crate: the interposer, which keeps its process's graphs with this crate, and the software
+//! GPU. Each of them implements [`Driver`], which executes a graph that is launched.
 //!
 //! ```text
 //!   cuGraph...              ─► api ─► graphs: nodes, edges, user objects, memory of graphs
@@ -32,7 +32,7 @@
 //!                └──> INVALIDATED ──end──> CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, no graph
 //! ```
 //!
-//! Error codes are those that driver 580 was seen to give.
+//! Error codes are the codes that driver 580 was seen to give.
 
 #![allow(non_snake_case, reason = "the functions have cuda.h's names")]
 

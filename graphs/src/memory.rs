@@ -21,7 +21,7 @@ struct Allocation {
     device: CUdevice,
     /// Graphs and executable graphs that have the node.
     users: usize,
-    /// It is allocated.
+    /// Whether the memory is allocated.
     live: bool,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct GraphMemory {
     released: Vec<CUdeviceptr>,
 }
 
-/// How much there is.
+/// The number of allocation nodes' memories, for [`any`].
 static ANY: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether there is any memory of graphs.
@@ -45,7 +45,7 @@ pub(crate) fn any() -> bool {
 }
 
 impl GraphMemory {
-    /// Lets [`any`] know.
+    /// Updates the count that [`any`] reads.
     pub(crate) fn publish(&self) {
         ANY.store(self.allocations.len(), Relaxed);
     }
@@ -56,17 +56,17 @@ impl GraphMemory {
         self.note_high();
     }
 
-    /// Whether there is none.
+    /// Whether there is no memory of graphs.
     pub(crate) fn is_empty(&self) -> bool {
         self.allocations.is_empty()
     }
 
-    /// Whether an address is that of memory of a graph.
+    /// Whether an address is the address of a graph's memory.
     pub(crate) fn contains(&self, address: CUdeviceptr) -> bool {
         self.allocations.contains_key(&address)
     }
 
-    /// Takes out what the driver is to take back.
+    /// Takes out the memory that the driver is to take back.
     pub(crate) fn take_released(&mut self) -> Vec<CUdeviceptr> {
         std::mem::take(&mut self.released)
     }
@@ -92,21 +92,21 @@ impl GraphMemory {
         self.highest.get(&device).copied().unwrap_or_default()
     }
 
-    /// Starts one of the two anew from what there is now.
+    /// Resets one of the two maxima to the present amount.
     pub(crate) fn reset_high(&mut self, device: CUdevice, used: bool) {
         let now = self.sums(device);
         let high = self.highest.entry(device).or_default();
         *high = if used { (now.0, high.1) } else { (high.0, now.1) };
     }
 
-    /// Another graph or executable graph has the node.
+    /// Records that another graph or executable graph has the node.
     pub(crate) fn retain(&mut self, address: CUdeviceptr) {
         if let Some(memory) = self.allocations.get_mut(&address) {
             memory.users += 1;
         }
     }
 
-    /// One graph or executable graph fewer has the node.
+    /// Records that one graph or executable graph fewer has the node.
     pub(crate) fn release(&mut self, address: CUdeviceptr) {
         if let Some(memory) = self.allocations.get_mut(&address) {
             memory.users = memory.users.saturating_sub(1);
@@ -128,7 +128,7 @@ impl GraphMemory {
         }
     }
 
-    /// The application frees an address: `None` where it is no graph's.
+    /// The application frees an address: `None` where the address belongs to no graph.
     pub(crate) fn free(&mut self, address: CUdeviceptr) -> Option<Result<()>> {
         let memory = self.allocations.get_mut(&address)?;
         if !memory.live {
@@ -143,7 +143,8 @@ impl GraphMemory {
     /// [`GraphMemory::drop_unused`] for each address that the graph frees.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` where memory is allocated that must not be, or is not that must. Nothing changes then.
+    /// `CUDA_ERROR_INVALID_VALUE` where memory is allocated that must not be, or memory is not allocated that must be. Nothing
+    /// changes then.
     pub(crate) fn launch(&mut self, allocates: &[CUdeviceptr], frees: &[CUdeviceptr], automatic: bool) -> Result<()> {
         let live = |address: &CUdeviceptr| self.allocations.get(address).is_some_and(|m| m.live);
         if !automatic && allocates.iter().any(live) {

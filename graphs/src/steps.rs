@@ -4,7 +4,7 @@ use rekindle_cuda_abi::types::*;
 
 use crate::task::Task;
 
-/// One step of a launch.
+/// A step of a launch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     /// The node that it stands for.

@@ -9,7 +9,7 @@ use rekindle_cuda_abi::types::*;
 pub enum Task {
     /// Launches a kernel.
     Kernel(Kernel),
-    /// Copies.
+    /// Copies a box of memory.
     Copy(Copy),
     /// Sets memory to a value.
     Fill(Fill),
@@ -17,7 +17,7 @@ pub enum Task {
     Host(Host),
     /// Runs another graph, which this node owns.
     Child(CUgraph),
-    /// Nothing.
+    /// Does nothing.
     Empty,
     /// Waits for an event.
     Wait(CUevent),
@@ -36,7 +36,7 @@ pub enum Task {
 pub struct Kernel {
     /// Function or kernel.
     pub function: u64,
-    /// Whether it was named as a kernel, not as a function.
+    /// Whether the application named a kernel rather than a function.
     pub by_kernel: bool,
     /// The context in which it runs.
     pub context: CUcontext,
@@ -66,7 +66,7 @@ impl PartialEq for Kernel {
 /// A copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Copy {
-    /// As it was described.
+    /// The parameters as the application gave them.
     pub copy: CudaMemcpy3d,
     /// The context in which it runs.
     pub context: CUcontext,
@@ -85,7 +85,7 @@ impl PartialEq for Copy {
 /// A memset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fill {
-    /// As it was described.
+    /// The parameters as the application gave them.
     pub fill: CudaMemsetNodeParams,
     /// The context in which it runs.
     pub context: CUcontext,
@@ -113,9 +113,9 @@ pub struct Memory {
 pub struct Words {
     /// The context in which they run.
     pub context: CUcontext,
-    /// In their order.
+    /// The operations, in their order.
     pub operations: Vec<CUstreamBatchMemOpParams>,
-    /// Of all.
+    /// The flags of all operations together.
     pub flags: u32,
 }
 

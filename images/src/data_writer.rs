@@ -240,8 +240,8 @@ impl DataWriter {
         self.seal()
     }
 
-    /// As [`seal`](Self::seal), where pieces have been written that are not in the image: of everything but these, which
-    /// are those in the manifest, nothing is left in the files.
+    /// As [`seal`](Self::seal), where pieces have been written that are not in the image. Keeps only `pieces`, which are the
+    /// pieces in the manifest: nothing else is left in the files.
     ///
     /// # Errors
     /// The errors of [`append`](Self::append) and of [`finish`](Self::finish).

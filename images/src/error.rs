@@ -110,7 +110,7 @@ pub enum ImageError {
         what: String,
     },
 
-    /// Whoever wanted the image did not want it any more when it was whole.
+    /// The process that wanted the image no longer wanted it when the image was whole.
     #[error("the image in {} was given up before its commit", .dir.display())]
     GivenUp {
         /// The directory.
@@ -196,7 +196,7 @@ pub enum ErrorKind {
     TooLarge,
     /// CRIU's part of the checkpoint is another's.
     OtherDump,
-    /// Nobody wanted it any more.
+    /// The image was no longer wanted.
     GivenUp,
     /// Disk full, quota or file size limit reached.
     NoSpace,

@@ -34,13 +34,13 @@ impl Known {
         Self { entries }
     }
 
-    /// Whether it knows nothing.
+    /// Whether no piece is known.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// How many pieces it knows.
+    /// The number of known pieces.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()

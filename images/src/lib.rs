@@ -15,9 +15,9 @@
 //! * `rekindle.img` and `rekindle.commit` are protobuf messages (`proto/image.proto`) in an
 //!   envelope of magic bytes, format version, length and checksum.
 //! * A code file is named by the hash of its content, so equal code is stored once.
-//! * A client has one or several data files, in which its pieces are as its writers came to write them; the manifest
-//!   says of each piece in which.
-//! * A data file is nothing but pieces, compressed each by itself or not at all, each aligned to [`BLOCK`] and followed by
+//! * A client has one or several data files, in which its pieces are in the order in which its writers wrote them; the
+//!   manifest names the data file of each piece.
+//! * A data file consists of pieces, compressed each by itself or not at all, each aligned to [`BLOCK`] and followed by
 //!   zeros up to the next; the manifest describes the pieces, and carries a keyed hash of each ([`content`]). Content that is
 //!   zero throughout is not stored.
 //!
@@ -31,17 +31,17 @@
 //!
 //! A privileged process owns the directory: [`ImageWriter`] creates files, writes code, manifest
 //! and commit record. Content comes from unprivileged processes that are given open data files
-//! and nothing else: [`DataWriter`] appends pieces and says where they are. These claims are checked
-//! against the files before the commit.
+//! and nothing else: [`DataWriter`] appends pieces and says where they are. The privileged process
+//! checks these claims against the files before the commit.
 //!
 //! # Readers
 //!
 //! [`Image::open`] accepts only a committed, consistent image of a known version with all its
 //! files in place; [`DataReader`] gives out pieces after it has compared their hashes;
-//! [`Image::verify`] does so for all of them. The image is not trusted: no size in it is used
+//! [`Image::verify`] compares the hashes of all pieces. The image is not trusted: no size in it is used
 //! before it was compared with a limit ([`limits`]).
 //!
-//! Nothing here knows CUDA or CRIU.
+//! This crate does not depend on CUDA or CRIU.
 //!
 //! # Layers
 //!

@@ -14,7 +14,7 @@ pub(crate) struct CommitRecord {
     pub(crate) id: CheckpointId,
     /// The checksum at the end of the manifest's file.
     pub(crate) manifest_hash: Checksum,
-    /// Of the manifest's file, in bytes.
+    /// Size of the manifest's file, in bytes.
     pub(crate) manifest_length: u64,
     /// Every data and code file.
     pub(crate) files: Vec<FileEntry>,

@@ -90,7 +90,7 @@ pub(crate) fn reserve(file: &File, from: u64, length: u64) -> io::Result<()> {
     Ok(fs::fallocate(file, FallocateFlags::empty(), offset(from)?, offset(length)?)?)
 }
 
-/// Has what is in the page cache of a file sent to the disk, and does not wait for it. What fails, `fsync` says.
+/// Has the pages of a file in the page cache sent to the disk, and does not wait for that. `fsync` reports failures.
 pub(crate) fn begin_write_back(file: &File) {
     // SAFETY: the descriptor is open; no pointers.
     unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };

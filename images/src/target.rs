@@ -22,7 +22,7 @@ pub(crate) struct Target {
     file: File,
     direct: Option<Direct>,
     end: AtomicU64,
-    /// As many threads write to it now.
+    /// The number of threads that write to the file now.
     writers: AtomicUsize,
 }
 

@@ -29,7 +29,7 @@ const PER_THREAD: u64 = 8 << 20;
 /// Space between pieces is read in blocks of this many bytes.
 const GAP_BLOCK: u64 = 64 << 10;
 
-/// How far a verification has come.
+/// The progress of a verification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     /// Bytes of content read so far.
@@ -38,7 +38,7 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// A finding of a verification.
+/// The result of a verification.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Report {
     /// Pieces compared, zero ones included.

@@ -431,7 +431,7 @@ impl ImageWriter {
         }
         // From here on the image is whole.
         self.dir.rename(COMMIT_TEMPORARY, COMMIT)?;
-        // There is nothing any more that could be gone back to.
+        // No earlier image remains to go back to.
         self.finished = self.kept.is_some();
         self.dir.sync()?;
         self.finished = true;

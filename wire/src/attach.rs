@@ -1,4 +1,4 @@
-//! How a process gets a worker, and what passes on their connection afterwards.
+//! How a process gets a worker, and the messages on their connection afterwards.
 //!
 //! ```text
 //!   interposer                          daemon                     worker

@@ -60,7 +60,7 @@ pub fn words(token: &Token) -> [u64; 2] {
     [word(0), word(8)]
 }
 
-/// And back.
+/// The token of these words.
 pub fn of_words(words: [u64; 2]) -> Token {
     let mut token = Token::default();
     token[..8].copy_from_slice(&words[0].to_le_bytes());

@@ -11,15 +11,15 @@
 //! - [`ring`]: the command ring in it, with one total order
 //! - [`reply`]: the slots in which a waiting call sleeps
 //! - [`codec`], [`command`]: how a call and its parameters look in the ring
-//! - [`graph`]: what executable graphs do
+//! - [`graph`]: the steps of executable graphs
 //! - [`calls`]: how often a client asks for each driver call
 //! - [`window`]: the addresses that device and pinned memory take on both sides, and [`free_ranges`], which of them are free
-//! - [`attach`]: how a process gets a worker, and what passes on their connection afterwards
+//! - [`attach`]: how a process gets a worker, and the messages on their connection afterwards
 //! - [`control`]: messages on the daemon's socket, and [`frame`], how they are framed
 //! - [`gpus`]: how GPUs are named
 //! - [`ipc`]: memory that processes share
-//! - [`nvml`]: what NVML is asked, on the same socket
-//! - [`descriptor`], [`stderr`]: what libraries in applications keep open, and say
+//! - [`nvml`]: questions to NVML, on the same socket
+//! - [`descriptor`], [`stderr`]: descriptors that libraries in applications keep open, and their messages
 //! - [`version`]: which releases of the parts serve each other
 //!
 //! The receiver checks every message: a worker does not trust the application.

@@ -30,7 +30,7 @@ pub enum Variant {
     Specific,
 }
 
-/// What an entry of an image was compiled for.
+/// The architecture that an entry of an image was compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Arch {
     /// Ten times the major plus the minor compute capability: 75, 90, 120.

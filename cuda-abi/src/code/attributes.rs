@@ -11,14 +11,14 @@ pub(super) const EXTERNS: u8 = 0x0f;
 pub(super) fn function_infos<'e>(elf: &'e Elf<'_>) -> impl Iterator<Item = (&'e Section, u32)> {
     elf.sections
         .iter()
-        // That of the whole module has no function.
+        // The section of the whole module has no function.
         .filter(|section| section.kind == CUDA_INFO && section.info != 0)
         .map(|section| (section, section.info))
 }
 
-/// One attribute of a function.
+/// An attribute of a function.
 pub(super) struct Attribute<'a> {
-    /// What it is.
+    /// The attribute's kind.
     pub(super) kind: u8,
     /// The value in the attribute's own four bytes.
     pub(super) value: u16,

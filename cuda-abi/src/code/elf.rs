@@ -241,7 +241,7 @@ pub(super) struct Elf<'a> {
     /// The sections, by number.
     pub(super) sections: Vec<Section>,
     names: u32,
-    /// What is left of [`MAX_NAMES`].
+    /// The remainder of [`MAX_NAMES`].
     names_left: Cell<usize>,
 }
 

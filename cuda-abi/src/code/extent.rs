@@ -9,11 +9,11 @@ use super::{CodeError, ELF_MAGIC, FATBIN_MAGIC, MAX_IMAGE, WRAPPER_MAGIC};
 /// The most fatbins that a wrapper may say it was linked from, one for each object file.
 const MAX_PRELINKED: usize = 1 << 16;
 
-/// What a program passed, and so what is to be handed to the driver that loads it.
+/// The form of the image that a program passed, and so the form in which the driver must be given the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ImageKind {
-    /// One fatbin, passed directly or in a wrapper of version 1. Its bytes alone are an image for
-    /// `cuModuleLoadData` and `cuLibraryLoadData`; no wrapper is needed around the copy.
+    /// A single fatbin, passed directly or in a wrapper of version 1. Its bytes alone are an image for
+    /// `cuModuleLoadData` and `cuLibraryLoadData`; the copy needs no wrapper.
     Fatbin,
     /// A wrapper of version 2, made by the device linker: the first part is the linked fatbin, the
     /// others are the fatbins it was linked from, in order.
@@ -22,7 +22,7 @@ pub enum ImageKind {
     /// links the PTX of the other parts, for which it needs a wrapper again: `{u32 0x466243B1,
     /// u32 2, first part, array of the other parts and a NULL}`.
     Linked,
-    /// One cubin.
+    /// A single cubin.
     Elf,
     /// PTX text with the NUL that ends it.
     Ptx,
@@ -55,7 +55,7 @@ impl Part {
 /// The bytes that make up an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageExtent {
-    /// What the program passed.
+    /// The form of the image that the program passed.
     pub kind: ImageKind,
     /// The parts: one, or for [`ImageKind::Linked`] at least one. [`parse`](super::parse) reads the
     /// bytes of each.

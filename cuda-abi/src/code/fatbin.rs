@@ -47,7 +47,7 @@ const FLAG_SCRAMBLED: u64 = 0x1_0000;
 const FLAG_SPECIFIC: u64 = 0x10_0000;
 const FLAG_FAMILY: u64 = 0x20_0000;
 
-/// What an entry holds.
+/// The kind of code that an entry holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EntryKind {
     /// PTX text, perhaps followed by NULs.
@@ -80,12 +80,12 @@ impl EntryKind {
     }
 }
 
-/// One entry of an image, still packed.
+/// An entry of an image, still packed.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry<'a> {
-    /// What it holds.
+    /// The kind of code that the entry holds.
     pub kind: EntryKind,
-    /// What it was compiled for.
+    /// The architecture that the entry was compiled for.
     pub arch: Arch,
     /// The flags of the entry's header, see the module's layout; 0 outside a fatbin.
     pub flags: u64,

@@ -1,6 +1,6 @@
-//! The one question asked of a call graph: from where can something be reached?
+//! The only question asked of a call graph: which nodes reach a given node?
 
-/// Who refers to whom, by numbers that the user of the graph chose.
+/// A graph of references between nodes. The user of the graph chooses the nodes' numbers.
 #[derive(Debug, Default)]
 pub(super) struct Graph {
     /// Pairs of referred and referring node.

@@ -1,4 +1,4 @@
-//! What a program has: variables and kernels.
+//! The items of a program: variables and kernels.
 
 /// Which memory a variable lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -9,11 +9,11 @@ pub enum Space {
     Constant,
 }
 
-/// Who can see a symbol, as far as the image tells.
+/// The visibility of a symbol, as far as the image tells.
 ///
-/// That says little about who can ask the driver for it: nvcc 13.0 makes every variable of a
-/// program that is not linked from several objects local, `static` or not, and its runtime library
-/// asks for them by name all the same.
+/// The visibility says little about which code can ask the driver for the symbol: nvcc 13.0 makes every
+/// variable of a program that is not linked from several objects local, `static` or not, and its runtime
+/// library asks for the variables by name all the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Binding {
     /// Seen in this image only. In PTX: without `.visible`, `.weak` or `.common`.
@@ -38,7 +38,7 @@ pub struct Global {
     /// `__managed__`: the name's memory holds the variable's initial value, and the variable itself
     /// is in managed memory.
     pub managed: bool,
-    /// Who can see it.
+    /// The visibility of the symbol.
     pub binding: Binding,
     /// PTX only: declared inside a function. `ptxas`, and so the driver, makes up another name for
     /// it (`$__NAME__7`), by which nobody can ask for it. nvcc does not write such PTX.
@@ -51,7 +51,7 @@ pub struct Global {
     pub points_to: Vec<String>,
 }
 
-/// One parameter of a kernel.
+/// A parameter of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Param {
     /// Bytes from the start of the parameters.

@@ -90,7 +90,7 @@ pub enum CodeError {
     /// Something is larger than the limit on it.
     #[error("the code image's {what} is too large ({size}, the limit is {limit})")]
     TooLarge {
-        /// What is too large.
+        /// The name of the part that is too large.
         what: &'static str,
         /// Its size, in bytes or items.
         size: u64,

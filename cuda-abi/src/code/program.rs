@@ -1,4 +1,4 @@
-//! What is in one entry of an image, once unpacked.
+//! The content of an entry of an image, once unpacked.
 
 use std::borrow::Cow;
 

@@ -125,7 +125,7 @@ impl Calls {
 
     fn add_externs(&mut self, elf: &Elf<'_>) -> Result<(), CodeError> {
         for (section, text) in function_infos(elf) {
-            // What follows a damaged attribute is lost; there are the other sources.
+            // The attributes after a damaged one are lost; the other sources remain.
             for attribute in attributes(elf.data(section)?).flatten() {
                 if attribute.kind == EXTERNS {
                     for number in attribute.bytes.chunks_exact(4) {

@@ -10,9 +10,9 @@ const STEP: usize = 1 << 20;
 /// How an entry's payload is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Compression {
-    /// One raw LZ4 block.
+    /// A single raw LZ4 block.
     Lz4,
-    /// One zstd frame.
+    /// A single zstd frame.
     Zstd,
 }
 
@@ -34,7 +34,7 @@ pub(super) fn unpack(compression: Compression, packed: &[u8], size: u64, limit: 
     Ok(unpacked)
 }
 
-/// One raw LZ4 block, without a frame or a length in front.
+/// Unpacks a single raw LZ4 block, without a frame or a length in front.
 fn lz4(packed: &[u8], size: usize) -> Result<Vec<u8>, CodeError> {
     // A byte of LZ4 stands for at most 255 bytes, so a header that announces more lies, and
     // nothing need be allocated to find that out.
@@ -51,7 +51,7 @@ fn lz4(packed: &[u8], size: usize) -> Result<Vec<u8>, CodeError> {
     Ok(unpacked)
 }
 
-/// One zstd frame.
+/// Unpacks a single zstd frame.
 fn zstd(mut packed: &[u8], size: usize) -> Result<Vec<u8>, CodeError> {
     let failed = |error: ruzstd::decoding::errors::FrameDecoderError| CodeError::Unpack(error.to_string());
     let mut decoder = FrameDecoder::new();

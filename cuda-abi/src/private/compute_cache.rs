@@ -1,24 +1,25 @@
-//! What the driver offers libraries that compile: a cache on disk of what they have compiled. NVRTC keeps its output there,
-//! cuDNN compiles by NVRTC for each shape that it meets, and so a cache that works is worth hundreds of milliseconds at a
-//! time. What is known of the table comes from how NVRTC 13.0 calls it:
+//! The driver's cache on disk for libraries that compile. NVRTC keeps its output there, and cuDNN compiles by NVRTC for each
+//! shape that it meets, so a cache that works saves hundreds of milliseconds at a time. The meaning of the table's slots is
+//! known from how NVRTC 13.0 calls them:
 //!
 //! | slot | function |
 //! |---|---|
-//! | 1 | makes a key of the kind of output (1 PTX, 2 binary), the source, options, and who compiles |
+//! | 1 | makes a key of the kind of output (1 PTX, 2 binary), the source, options, and the compiling library |
 //! | 2 | drops a key |
-//! | 3 | finds what was kept under a key |
-//! | 4 | keeps something under a key |
-//! | 6 | drops what was found |
+//! | 3 | finds the content kept under a key |
+//! | 4 | keeps content under a key |
+//! | 6 | drops content that slot 3 found |
 //!
 //! As with the driver, the cache lies in `$CUDA_CACHE_PATH`, or `~/.nv/ComputeCache`; `CUDA_CACHE_DISABLE=1` turns it off and
-//! `CUDA_CACHE_MAXSIZE` says how many bytes it may have. It is in a folder of its own there, a file to a key:
+//! `CUDA_CACHE_MAXSIZE` says how many bytes it may have. Our cache has a folder of its own there, with a file for each key:
 //!
 //! ```text
 //!   "RKCACHE1" | hash of key, part and content, 16 bytes | content
 //! ```
 //!
-//! Files are written under a name of nobody else's and moved, so that processes may share the folder, of other machines and
-//! containers too; one that is damaged, or another's, is as if it were not there. Those that were used longest ago go first.
+//! A file is written under a unique name and then moved, so that processes may share the folder, also from other machines and
+//! containers. A file that is damaged, or of another key, is treated as missing. The least recently used files are removed
+//! first.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::{self, File};
@@ -40,13 +41,13 @@ const HEADER: usize = 8 + 16;
 const LIMIT: u64 = 1 << 30;
 /// No larger content is kept.
 const LARGEST: usize = 64 << 20;
-/// So often, in contents kept by this process, it is looked whether there is too much.
+/// After so many contents kept by this process, the process checks whether the cache is over its limit.
 const TRIM_EVERY: u64 = 64;
 
-/// What something is kept under.
+/// The key that content is kept under.
 pub(super) struct Key(u128);
 
-/// What a file says of itself: that it is this key's, and whole.
+/// The hash in a file's head, which shows that the file is this key's and whole.
 fn hash(key: u128, part: c_int, content: &[u8]) -> [u8; 16] {
     let mut hash = Xxh3::new();
     hash.update(&key.to_le_bytes());
@@ -62,7 +63,7 @@ struct Cache {
 }
 
 impl Cache {
-    /// The one that the environment names.
+    /// The cache that the environment names.
     fn open() -> Option<Self> {
         if std::env::var_os("CUDA_CACHE_DISABLE").is_some_and(|v| v == "1") {
             return None;

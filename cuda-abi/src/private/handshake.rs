@@ -7,7 +7,7 @@ use super::host::Host;
 
 const KEY: [u8; 16] = 0x146A_DDAE_53A9_A752_AA08_4136_0BF5_5A9F_u128.to_be_bytes();
 
-/// What the code is computed over, besides the devices.
+/// The inputs of the code, besides the devices.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller {
     /// The version that the runtime passes.

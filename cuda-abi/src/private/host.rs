@@ -8,7 +8,7 @@ use crate::types::{
     CUfunction, CUmodule, CUresult, CUstream,
 };
 
-/// What a device is known by: `cuDeviceGetUuid_v2` and the attributes 50 (domain), 33 (bus) and 34 (device).
+/// The identity of a device: `cuDeviceGetUuid_v2` and the attributes 50 (domain), 33 (bus) and 34 (device).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceIdentity {
     /// Its UUID.
@@ -21,7 +21,7 @@ pub struct DeviceIdentity {
 ///
 /// Its answers must agree with what the public functions say: the runtime compares some of them.
 pub trait Host: Sync {
-    /// What `cuDriverGetVersion` says.
+    /// The result of `cuDriverGetVersion`.
     fn driver_version(&self) -> i32;
 
     /// The devices in order.
@@ -30,17 +30,17 @@ pub trait Host: Sync {
     /// The handle that the device's primary context has or will have; it is not activated.
     fn primary_context(&self, device: CUdevice) -> Result<CUcontext, CUresult>;
 
-    /// What `cuCtxGetCurrent` says; 0 where there is none.
+    /// The result of `cuCtxGetCurrent`; 0 where there is no current context.
     fn current_context(&self) -> Result<CUcontext, CUresult>;
 
-    /// What `cuCtxGetId` says.
+    /// The result of `cuCtxGetId`.
     fn context_id(&self, context: CUcontext) -> Result<u64, CUresult>;
 
-    /// What `cuStreamGetId` says of the stream in that context. With `per_thread`, stream 0 is the per-thread
+    /// The result of `cuStreamGetId` for the stream in that context. With `per_thread`, stream 0 is the per-thread
     /// default stream.
     fn stream_id(&self, context: CUcontext, stream: CUstream, per_thread: bool) -> Result<u64, CUresult>;
 
-    /// What `cuModuleEnumerateFunctions` says, in its order.
+    /// The result of `cuModuleEnumerateFunctions`, in its order.
     fn module_functions(&self, context: CUcontext, module: CUmodule) -> Result<Vec<CUfunction>, CUresult>;
 }
 

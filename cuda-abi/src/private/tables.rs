@@ -73,7 +73,7 @@ static TOOLS_CONTEXT: Table<93> = Table::new()
 /// cuBLASLt reads a text of the driver's through it (slot 4, and slot 13 to give it back) when it looks for an algorithm, and
 /// takes the table itself for granted; it does without the text.
 static TEXTS: Table<32> = Table::new();
-/// What compilers keep on disk.
+/// The table of the compilers' cache on disk.
 static COMPUTE_CACHE: Table<8> = Table::new()
     .with(1, compute_cache::make_key as *const c_void)
     .with(2, compute_cache::drop_key as *const c_void)

@@ -259,7 +259,7 @@ pub fn cuGraphNodeSetEnabled(exec: CUgraphExec, node: CUgraphNode, enabled: u32)
     })
 }
 
-/// What an update came to; where it was refused, nothing has changed.
+/// The outcome of an update; where the update was refused, nothing has changed.
 fn update(exec: CUgraphExec, graph: CUgraph) -> Result<Option<Refusal>> {
     let mut refusal = None;
     let applied = apply(exec, |store| {

@@ -13,7 +13,7 @@ use crate::task::{Copy, Memory, Task};
 /// Edges of which nothing is known.
 const PLAIN: InArray<CUgraphEdgeData> = InArray::null();
 
-/// What a new node comes after: nodes, and what is known of the edges from them.
+/// The dependencies of a new node: nodes, and the data of the edges from them.
 type After<'c> = (InArray<'c, CUgraphNode>, InArray<'c, CUgraphEdgeData>, Count);
 
 /// Adds a node with the task that `task` gives.

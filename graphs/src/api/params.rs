@@ -1,4 +1,4 @@
-//! What nodes do, from and to the structures of `cuda.h`.
+//! Conversion of nodes' tasks from and to the structures of `cuda.h`.
 
 use std::ffi::c_void;
 
@@ -17,7 +17,7 @@ pub(super) fn is_node_attribute(attribute: u32) -> bool {
     matches!(attribute, 1 | 2 | 4 | 5 | 8 | 9 | 10 | DEVICE_UPDATABLE | 14)
 }
 
-/// What an attribute is that has not been set: the scheduling policy is the default one, the memory domains are 0 and 1.
+/// The value of an attribute that has not been set: the scheduling policy is the default one, the memory domains are 0 and 1.
 pub(super) fn default_attribute(attribute: u32) -> CUlaunchAttributeValue {
     let word = match attribute {
         5 => 1,
@@ -125,7 +125,7 @@ pub(super) fn words_task(params: Passed<CudaBatchMemOpNodeParams>) -> Result<Tas
     Ok(Task::Words(words))
 }
 
-/// What `CUgraphNodeParams` say, but for children and memory.
+/// The task that `CUgraphNodeParams` describe, for all types but children and memory.
 pub(super) fn task_of(params: Passed<CUgraphNodeParams>) -> Result<Task> {
     ensure(params.reserved == [0; 3] && params.reserved_at_end == 0, CUDA_ERROR_INVALID_VALUE)?;
     match params.node() {

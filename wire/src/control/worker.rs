@@ -1,10 +1,10 @@
-//! A worker and its daemon, on the worker's channel, which the worker inherits from the daemon and later, when a daemon
-//! is replaced, is a connection of its own to the new one:
+//! Messages between a worker and its daemon, on the worker's channel. The worker inherits this channel from the daemon. When
+//! a daemon is replaced, the channel is a connection that the worker makes to the new daemon:
 //!
 //! ```text
 //!   spare        Ready (unasked)
 //!   attach       (JoinContainer -> Done | Failed)    Adopt -> Done | Failed     the worker has answered the client, either way
-//!   dump         (Quiesce | Advance)* -> Done | Busy | Failed, until all of a tree are at rest together
+//!   dump         (Quiesce | Advance)* -> Done | Busy | Failed, until all clients of a tree are at rest together
 //!                Pace -> Done at any time, Stage -> Done | Failed before the quiesce, where there is host memory to spare
 //!                Reserve -> Done, Precopy -> Done | Failed, Progress+ before the quiesce, where the protocol says so
 //!                Save -> Begun | Failed, SaveCode -> Done | Failed, Progress -> Saving | Saved | Failed
@@ -15,7 +15,7 @@
 //!   restore      MakeShared+, TakeShared*, Data*, Code*, Load -> Done | Failed     Pinned*, Connect -> Done | Failed     Open -> Done
 //! ```
 //!
-//! A quiesced worker from whose daemon nothing comes for a time gives up what it was saving and opens its ring by
+//! A quiesced worker that receives nothing from its daemon for a time gives up the copy under way and opens its ring by
 //! itself: the daemon may be stopped, or hang. If the daemon goes on then, the answer to `ConfirmQuiesced` says so, and
 //! no image is made of the client.
 //!
@@ -23,9 +23,9 @@
 //! that it does not know. The other side must know each message that has no answer or comes unasked: such messages go
 //! only to a side that speaks the version in which they were added.
 //!
-//! A channel that closes tells a worker that the daemon is gone: a spare one, and one that is being restored, ends; one
-//! that serves a client gives up what it was saving, opens its ring, and sends `Rejoin` until a daemon takes it. The
-//! worker sends `Rejoin` at the workers' endpoint, whose path is that of the daemon's socket with `.workers` behind.
+//! A channel that closes tells a worker that the daemon is gone. A spare worker, and a worker that is being restored, ends.
+//! A worker that serves a client gives up the copy under way, opens its ring, and sends `Rejoin` until a daemon takes it. The
+//! worker sends `Rejoin` at the workers' endpoint, whose path is the path of the daemon's socket with `.workers` appended.
 
 use serde::{Deserialize, Serialize};
 
@@ -46,24 +46,24 @@ pub enum WorkerRequest {
         /// The limits of the client.
         limits: Limits,
     },
-    /// Count what your client has with what others of its container have. Comes with the container's table, before
-    /// `Adopt`, or before `Connect`.
+    /// Count your client's memory together with the memory of the other clients of its container. Comes with the container's
+    /// table, before `Adopt`, or before `Connect`.
     #[serde(rename = "Belong")]
     JoinContainer {
-        /// Which row of it is yours.
+        /// The worker's row in the table.
         row: u32,
-        /// The GPUs that the container has: the order of its columns.
+        /// The GPUs that the container has, in the order of the table's columns.
         gpus: Vec<[u8; 16]>,
         /// The limits of all clients of the container together.
         limits: ContainerLimits,
     },
     /// Stop at a command boundary and wait until every stream is idle. A worker that says `Busy` has stopped too.
     Quiesce {
-        /// How long to wait for that.
+        /// How long to wait for the streams.
         timeout_ms: u64,
     },
-    /// Execute what comes from the ring up to the next command for the device, that included, and quiesce again:
-    /// something may wait for it.
+    /// Execute the commands from the ring up to and including the next command for the device, and quiesce again:
+    /// another process may wait for that command.
     Advance {
         /// How long to wait, for the command and for the rest.
         timeout_ms: u64,
@@ -73,30 +73,30 @@ pub enum WorkerRequest {
     /// Set device memory aside for clones, in the background. Before the quiesce; given back when the copy is over, or
     /// with `Open`.
     Reserve {
-        /// How much on each device, where it is free: bytes, or as much as the client has.
+        /// Bytes to set aside on each device, where they are free; none for as much as the client has.
         bytes: Option<u64>,
     },
-    /// From now on what is copied may lie in these units of host memory until it is in its file. Before a quiesce, and
-    /// for any number of copies: `Stage` without units takes them back. Comes with the memfds of `new`, which are sealed and
-    /// nobody else's. A worker that is copying says `Failed`.
+    /// From now on copied content may lie in these units of host memory until it is in its file. Sent before a quiesce, and
+    /// for any number of copies: `Stage` without units takes the units back. Comes with the memfds of `new`, which are sealed and
+    /// belong to no other worker. A worker that is copying says `Failed`.
     Stage {
-        /// Bytes of each.
+        /// Bytes of each unit.
         unit: u64,
-        /// All, by numbers that name nothing else as long as the daemon lives.
+        /// All units, by numbers that name no other units as long as the daemon lives.
         units: Vec<u64>,
-        /// Of those, what the worker has not: in the order of the descriptors.
+        /// The units among them that the worker does not have yet, in the order of the descriptors.
         new: Vec<u64>,
     },
-    /// How fast copies out of devices may be from now on, those too that are under way.
+    /// Limit the speed of copies out of devices from now on, including copies under way.
     Pace {
-        /// Bytes a second over the link of each device, by the worker's numbers; 0: as many as it takes.
+        /// Bytes a second over the link of each device, by the worker's numbers; 0 for no limit.
         bandwidth: Vec<u64>,
-        /// The client's own transfers over it come first. Holds for copies that have not begun.
+        /// Whether the client's own transfers over the link come first. Holds for copies that have not begun.
         application_first: bool,
     },
-    /// Begin to copy the device memory into the data files that come with this while the client runs, or copy again what
-    /// has changed since the last one. Files and blob are as in `Save`. `Progress` tells when it is done. `Save` then copies
-    /// what has changed since, into the same files.
+    /// Begin a pre-copy: copy the device memory into the data files that come with this request while the client runs, or
+    /// copy again the memory that has changed since the last pre-copy. Files and blob are as in `Save`. `Progress` tells when
+    /// the pre-copy is done. `Save` then copies the memory that has changed since, into the same files.
     Precopy {
         /// As in `Save`.
         hash_key: [u8; 16],
@@ -105,9 +105,9 @@ pub enum WorkerRequest {
         /// As in `Save`.
         compression: String,
     },
-    /// Begin to write the device memory into the data files that come with this, and say what the image needs. Where that
-    /// is worth it all of them come a second time behind that, opened to be written past the page cache. Only while
-    /// quiesced. The blob is a table of what need not be written, since another image has it, and may be empty.
+    /// Begin to write the device memory into the data files that come with this request, and say what the image needs. Where
+    /// writing past the page cache is worth it, all files come a second time after that, opened for such writes. Only while
+    /// quiesced. The blob is a table of content that need not be written, since another image has it, and may be empty.
     Save {
         /// Goes into every hash; from the image's manifest.
         hash_key: [u8; 16],
@@ -121,20 +121,20 @@ pub enum WorkerRequest {
         copying: Copying,
         /// Whether `Precopy` was asked for this image.
         precopied: bool,
-        /// Whether the daemon proves by a `Load` for a rehearsal that a log which was cut can be replayed. Daemons of before
+        /// Whether the daemon proves by a `Load` for a rehearsal that a log which was cut can be replayed. Daemons from before
         /// this field do not.
         #[serde(default)]
         rehearses: bool,
     },
-    /// How far is it?
+    /// How far is the copy?
     Progress,
     /// Write a code image into the file that comes with this.
     SaveCode {
-        /// Which, by its content's hash as lowercase hex.
+        /// The code image, by its content's hash as lowercase hex.
         hash: String,
     },
-    /// Give up the `Save` that is going on, which then fails. `Cancel` may come before the answer to another request, and
-    /// has none of its own; a worker that is not saving (any more) takes no notice.
+    /// Give up the `Save` under way, which then fails. `Cancel` may come before the answer to another request, and
+    /// has no answer of its own; a worker that is not saving (any more) ignores `Cancel`.
     Cancel,
     /// Code files for the `Load` that follows, where `Load` has more than one message can carry. The files come with this, in
     /// order. Any number of times.
@@ -145,7 +145,7 @@ pub enum WorkerRequest {
     /// Data files for the `Load` that follows, where `Load` has more than one message can carry. The files come with this, in
     /// order. Any number of times.
     Data {
-        /// Which they are.
+        /// The data files, in the order of the descriptors.
         data: Vec<DataFile>,
     },
     /// Become the client that the blob (its part of the manifest) describes: map, load code, replay, load data. Comes
@@ -161,8 +161,8 @@ pub enum WorkerRequest {
         code: Vec<String>,
         /// The limits of the client, beyond the memory that it has in the image.
         limits: Limits,
-        /// For a rehearsal: only load the code, replay, and compare where it lies. No data files come with this, and the
-        /// worker is of no use afterwards.
+        /// For a rehearsal: only load the code, replay, and compare the code's addresses. No data files come with this request,
+        /// and the worker is of no use afterwards.
         #[serde(default)]
         rehearsal: bool,
     },
@@ -172,7 +172,7 @@ pub enum WorkerRequest {
         /// Their addresses and sizes.
         pinned: Vec<crate::attach::Pinned>,
     },
-    /// The restored process is there. Comes with its connection, ring, staging, and the memfds of `pinned` in order.
+    /// The restored process exists. Comes with its connection, ring, staging, and the memfds of `pinned` in order.
     Connect {
         /// Pinned memory that the process has mapped.
         pinned: Vec<crate::attach::Pinned>,
@@ -181,14 +181,14 @@ pub enum WorkerRequest {
     Describe,
     /// How often has the client asked for each driver call?
     Calls,
-    /// Keep this of the client for the daemon that takes the place of this one: the protocol that was chosen for it.
+    /// Keep the protocol that was chosen for the client, for the daemon that takes the place of this one.
     Remember {
-        /// By its name; none is chosen any more.
+        /// The protocol's name; none where no protocol is chosen any more.
         protocol: Option<String>,
     },
-    /// Whether the client is to say when it is where it wants to be checkpointed.
+    /// Tell the client whether it is to say when it has come to a point where it wants to be checkpointed.
     Moment {
-        /// Somebody waits for it.
+        /// Whether a dump waits for this point.
         awaited: bool,
     },
     /// The counts of the client's accesses. `Failed` where the reporting mode is off.
@@ -197,51 +197,51 @@ pub enum WorkerRequest {
     /// since the daemon was silent.
     #[serde(rename = "Hold")]
     ConfirmQuiesced,
-    /// The daemon is there. Comes as long as a ring is to stay closed, at any time; not answered.
+    /// The daemon is alive. Sent at any time, as long as a ring is to stay closed; not answered.
     Alive,
-    /// Another client finds no device memory: what is set aside for clones and not used yet is to be given back. Not
+    /// Another client finds no device memory: give back the memory that is set aside for clones and not used yet. Not
     /// answered.
     GiveWay,
-    /// To a `NeedsRoom`, and later when it is over. Not answered.
+    /// Answers a `NeedsRoom`; sent again when the wait for memory is over. Not answered.
     Room {
-        /// Whether there may be memory soon that others' clones take now.
+        /// Whether memory may become free soon that clones of other clients take now.
         coming: bool,
     },
     /// Whether the client could be saved now.
     Check,
     /// How much memory the devices have, as the driver counts it.
     Memory,
-    /// Descriptors of the memory that this names, from a certain piece on.
+    /// Give out descriptors of the memory that the token names, from a certain piece on.
     Export {
         /// The name.
         token: Token,
-        /// The first piece that is wanted.
+        /// The first wanted piece.
         first: usize,
     },
     /// Keep this memory for the client, which will ask for it. Comes with the descriptors of its pieces, which may take
     /// several of these.
     Import {
-        /// By this number.
+        /// The number by which the client will ask for the memory.
         ticket: u64,
         /// The shared object.
         shared: Shared,
     },
     /// Which memory does the client share, or may it have shared?
     Shares,
-    /// Of the client that the blob describes, to be loaded: make the memory whose content it has and others may share. `Load`
-    /// follows, when those that come have all been sent.
+    /// For the client that the blob describes, which is to be loaded: make the memory whose content this client has and that
+    /// others may share. `Load` follows when all such memory has been sent.
     MakeShared {
-        /// The first whose descriptor is wanted.
+        /// The first piece whose descriptor is wanted.
         first: usize,
     },
-    /// Memory that others have made for the `Load` that follows. Comes with the descriptors, in this order.
+    /// Memory that other workers have made for the `Load` that follows. Comes with the descriptors, in this order.
     TakeShared {
-        /// Its names.
+        /// The names of the pieces.
         ids: Vec<PieceId>,
     },
 }
 
-/// A data file of an image or of one that it builds on.
+/// A data file of an image, or of an image that it builds on.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct DataFile {
     /// 0 for the image's own, 1 for its parent's, 2 for the parent's parent's.
@@ -250,7 +250,7 @@ pub struct DataFile {
     pub index: u32,
 }
 
-/// The most that one client may have, where there is a limit.
+/// The most memory that one client may have, where there is a limit.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of memory on each device.
@@ -295,9 +295,9 @@ pub struct Secured {
 pub struct Waits {
     /// Commands before which memory had to be cloned or copied out.
     pub commands: u64,
-    /// Bytes that were cloned for them.
+    /// Bytes that were cloned for these commands.
     pub cloned: u64,
-    /// How long they waited, in nanoseconds.
+    /// How long these commands waited, in nanoseconds.
     pub ns: u64,
 }
 
@@ -313,27 +313,27 @@ pub struct SavedCode {
 /// A worker's answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum WorkerReply {
-    /// Said once, unasked, when contexts are ready.
+    /// Sent once, unasked, when contexts are ready.
     Ready {
         /// The devices, for the daemon's checks.
         attached: crate::attach::Attached,
         /// [`crate::CONTROL_VERSION`] of the worker, whose program may have been replaced since the daemon started.
         #[serde(default)]
         wire: u32,
-        /// The oldest that it understands too.
+        /// The oldest version that the worker understands too.
         #[serde(default)]
         oldest: u32,
     },
-    /// Said unasked, at any time: the client finds no device memory. `Room` follows.
+    /// Sent unasked, at any time: the client finds no device memory. `Room` follows.
     NeedsRoom,
-    /// Done.
+    /// The request was done.
     Done,
     /// To `Quiesce` and `Advance`: no command is executed, but the device is not at rest.
     Busy {
-        /// With what.
+        /// The work that keeps the device busy.
         what: String,
     },
-    /// Not done, and why; the client goes on as before.
+    /// The request was not done, for this reason; the client goes on as before.
     Failed(Failure),
     /// To `Save`: the copy has begun.
     Begun {
@@ -342,13 +342,13 @@ pub enum WorkerReply {
         /// The work at the quiesce.
         secured: Secured,
     },
-    /// To `Progress`: it goes on.
+    /// To `Progress`: the copy goes on.
     Saving {
         /// Whether the ring may be opened.
         may_open: bool,
         /// Bytes copied.
         copied: u64,
-        /// Of so many.
+        /// Bytes to copy in all.
         bytes: u64,
     },
     /// To `Progress`: everything is copied. After a `Save` the client's part of the manifest is the blob.
@@ -369,7 +369,7 @@ pub enum WorkerReply {
     },
     /// To `Calls`.
     Calls {
-        /// By the places of functions in the driver table.
+        /// The counts, by the places of functions in the driver table.
         counts: Vec<crate::calls::Count>,
     },
     /// To `Access`.
@@ -379,7 +379,7 @@ pub enum WorkerReply {
     },
     /// To `Check`.
     Checked {
-        /// Why it could not; none if it could.
+        /// Why the client could not be saved; none if it could.
         reasons: Vec<String>,
     },
     /// To `Export`, with the descriptors.
@@ -389,23 +389,23 @@ pub enum WorkerReply {
     },
     /// To `MakeShared`, with the descriptors of `ids`.
     MadeShared {
-        /// How many there are.
+        /// The number of pieces in all.
         count: usize,
-        /// The names of those that come with this.
+        /// The names of the pieces that come with this reply.
         ids: Vec<PieceId>,
-        /// The memory that it needs of others.
+        /// The memory that the client needs of others.
         needed: Vec<PieceId>,
     },
     /// To `Shares`.
     Shares {
-        /// Memory of its own that it has given names.
+        /// The client's own memory that has been given names.
         own: Vec<PieceId>,
-        /// Memory of others that it has.
+        /// Memory of others that the client has.
         others: Vec<PieceId>,
     },
     /// To `Memory`.
     Memory {
-        /// Of each device.
+        /// The memory of each device.
         devices: Vec<nvml::Memory>,
     },
 }

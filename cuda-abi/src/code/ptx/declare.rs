@@ -3,7 +3,7 @@
 use super::lexer::{Lexer, Token};
 use crate::code::CodeError;
 
-/// What comes before the names: `.attribute(.managed) .align 8 .v2 .f32`.
+/// The part of a declaration before the names: `.attribute(.managed) .align 8 .v2 .f32`.
 #[derive(Debug, Default)]
 pub(super) struct Type {
     /// Bytes of one element, vectors multiplied out. 0 for textures, samplers and surfaces, which

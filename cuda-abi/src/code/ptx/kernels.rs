@@ -79,13 +79,13 @@ impl Ptx<'_> {
                 found |= function.body.is_none() && ALLOCATORS.contains(&function.name);
             }
         });
-        // In text that cannot be read to its end, anything may be.
+        // Text that cannot be read to its end may contain anything.
         found || scanned.is_err()
     }
 }
 
-/// Who refers to whom, by name. A node is a function; node 0 is "any function whose address is
-/// taken".
+/// The references between functions, by name. A node is a function; node 0 is "any function whose
+/// address is taken".
 #[derive(Default)]
 struct Calls<'a> {
     functions: HashMap<&'a [u8], u32>,

@@ -1,6 +1,6 @@
 //! Words of PTX text (PTX ISA, chapter "Syntax").
 
-/// One word.
+/// A token of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Token<'a> {
     /// An identifier, the first part of an opcode, a register or a number.

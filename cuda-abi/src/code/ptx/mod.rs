@@ -101,7 +101,7 @@ impl<'a> Ptx<'a> {
                 Token::Sign(b'{') => {
                     lexer.take_until_closed(b'{', b'}').ok_or(CUT)?;
                 }
-                // What else there is neither declares anything that matters nor hides what does.
+                // All other tokens neither declare anything that matters nor hide such a declaration.
                 _ if token != Token::Sign(b';') => continue,
                 _ => {}
             }
@@ -219,7 +219,7 @@ fn function<'a>(lexer: &mut Lexer<'a>, kernel: bool) -> Result<Function<'a>, Cod
     let name = loop {
         match lexer.next().ok_or(CUT)? {
             Token::Word(name) => break name,
-            // What it returns, or an attribute's list.
+            // The function's result, or an attribute's list.
             Token::Sign(b'(') => {
                 lexer.take_until_closed(b'(', b')').ok_or(CUT)?;
             }
@@ -280,7 +280,7 @@ fn variables_in_function(body: &[u8], globals: &mut Vec<Global>) -> Result<(), C
 mod tests {
     use super::*;
 
-    /// What ptxas 13.0 makes of this text was compared by hand: names, sizes and bindings.
+    /// The names, sizes and bindings that ptxas 13.0 makes of this text were compared by hand.
     const TEXT: &[u8] = b"//
 .version 9.0
 .target sm_90a, debug
