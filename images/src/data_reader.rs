@@ -42,7 +42,7 @@ impl std::fmt::Display for DataFile {
 }
 
 impl Storage {
-    /// In which data file, and where in that; `None` for what is stored nowhere.
+    /// The data file and the place in it; `None` for a piece that is stored nowhere.
     #[must_use]
     pub fn place(&self) -> Option<(DataFile, Extent)> {
         match *self {

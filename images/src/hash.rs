@@ -130,7 +130,7 @@ impl From<ContentHash> for PieceHash {
 }
 
 impl From<PieceHash> for ContentHash {
-    /// Of an image of the first version it is not a content hash, but compares like one.
+    /// In an image of the first version this value is not a content hash, but compares like one.
     fn from(hash: PieceHash) -> Self {
         let mut bytes = hash.to_bytes();
         bytes.reverse();

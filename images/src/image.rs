@@ -149,7 +149,7 @@ impl Image {
         Ok(DataReader::new(self.layer.manifest.hash_key, files?))
     }
 
-    /// How many images it builds on, one behind the other.
+    /// The number of images that this image builds on, one after the other.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.ancestors.len()

@@ -18,15 +18,15 @@ pub struct Manifest {
     pub format_version: u32,
     /// The checkpoint's name. Filled in by [`ImageWriter::commit`](crate::ImageWriter::commit).
     pub id: CheckpointId,
-    /// When it was taken, in seconds since 1970 (UTC).
+    /// When the checkpoint was taken, in seconds since 1970 (UTC).
     pub created: u64,
-    /// Version of the product that wrote it.
+    /// Version of the product that wrote the image.
     pub rekindle_version: String,
-    /// The machine it was taken on.
+    /// The machine that the checkpoint was taken on.
     pub host: Host,
     /// The protocol that was used.
     pub protocol: Protocol,
-    /// Why it was this protocol.
+    /// Why this protocol was used.
     pub protocol_reason: String,
     /// How long each phase took.
     pub phases: Vec<Phase>,
@@ -114,7 +114,7 @@ pub enum Protocol {
     Unknown,
 }
 
-/// A name of no protocol that one can ask for.
+/// The error for a name that names no protocol that a user can ask for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no protocol: say auto, stop, clone, cow or recopy")]
 pub struct UnknownProtocol(String);
@@ -130,7 +130,7 @@ impl FromStr for Protocol {
 }
 
 impl Protocol {
-    /// The protocols that one can ask for.
+    /// The protocols that a user can ask for.
     pub const CHOICES: [Self; 5] = [Self::Auto, Self::Stop, Self::Clone, Self::Cow, Self::Recopy];
 
     /// Its name, as in configuration and output.
@@ -204,13 +204,13 @@ impl PhaseName {
 /// How long one phase took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Phase {
-    /// Which.
+    /// The phase.
     pub name: PhaseName,
     /// Nanoseconds since the checkpoint was asked for.
     pub start: u64,
-    /// Nanoseconds.
+    /// The phase's duration in nanoseconds.
     pub duration: u64,
-    /// Bytes it handled; 0 where that means nothing.
+    /// Bytes that the phase handled; 0 where a number of bytes means nothing.
     pub bytes: u64,
 }
 
@@ -221,7 +221,7 @@ pub struct Parent {
     pub path: PathBuf,
     /// Its name.
     pub id: CheckpointId,
-    /// The checksum of its manifest, to find that it was exchanged.
+    /// The checksum of the parent's manifest, which shows whether the parent was exchanged.
     pub manifest_hash: Checksum,
 }
 
@@ -232,7 +232,7 @@ pub struct CodeImage {
     pub hash: CodeHash,
     /// Bytes.
     pub size: u64,
-    /// In which ancestor its file is; 0 is this image itself.
+    /// The ancestor that has the file; 0 is this image itself.
     pub parent_depth: u32,
 }
 
@@ -242,7 +242,7 @@ pub struct CodeImage {
 /// daemon sends the record to the worker.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Client {
-    /// Which one in this image; each client has another.
+    /// The client's number in this image, which is unique there.
     pub index: u32,
     /// Its process, as the daemon saw it.
     pub pid: u32,
@@ -289,9 +289,9 @@ pub struct Client {
 /// The grant of a container. Its GPUs are those of [`Client::gpus`]: the client sees no others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Grant {
-    /// As its engine named it then.
+    /// The container's name at that time, as its engine gave it.
     pub container: String,
-    /// Whether it was given all GPUs that there were.
+    /// Whether the container was given all GPUs of the machine.
     pub all_gpus: bool,
     /// Bytes of memory on each GPU, of all its processes together; none for no limit.
     pub device_memory: Option<u64>,
@@ -299,7 +299,7 @@ pub struct Grant {
     pub pinned_memory: Option<u64>,
     /// Processes that use a GPU.
     pub workers: Option<u32>,
-    /// The protocol that it is to be checkpointed by.
+    /// The protocol that the container's processes are to be checkpointed by.
     pub protocol: Option<Protocol>,
 }
 
@@ -386,7 +386,7 @@ pub struct Object {
 pub struct Allocation {
     /// The client's number of the device.
     pub device: u32,
-    /// Where the client sees it.
+    /// The address at which the client sees the memory.
     pub address: u64,
     /// Bytes it covers; its pieces cover exactly these.
     pub size: u64,
@@ -394,16 +394,17 @@ pub struct Allocation {
     pub requested_size: u64,
     /// [`POOLED`](Self::POOLED), [`PHYSICAL`](Self::PHYSICAL) or 0.
     pub flags: u64,
-    /// Handle, for what has one; otherwise 0.
+    /// The allocation's handle; 0 where it has none.
     pub handle: u64,
     /// The content.
     pub pieces: Vec<Piece>,
 }
 
 impl Allocation {
-    /// In [`flags`](Self::flags): it came from the pool that its handle names, instead of belonging to a context.
+    /// In [`flags`](Self::flags): the memory came from the pool that its handle names, instead of belonging to a context.
     pub const POOLED: u64 = 1;
-    /// In [`flags`](Self::flags): it is the physical allocation that its handle names, at the address where it was saved.
+    /// In [`flags`](Self::flags): the memory is the physical allocation that its handle names, at the address where it was
+    /// saved.
     pub const PHYSICAL: u64 = 2;
 }
 
@@ -416,7 +417,7 @@ pub struct Global {
     pub module: u64,
     /// Its symbol.
     pub name: String,
-    /// Where it was; a restore compares.
+    /// The global's address at the dump; a restore compares.
     pub address: u64,
     /// Bytes; its pieces cover exactly these.
     pub size: u64,
@@ -429,7 +430,7 @@ pub struct Global {
 /// An allocation of pinned host memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pinned {
-    /// Where it is, in the client and in the worker.
+    /// The address of the memory, in the client and in the worker.
     pub address: u64,
     /// Bytes.
     pub size: u64,
@@ -444,7 +445,7 @@ pub struct Pinned {
 pub struct Blob {
     /// The number of its [`BlobKind`](crate::BlobKind), which a later version may have more of.
     pub kind: u32,
-    /// Whose it is.
+    /// The handle of the object that the content belongs to.
     pub handle: u64,
     /// The client's number of the device.
     pub device: u32,
@@ -470,15 +471,15 @@ pub struct Piece {
 /// Where the content of a piece is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Storage {
-    /// Nowhere: it is zero throughout.
+    /// The content is stored nowhere, since it is zero throughout.
     Zero,
-    /// In a data file of this image.
+    /// The content is in a data file of this image.
     Stored(Extent),
-    /// In a data file of an ancestor.
+    /// The content is in a data file of an ancestor.
     Parent {
         /// 1 is the parent, 2 the parent's parent.
         depth: u32,
-        /// Where in that image.
+        /// The place in that image.
         extent: Extent,
     },
 }
@@ -488,18 +489,18 @@ pub enum Storage {
 pub struct Extent {
     /// N of `rekindle-data-N.raw`.
     pub file: u32,
-    /// Where it begins, a multiple of [`BLOCK`](crate::BLOCK).
+    /// Where the range begins, a multiple of [`BLOCK`](crate::BLOCK).
     pub offset: u64,
     /// Bytes in the file.
     pub length: u64,
-    /// How the content is compressed in it.
+    /// How the content in the range is compressed.
     pub compression: Compression,
 }
 
 /// How the content of a piece is compressed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Compression {
-    /// Not at all.
+    /// The content is not compressed.
     #[default]
     None,
     /// LZ4, one block of it.

@@ -107,7 +107,7 @@ enum Task<'a> {
 impl Image {
     /// Reads every byte of every data and code file, with several threads, and compares it with
     /// its hash. Of the images that this one builds on, what belongs to this one.
-    /// Nothing stops it: what cannot be read is a problem in the report.
+    /// No failure stops the verification: content that cannot be read is a problem in the report.
     ///
     /// `progress` is called from all of these threads, after each piece.
     pub fn verify(&self, progress: impl Fn(Progress) + Sync) -> Report {

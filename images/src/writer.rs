@@ -35,20 +35,21 @@ use crate::names::{BESIDE, COMMIT, COMMIT_TEMPORARY, MANIFEST, MANIFEST_TEMPORAR
 use crate::record::{CommitRecord, Companion, FileEntry, FileSizes};
 use crate::{ImageError, chain, encode, envelope, recovery, sys, validate};
 
-/// How an image is begun.
+/// The options with which an image is begun.
 #[derive(Debug, Clone, Copy)]
 pub struct CreateOptions {
     /// The checkpoint's name.
     pub id: CheckpointId,
     /// The key of the pieces' hashes.
     pub key: ContentKey,
-    /// Whether a committed image in the directory may be replaced. It stays as it is until the new one is committed, and is
-    /// gone then.
+    /// Whether a committed image in the directory may be replaced. The old image stays as it is until the new one is
+    /// committed, and is gone then.
     pub replace: bool,
     /// The name of a file of others in the directory that this image belongs with, if there is one: what is in it at the
     /// commit is recorded, and compared by [`Image::check_companion`](crate::Image::check_companion).
     pub companion: Option<&'static str>,
-    /// How its pieces are to be compressed. For the processes that write them: a writer of data files takes this choice itself.
+    /// How the image's pieces are to be compressed. For the processes that write pieces: a writer of data files takes this
+    /// choice itself.
     pub compression: CompressionChoice,
 }
 
@@ -103,10 +104,10 @@ pub struct ImageWriter {
 struct Files {
     /// Kept open, so that a failed write-back is reported to us.
     data: BTreeMap<u32, File>,
-    /// The clients that have their first.
+    /// The clients that have their first data file.
     firsts: BTreeSet<u32>,
     code: BTreeMap<CodeHash, Code>,
-    /// How many numbers from [`FIRST_FREE_DATA_FILE`] on were given away.
+    /// The count of numbers from [`FIRST_FREE_DATA_FILE`] on that were given out.
     more: u32,
 }
 
@@ -116,9 +117,9 @@ struct Code {
     size: u64,
     /// Whether another process writes it, so that its content must be checked.
     foreign: bool,
-    /// Whether it is a file of the image that this one takes the place of.
+    /// Whether the file belongs to the image that this one replaces.
     shared: bool,
-    /// In which ancestor it is; 0 is this image.
+    /// The ancestor that has the file; 0 is this image.
     depth: u32,
 }
 

@@ -62,7 +62,7 @@ pub struct Outside {
     pub times: u64,
 }
 
-/// As many entries are kept in [`AccessReport::outside`] at most.
+/// The most entries in [`AccessReport::outside`].
 pub const MOST_OUTSIDE: usize = 256;
 
 impl AccessReport {

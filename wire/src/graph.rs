@@ -158,7 +158,7 @@ impl Program {
     /// Takes what [`Program::to_bytes`] gave.
     ///
     /// # Errors
-    /// Where it is no program.
+    /// The bytes are no program.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut r = Reader::new(bytes);
         let count = r.word()?;

@@ -1,6 +1,6 @@
-//! Memory and events that processes share: what an application passes on to another names it and is no right by itself. The daemon
-//! asks the workers of those that the importer may share with whose the name is, and has the memory's own descriptors taken
-//! from worker to worker.
+//! Memory and events that processes share. A handle that an application passes to another names the memory or the event, and
+//! is no right by itself. The daemon asks the workers of the processes that the importer may share with whether the name is
+//! theirs, and carries the memory's own descriptors from worker to worker.
 //!
 //! ```text
 //!   exporter ── MEMORY_EXPORT ──► its worker keeps a token ──► 64 bytes, or a file of 64 bytes ──► importer
@@ -12,7 +12,7 @@ use std::ffi::CStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Names something that is shared. Nobody guesses it.
+/// The name of a shared object. A token cannot be guessed.
 pub type Token = [u8; 16];
 
 /// Names a piece of memory in all processes that have it.

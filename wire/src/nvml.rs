@@ -16,14 +16,14 @@ pub struct Gpus {
     pub nvml_version: Option<String>,
     /// `cuDriverGetVersion`, which NVML answers alike.
     pub cuda_driver_version: i32,
-    /// In the order of their PCI addresses, as NVML has it.
+    /// The GPUs in the order of their PCI addresses, which is NVML's order.
     pub gpus: Vec<Gpu>,
 }
 
 /// A GPU that a process may see.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Gpu {
-    /// As the driver names it.
+    /// The driver's name for the GPU.
     pub name: String,
     /// `cuDeviceGetUuid`.
     pub uuid: [u8; 16],
@@ -55,7 +55,7 @@ pub struct Memory {
 /// A process that computes on a GPU.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Process {
-    /// As the asker numbers it.
+    /// The process's pid, as the asker numbers it.
     pub pid: u32,
     /// Bytes of memory that it has on that GPU.
     pub memory: u64,
@@ -77,7 +77,7 @@ pub enum Argument {
 pub struct Question {
     /// A function whose line in `nvml.table` says `ask`.
     pub function: String,
-    /// In the order of its parameters.
+    /// The arguments, in the order of the call's parameters.
     pub arguments: Vec<Argument>,
 }
 

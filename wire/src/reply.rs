@@ -15,7 +15,7 @@ use crate::futex;
 use crate::layout::{REPLIES, REPLY_BYTES, Shared};
 use crate::sync::AtomicU32;
 
-/// Nobody uses the slot.
+/// The slot is free.
 pub const FREE: u32 = 0;
 /// A command that names the slot is on its way.
 pub const PENDING: u32 = 1;

@@ -20,23 +20,23 @@ use std::ops::Range;
 
 /// The first of the addresses that the application reserves itself (`cuMemAddressReserve`).
 pub const RESERVED_BASE: u64 = 0x1000_0000_0000;
-/// How much address space there is for them.
+/// The size of the address space that the application reserves itself.
 pub const RESERVED_SIZE: u64 = 6 << 40;
 /// The first of the addresses at which a worker that saves or loads maps physical memory which the application may have mapped
 /// nowhere, or without access. The application has nothing there.
 pub const ALIAS_BASE: u64 = RESERVED_BASE + RESERVED_SIZE;
-/// How much address space there is for that.
+/// The size of the address space for these mappings.
 pub const ALIAS_SIZE: u64 = 2 << 40;
 /// The first of the addresses at which a worker maps clones of memory, while they are copied into an image. The application has
 /// nothing there.
 pub const CLONE_BASE: u64 = 0x0800_0000_0000;
-/// How much address space there is for the clones of one device.
+/// The size of the address space for the clones of one device.
 pub const CLONE_SIZE: u64 = 512 << 30;
 /// The first address of device 0's window.
 pub const DEVICE_BASE: u64 = 0x2000_0000_0000;
 /// The distance between the windows of two devices, and their size.
 pub const DEVICE_SIZE: u64 = 1 << 42;
-/// How many devices have a window.
+/// The number of devices that have a window.
 pub const MAX_DEVICES: usize = 16;
 /// The first address of pinned host memory.
 pub const PINNED_BASE: u64 = 0x6000_0000_0000;

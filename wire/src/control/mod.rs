@@ -168,45 +168,46 @@ pub enum Request {
         change: ProtocolChange,
     },
 
-    /// This process tree is about to be checkpointed by whoever holds this connection, which is a session for as long as
-    /// that goes on. `Progress` follows, any number of times.
+    /// The process that holds this connection is about to checkpoint this process tree. The connection is a session until
+    /// the checkpoint is over. `Progress` follows, any number of times.
     Checkpoint {
         /// Its root, as the asker numbers it.
         root: i32,
-        /// By this protocol, whatever others say.
+        /// The protocol to use, which overrides all other choices.
         protocol: Option<String>,
-        /// Whether a dump of it begins only when one of its processes says `Moment`, and fails if none does for so many
+        /// If set, a dump of the tree begins only when one of its processes says `Moment`, and fails if none does for so many
         /// milliseconds.
         moment_ms: Option<u64>,
     },
-    /// The asker, a client, is where it wants to be checkpointed. Answered when its worker takes no more commands.
+    /// The asker, a client, has come to a point where it wants to be checkpointed. Answered when its worker takes no more
+    /// commands.
     Moment,
-    /// How far is the last dump of the tree?
+    /// Report the progress of the last dump of the tree.
     Progress,
 
-    /// Let a container use GPUs. Only root and the daemon's own user may. What it was given before it keeps; limits that
-    /// are said take the place of others.
+    /// Let a container use GPUs. Only root and the daemon's own user may ask for this. The container keeps the GPUs that it
+    /// was given before; limits in this request replace earlier limits.
     Grant {
         /// The container's id.
         container: String,
-        /// The process that it begins with, as the asker numbers it.
+        /// The first process of the container, as the asker numbers it.
         pid: i32,
-        /// Which: `all`, numbers as `Status` lists GPUs, or UUIDs (`GPU-...`, which may be cut short).
+        /// The GPUs: `all`, numbers as `Status` lists GPUs, or UUIDs (`GPU-...`, which may be cut short).
         gpus: Vec<String>,
-        /// Of all its processes together.
+        /// The limits of all processes of the container together.
         limits: ContainerLimits,
-        /// The protocol that they are to be checkpointed by, by its name, if its maker says so.
+        /// The name of the protocol that these processes are to be checkpointed by, if the container's maker names one.
         protocol: Option<String>,
     },
-    /// A container is gone, and what it was given with it. One that is still there keeps it.
+    /// A container is gone, and its grant ends. A container that still exists keeps its grant.
     Revoke {
         /// The container's id.
         container: String,
     },
 
-    /// Have the asker's worker get the memory that this names.
+    /// Have the asker's worker get the memory that the token names.
     Import {
-        /// As the exporter's worker has given it.
+        /// The token that the exporter's worker has given.
         token: Token,
     },
 
@@ -237,7 +238,7 @@ pub enum ProtocolChange {
     Forget,
 }
 
-/// The most that the processes of one container may have together, where there is a limit.
+/// The most GPU resources that the processes of one container may have together, where there is a limit.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct ContainerLimits {
     /// Bytes of memory on each GPU.
@@ -251,11 +252,11 @@ pub struct ContainerLimits {
 /// The daemon's answers.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub enum Reply {
-    /// The request failed, and why.
+    /// The request failed, for this reason.
     Failed(Failure),
     /// The clients of the tree, quiesced. Empty: the dump is none of ours.
     Paused {
-        /// Their pids.
+        /// The clients' pids.
         pids: Vec<i32>,
     },
     /// To `Frozen`.
@@ -267,7 +268,7 @@ pub enum Reply {
     Socket {
         /// Whether the socket leads to this daemon or one of its workers.
         ours: bool,
-        /// Whether its process asks again when it finds it closed: what it has not read is no loss.
+        /// Whether the process asks again when it finds the socket closed: then unread messages are no loss.
         again: bool,
     },
     /// The image is complete and on disk, commit record included.
@@ -285,14 +286,14 @@ pub enum Reply {
     Resumed {
         /// Whether the task is one of this restore's clients.
         ours: bool,
-        /// Whether it was the last, so that the rings are open now.
+        /// Whether the task was the last client, so that the rings are open now.
         open: bool,
     },
     /// To `List`.
     Clients(Vec<ClientInfo>),
     /// To `Status`.
     Status(StatusInfo),
-    /// To `Calls`: what was called at all, in the order of the driver table.
+    /// To `Calls`: the driver functions that were called at all, in the order of the driver table.
     Calls(Vec<CallInfo>),
     /// To `Access`.
     Access(Box<AccessReport>),
@@ -302,7 +303,7 @@ pub enum Reply {
     Rejoined,
     /// To `Protocol`: the protocol that holds now.
     Protocol {
-        /// By its name.
+        /// The protocol's name.
         protocol: String,
         /// Where the choice of this protocol comes from.
         reason: String,
@@ -311,45 +312,45 @@ pub enum Reply {
     Awaited,
     /// To `Moment`.
     Moment {
-        /// Whether somebody has waited for it.
+        /// Whether a dump has waited for this point.
         awaited: bool,
     },
     /// To `Progress`; none as long as no dump of the tree has come, or where none of its processes is a client.
     Progress(Option<DumpInfo>),
-    /// To `Grant`: the UUIDs of all that the container may use now.
+    /// To `Grant`: the UUIDs of all GPUs that the container may use now.
     Granted {
         /// As `GPU-...`.
         gpus: Vec<String>,
     },
     /// To `Revoke`.
     Revoked,
-    /// To `Import`: the worker has it under this number.
+    /// To `Import`: the worker keeps the memory under this number.
     Imported {
         /// For [`crate::command::PIECE_IMPORT`].
         ticket: u64,
         /// Pieces.
         count: usize,
-        /// Whether it is the asker's own.
+        /// Whether the memory is the asker's own.
         own: bool,
     },
-    /// To `Import`: nobody whom the asker may share with has memory of this name.
+    /// To `Import`: no process that the asker may share with has memory of this name.
     NotShared,
     /// To `Gpus`.
     Gpus(nvml::Gpus),
     /// To `GpuMemory`.
     GpuMemory(nvml::Memory),
-    /// To `GpuProcesses`: those that the asker may know of.
+    /// To `GpuProcesses`: the processes that the asker may know of.
     GpuProcesses(Vec<nvml::Process>),
     /// To `GpuAsk`.
     GpuAnswer(nvml::Answer),
 }
 
-/// In what a machine may differ from the one of the dump without the restore being refused.
+/// The differences between the machine and the dump's machine for which a restore is not refused.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Allowances {
-    /// In the driver's version.
+    /// The driver's version may differ.
     pub other_driver: bool,
-    /// In the GPUs' model, number of multiprocessors, and memory. Never in their compute capability.
+    /// The GPUs' model, number of multiprocessors, and memory may differ. Their compute capability may never differ.
     pub other_gpu: bool,
 }
 

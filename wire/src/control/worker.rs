@@ -12,7 +12,8 @@
 //!                Open    -> Done, once a `Saving` has said that it may, or after `Saved`
 //!   memory       NeedsRoom (unasked) -> Room, Room     GiveWay     at any time
 //!   sharing      Export -> Exported | Failed     Import -> Done | Failed     Shares -> Shares     at any time
-//!   restore      MakeShared+, TakeShared*, Data*, Code*, Load -> Done | Failed     Pinned*, Connect -> Done | Failed     Open -> Done
+//!   restore      MakeShared+, TakeShared*, Data*, Code*, Load -> Done | Failed
+//!                Pinned*, Connect -> Done | Failed     Open -> Done
 //! ```
 //!
 //! A quiesced worker that receives nothing from its daemon for a time gives up the copy under way and opens its ring by
@@ -76,9 +77,9 @@ pub enum WorkerRequest {
         /// Bytes to set aside on each device, where they are free; none for as much as the client has.
         bytes: Option<u64>,
     },
-    /// From now on copied content may lie in these units of host memory until it is in its file. Sent before a quiesce, and
-    /// for any number of copies: `Stage` without units takes the units back. Comes with the memfds of `new`, which are sealed and
-    /// belong to no other worker. A worker that is copying says `Failed`.
+    /// From now on copied content may lie in these units of host memory until it is in its file. Sent before a quiesce,
+    /// and for any number of copies: `Stage` without units takes the units back. Comes with the memfds of `new`, which are
+    /// sealed and belong to no other worker. A worker that is copying says `Failed`.
     Stage {
         /// Bytes of each unit.
         unit: u64,
@@ -351,7 +352,7 @@ pub enum WorkerReply {
         /// Bytes to copy in all.
         bytes: u64,
     },
-    /// To `Progress`: everything is copied. After a `Save` the client's part of the manifest is the blob.
+    /// To `Progress`: everything is copied. After a `Save` the blob is the client's part of the manifest.
     Saved {
         /// Bytes of device memory.
         bytes: u64,
