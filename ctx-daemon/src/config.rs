@@ -66,35 +66,37 @@ use thiserror::Error;
 
 use crate::limit::Limit;
 
-/// Where the configuration is looked for.
+/// The configuration file that is read unless the command line names another.
 const DEFAULT_FILE: &str = "/etc/rekindle/rekindled.toml";
-/// Found by the loader's search.
+/// The default driver library; the loader searches for it.
 const DEFAULT_DRIVER: &str = "libcuda.so.1";
-/// Its owner and group: whoever may connect may use the GPUs.
+/// The default mode of the socket, for its owner and group: whoever may connect may use the GPUs.
 const DEFAULT_MODE: u32 = 0o660;
-/// CRIU's alarm rings after 10 s; the plugin holds it off, but other callers of CRIU's plugins may not.
+/// The default of `quiesce_timeout_ms`. CRIU's alarm rings after 10 s; the plugin holds it off, but other callers of CRIU's
+/// plugins may not.
 const DEFAULT_QUIESCE: Duration = Duration::from_millis(9000);
-/// Long enough that a daemon is never so busy; short enough that nobody gives up the job.
+/// The default of `silence_timeout_ms`: longer than any daemon is busy, and shorter than an operator waits before killing the
+/// job.
 const DEFAULT_SILENCE: Duration = Duration::from_secs(30);
-/// Flushing what a machine with much memory keeps of files takes minutes.
+/// The default of `stall_timeout_ms`. Flushing the page cache of a machine with much memory takes minutes.
 const DEFAULT_STALL: Duration = Duration::from_secs(600);
-/// A machine with eight GPUs needs many seconds.
+/// The default of `slow_start_ms`. A worker's start on a machine with eight GPUs takes many seconds.
 const DEFAULT_SLOW_START: Duration = Duration::from_secs(15);
 const DEFAULT_START: Duration = Duration::from_secs(120);
 const DEFAULT_COW_POOL: u64 = 2 << 30;
-/// Staging memory is worth the machine's memory only where an operator decides so.
+/// The default of `staging`. An operator decides whether staging is worth the memory.
 const DEFAULT_STAGING: u64 = 0;
 const DEFAULT_RECOPY_ROUNDS: u32 = 4;
 const MOST_RECOPY_ROUNDS: u32 = 64;
-/// The amount that one thread writes in a twentieth of a second: less is not worth another file.
+/// The default of `file_mib`: the amount that one thread writes in a twentieth of a second. Less is not worth another file.
 const DEFAULT_FILE_MIB: u64 = 256;
 const DEFAULT_ACCESS_LIMIT_MIB: u64 = 1024;
 const MOST_ACCESS_LIMIT_MIB: u64 = 1 << 20;
-/// More processes of one job than a machine has GPUs and cores for.
+/// The default of `connections`: more than the processes that one job runs on one machine.
 const DEFAULT_CONNECTIONS: usize = 256;
 /// The longest path of the control socket: a socket's address less the final zero and the suffix of the workers' endpoint.
 const SOCKET_PATH_MAX: usize = 108 - rekindle_ctx_worker::rejoin::WORKERS_SUFFIX.len();
-/// Where distributions and systemd put nobody.
+/// The default range of workers' users, which neither distributions nor systemd assign.
 const DEFAULT_UIDS: UidRange = UidRange { first: 1_900_000_000, last: 1_900_065_535 };
 
 /// The command line.
@@ -120,24 +122,24 @@ pub(crate) struct ServeOptions {
 /// The configuration in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
-    /// Absolute.
+    /// The path of the control socket; absolute.
     pub(crate) socket: PathBuf,
     pub(crate) socket_mode: u32,
-    /// A name or a number.
+    /// The group of the socket: a name or a number.
     pub(crate) socket_group: Option<String>,
     pub(crate) cuda_driver: PathBuf,
     pub(crate) spare: usize,
     /// The most clients at a time.
     pub(crate) max: Option<usize>,
-    /// Of one client.
+    /// The limits of one client.
     pub(crate) limits: Limits,
     /// Connections of one user or container at a time.
     pub(crate) connections: usize,
-    /// Of one container.
+    /// The limits of one container.
     pub(crate) containers: ContainerLimits,
     /// Whether a process in another pid namespace must have been given something.
     pub(crate) grants_required: bool,
-    /// Where what the next daemon needs is kept: what containers were given, and which worker serves which client.
+    /// The state directory for the next daemon: what containers were given, and which worker serves which client.
     pub(crate) state_dir: PathBuf,
     pub(crate) slow_start: Duration,
     pub(crate) start_timeout: Duration,
@@ -146,12 +148,12 @@ pub(crate) struct Config {
     pub(crate) stall_timeout: Limit,
     pub(crate) worker_program: PathBuf,
     pub(crate) checkpoint: CheckpointConfig,
-    /// Of images.
+    /// The compression of images.
     pub(crate) compression: CompressionChoice,
     /// Bytes of GPU memory that are worth a data file.
     pub(crate) file_bytes: u64,
     pub(crate) sandbox: SandboxConfig,
-    /// In what this machine may differ from that of a dump.
+    /// The differences between this machine and that of the dump that a restore allows.
     pub(crate) allowances: Allowances,
     /// How many bytes are hashed around commands, in the reporting mode.
     pub(crate) report_access: Option<u64>,
@@ -160,17 +162,17 @@ pub(crate) struct Config {
 /// How programs are checkpointed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CheckpointConfig {
-    /// None where nothing is said.
+    /// The configured protocol; none where the file sets none.
     pub(crate) protocol: Option<Protocol>,
-    /// Bytes on each GPU.
+    /// The size of the copy-on-write pool on each GPU, in bytes.
     pub(crate) cow_pool: u64,
-    /// At least one.
+    /// The number of pre-copy rounds; at least one.
     pub(crate) recopy_rounds: u32,
-    /// Bytes a second.
+    /// The bandwidth limit, in bytes a second.
     pub(crate) bandwidth: Option<u64>,
-    /// Transfers of programs come before copies.
+    /// Whether transfers of programs come before copies.
     pub(crate) application_first: bool,
-    /// Bytes of host memory.
+    /// The staging memory, in bytes.
     pub(crate) staging: u64,
 }
 
@@ -178,9 +180,9 @@ pub(crate) struct CheckpointConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SandboxConfig {
     pub(crate) enabled: bool,
-    /// Without all of it there is no daemon.
+    /// Whether the daemon refuses to start without every part of the sandbox.
     pub(crate) required: bool,
-    /// Whose users they are.
+    /// The range of the workers' users.
     pub(crate) uids: UidRange,
     /// Paths that workers may read besides the driver's libraries.
     pub(crate) read: Vec<PathBuf>,
@@ -193,7 +195,7 @@ impl Default for SandboxConfig {
     }
 }
 
-/// Users, from the first to the last.
+/// A range of users, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UidRange {
     pub(crate) first: u32,
@@ -201,7 +203,7 @@ pub(crate) struct UidRange {
 }
 
 impl UidRange {
-    /// `FIRST-LAST`, without root and without the number that stands for nobody at all.
+    /// Parses `FIRST-LAST`. The range must have neither root nor the number that stands for no user (-1).
     fn parse(text: String) -> Result<Self, ConfigError> {
         let numbers = text.split_once('-').map(|(first, last)| (first.trim().parse(), last.trim().parse()));
         match numbers {
@@ -214,12 +216,12 @@ impl UidRange {
         }
     }
 
-    /// How many there are.
+    /// The number of users in the range.
     pub(crate) fn count(self) -> u32 {
         self.last - self.first + 1
     }
 
-    /// Whether it has this one.
+    /// Whether the range has this user.
     pub(crate) fn contains(self, uid: u32) -> bool {
         (self.first..=self.last).contains(&uid)
     }
@@ -231,7 +233,7 @@ impl std::fmt::Display for UidRange {
     }
 }
 
-/// Why there is no configuration.
+/// Why the configuration cannot be loaded.
 #[derive(Debug, Error)]
 pub(crate) enum ConfigError {
     #[error("cannot read the configuration {}: {source}", .file.display())]
@@ -248,7 +250,7 @@ pub(crate) enum ConfigError {
     Here(std::io::Error),
 }
 
-/// The file.
+/// The content of the configuration file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -302,7 +304,7 @@ struct ImageTable {
 }
 
 impl ImageTable {
-    /// In bytes.
+    /// `file_mib` in bytes.
     fn file_bytes(&self) -> Result<u64, ConfigError> {
         match self.file_mib.unwrap_or(DEFAULT_FILE_MIB) {
             0 => {
@@ -326,7 +328,7 @@ struct CheckpointTable {
 }
 
 impl CheckpointTable {
-    /// With the defaults.
+    /// Checks the settings and fills in the defaults.
     fn checked(self) -> Result<CheckpointConfig, ConfigError> {
         let recopy_rounds = self.recopy_rounds.unwrap_or(DEFAULT_RECOPY_ROUNDS);
         if !(1..=MOST_RECOPY_ROUNDS).contains(&recopy_rounds) {
@@ -356,7 +358,7 @@ struct AccessTable {
 }
 
 impl AccessTable {
-    /// The limit in bytes, where the mode is on.
+    /// The limit in bytes, if the mode is on.
     fn limit(&self) -> Result<Option<u64>, ConfigError> {
         let mib = self.limit_mib.unwrap_or(DEFAULT_ACCESS_LIMIT_MIB);
         if mib == 0 || mib > MOST_ACCESS_LIMIT_MIB {
@@ -398,7 +400,7 @@ struct SandboxTable {
 }
 
 impl SandboxTable {
-    /// With the defaults.
+    /// Checks the settings and fills in the defaults.
     fn checked(self) -> Result<SandboxConfig, ConfigError> {
         Ok(SandboxConfig {
             enabled: self.enabled.unwrap_or(true),
@@ -428,7 +430,7 @@ impl ContainersTable {
 }
 
 impl LimitsTable {
-    /// How many one user or container may have.
+    /// The number of connections that one user or container may have.
     fn connections(&self) -> Result<usize, ConfigError> {
         match self.connections.unwrap_or(DEFAULT_CONNECTIONS) {
             0 => {
@@ -446,7 +448,7 @@ impl LimitsTable {
 }
 
 impl Config {
-    /// Reads the file and merges.
+    /// Reads the file and merges it with the options.
     pub(crate) fn load(options: ServeOptions) -> Result<Self, ConfigError> {
         let file = match &options.config {
             Some(path) => read(path)?,
@@ -509,7 +511,8 @@ fn read(path: &Path) -> Result<File, ConfigError> {
     toml::from_str(&text).map_err(|source| ConfigError::Parse { file: path.to_owned(), source: Box::new(source) })
 }
 
-/// Beside the socket's folder, since containers see that one: `/run/rekindle-state`.
+/// The state directory. Its default is beside the socket's folder, since containers see the socket's folder:
+/// `/run/rekindle-state`.
 fn state_dir(given: Option<PathBuf>, socket: &Path) -> Result<PathBuf, ConfigError> {
     if let Some(dir) = given {
         return std::path::absolute(dir).map_err(ConfigError::Here);
@@ -518,16 +521,16 @@ fn state_dir(given: Option<PathBuf>, socket: &Path) -> Result<PathBuf, ConfigErr
     name.push("-state");
     let of_default = socket == Path::new(rekindle_wire::control::DEFAULT_SOCKET);
     let dir = PathBuf::from(name);
-    // Daemons that share a folder share none of this.
+    // Daemons with the same folder have separate state directories.
     Ok(if of_default { dir } else { dir.join(socket.file_name().unwrap_or_default()) })
 }
 
-/// The limit that a setting says, or its default.
+/// The limit that a setting gives, or its default.
 fn configured(ms: Option<u64>, default: Duration, setting: &'static str) -> Limit {
     Limit::configured(ms.map_or(default, Duration::from_millis), setting)
 }
 
-/// Octal, as chmod takes it; TOML would read a bare 0660 as an error or, as 660, as something else.
+/// Parses a mode in octal, as chmod takes it; TOML would read a bare 0660 as an error or, as 660, as something else.
 fn mode(text: String) -> Result<u32, ConfigError> {
     match u32::from_str_radix(&text, 8) {
         Ok(mode) if mode <= 0o777 => Ok(mode),
@@ -539,7 +542,7 @@ fn mode(text: String) -> Result<u32, ConfigError> {
     }
 }
 
-/// A bare name is the loader's to find; a path is made absolute, since workers run elsewhere.
+/// The loader searches for a bare name; a path is made absolute, since workers run elsewhere.
 fn driver(path: PathBuf) -> Result<PathBuf, ConfigError> {
     if path.components().count() == 1 && !path.is_absolute() {
         Ok(path)

@@ -6,8 +6,8 @@
 //!                └──────────────┴─────────── Refused, and why ◄─────────────────────┘
 //! ```
 //!
-//! When it is over the daemon holds nothing of the connection: its closing is how client and worker learn of each
-//! other's death.
+//! When the attach is over the daemon holds nothing of the connection: client and worker learn of each other's death by its
+//! closing.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -29,11 +29,11 @@ use super::worker::WorkerError;
 use super::{Daemon, protocol, sys};
 use crate::limit::Limit;
 
-/// How long a worker may take to map the client's memory and answer it.
+/// How long a worker may take to map the client's memory and answer the client.
 const ADOPT_TIMEOUT: Limit = Limit::fixed(Duration::from_secs(60));
-/// How often one that waits for the end of a dump looks whether its process still lives.
+/// How often the daemon checks that a process which waits for the end of a dump still lives.
 const HELD_LOOK: Duration = Duration::from_millis(500);
-/// No setting that the driver reads is longer.
+/// The longest value of a setting; the driver reads no longer one.
 const MAX_VALUE: usize = 4096;
 
 /// Why a process gets no worker.
@@ -55,7 +55,7 @@ pub(crate) enum AttachError {
     Pool(#[from] PoolError),
     #[error("the worker could not serve the process: {0}")]
     Adopt(WorkerError),
-    /// It knows: the worker has told it.
+    /// The worker has told the process the reason.
     #[error("the worker refused the process: {0}")]
     Refused(String),
     #[error(transparent)]
@@ -91,7 +91,7 @@ pub(crate) fn serve(
     }
 }
 
-/// Says no. The reason is what the process writes to stderr.
+/// Refuses the process. The process writes the reason to stderr.
 pub(crate) fn refuse(stream: &UnixStream, reason: String) {
     if let Err(error) = frame::send(stream, &Answer::Refused { reason }, &[], &[]) {
         debug!(%error, "cannot refuse");
@@ -118,7 +118,7 @@ fn hand_over(
     let allowed = daemon.grants.of(process)?;
     pending.reserve_in(&allowed).map_err(|(used, max)| AttachError::ContainerFull { used, max })?;
     let worker = daemon.pool.take(&attach.settings, allowed.gpus())?;
-    // From here on the worker is this client's: whatever goes wrong, it is not used for another.
+    // From here on the worker is this client's: even after a failure, no other client gets it.
     let client = Client::new(process, attach.clone(), allowed, Arc::clone(&worker), ClientState::Running);
     while !pending.admit(&client, &process::ancestry(process.pid)) {
         daemon.registry.wait(HELD_LOOK);
@@ -147,9 +147,8 @@ fn hand_over(
     }
 }
 
-/// The client of a worker goes when the worker does.
-///
-/// Its share of the container's limits goes with the worker, also where the client has another worker by then.
+/// Removes the client when its worker dies. The client's share of the container's limits is released at the same time, also
+/// where the client has another worker by then.
 pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
     let (worker, allowed) = (&client.worker, client.allowed.clone());
     let (registry, lost, pid) = (Arc::downgrade(&daemon.registry), Arc::downgrade(&daemon.lost), worker.pid());
@@ -173,7 +172,7 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
             records.forget(process);
         }
         if let Some(client) = client {
-            // The worker's own lines say more, and say so first, when it is the worker that failed.
+            // The worker's own log lines say more, and come first, when the worker has failed.
             let reason = client.worker.death().to_string();
             let alive = lost.upgrade().is_some_and(|it| it.note(&client, reason));
             info!(
@@ -187,7 +186,7 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
     });
 }
 
-/// Those that the driver reads go into the worker's environment.
+/// Checks the settings. Settings that the driver reads go into the worker's environment.
 fn check_settings(attach: &Attach) -> Result<(), AttachError> {
     for (name, value) in &attach.settings {
         let known = SETTINGS.contains(&name.as_str()) || name == PROTOCOL;

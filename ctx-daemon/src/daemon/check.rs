@@ -1,4 +1,4 @@
-//! Whether a process tree can be checkpointed now, asked before anybody does.
+//! Checks whether a process tree can be checkpointed now, without making a checkpoint.
 
 use std::collections::HashSet;
 
@@ -72,7 +72,7 @@ fn try_check(daemon: &Daemon, peer: Credentials, asked: i32) -> Result<Vec<Check
     Ok(found)
 }
 
-/// None where its process has ended.
+/// The obstacles of one client; none where its process has ended.
 fn of_client(client: &Client) -> Option<Vec<String>> {
     match client.state() {
         ClientState::Running => match client.worker.check().map_err(|error| client.explain(error)) {
@@ -84,7 +84,7 @@ fn of_client(client: &Client) -> Option<Vec<String>> {
     }
 }
 
-/// Processes that are neither in the tree nor workers, and what of clients' memory they have mapped.
+/// Processes that are neither in the tree nor workers, and the memory of clients that they have mapped.
 fn mapped_outside(daemon: &Daemon, tree: &[i32]) -> Vec<(i32, HashSet<(String, u64)>)> {
     let clients = daemon.registry.clients();
     let ours = |pid: i32| tree.contains(&pid) || clients.iter().any(|it| it.worker.pid() == pid);

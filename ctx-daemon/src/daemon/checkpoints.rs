@@ -1,4 +1,4 @@
-//! Checkpoints: those that are ordered, and dumps that go on.
+//! Checkpoints: orders for dumps, and dumps that go on.
 //!
 //! ```text
 //!   rekindle checkpoint ── Checkpoint ────► an order ──────────────┐ options
@@ -6,10 +6,10 @@
 //!   CRIU's plugin ───────── Pause ────────► a dump ── Progress ── (dump/)
 //! ```
 //!
-//! This file keeps both; `orders` serves an order, and `moment` waits for the application's moment.
+//! This file keeps orders and dumps; `orders` serves an order, and `moment` waits for the application's moment.
 //!
-//! An order lasts as long as its connection, so nothing of it is left when the command is killed. A dump does not need an
-//! order: `criu dump` and `podman container checkpoint` dump without.
+//! An order lasts as long as its connection, so it ends when the command is killed. A dump does not need an order: `criu dump`
+//! and `podman container checkpoint` dump without one.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -23,14 +23,14 @@ use super::dump::Progress;
 use super::party::Party;
 use super::{lock, process};
 
-/// Orders of one user or container at a time.
+/// The most orders of one user or container at a time.
 const MOST_ORDERS: usize = 16;
-/// The pause between two looks whether the moment has come.
+/// The pause between two checks whether the moment has come.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// How long a process that announces its moment is kept waiting until it is quiesced.
 const REST: Duration = Duration::from_secs(1);
 
-/// All of them.
+/// All orders and dumps.
 #[derive(Default)]
 pub(crate) struct Checkpoints {
     inner: Mutex<Inner>,
@@ -46,12 +46,12 @@ struct Inner {
 /// The announcement that a tree is about to be dumped, or its dump.
 struct Order {
     number: u64,
-    /// Whose it is.
+    /// The party that made the order.
     party: Party,
     root: i32,
     protocol: Option<Protocol>,
     moment: Option<Moment>,
-    /// The last one of the tree since then.
+    /// The last dump of the tree since then.
     dump: Option<Arc<Progress>>,
 }
 
@@ -63,13 +63,13 @@ pub(super) struct Moment {
     pub(super) has_come: bool,
 }
 
-/// One user or container has as many orders as it may.
+/// The user or container has as many orders as it may have.
 #[derive(Debug, Error)]
 #[error("{0} has {MOST_ORDERS} checkpoints under way already: wait for one of them, or end its command")]
 pub(super) struct TooManyOrders(Party);
 
 impl Checkpoints {
-    /// The protocol that is ordered for a process, or for one that it is below.
+    /// The protocol that is ordered for a process or for one of its ancestors.
     pub(crate) fn protocol_of(&self, pid: i32) -> Option<Protocol> {
         if lock(&self.inner).orders.iter().all(|it| it.protocol.is_none()) {
             return None;
@@ -80,13 +80,13 @@ impl Checkpoints {
         found.find_map(|it| it.protocol)
     }
 
-    /// The dump that goes on of a client.
+    /// The dump of a client that goes on.
     pub(crate) fn of_client(&self, client: &Client) -> Option<DumpInfo> {
         let dumps = lock(&self.inner).dumps.clone();
         dumps.iter().find(|it| it.has(client.process.pid)).map(|it| it.info())
     }
 
-    /// A dump of this tree begins; it is over when the result is dropped.
+    /// A dump of this tree begins; the dump is over when the result is dropped.
     pub(crate) fn begin(&self, root: i32) -> DumpGuard<'_> {
         let progress = Arc::<Progress>::default();
         let mut inner = lock(&self.inner);
@@ -97,13 +97,13 @@ impl Checkpoints {
         DumpGuard { checkpoints: self, progress, root }
     }
 
-    /// A client is where it wants to be checkpointed: returns whether somebody has waited for that, and then when it is at
-    /// rest, or a little later.
+    /// A client has announced its moment. Returns whether a dump has waited for the moment; in that case the call returns when
+    /// the client is at rest, or a little later.
     pub(crate) fn moment_has_come(&self, pid: i32) -> bool {
         let above = process::ancestry(pid);
         let dumps: Vec<_> = {
             let mut inner = lock(&self.inner);
-            // Of those for which CRIU has come. One that is to be made yet waits for the next.
+            // Only dumps for which CRIU has come. A dump that begins later waits for the next moment.
             let here = inner.orders.iter_mut().filter(|it| above.contains(&it.root));
             here.filter_map(|it| {
                 let (moment, dump) = (it.moment.as_mut()?, it.dump.as_ref()?);
@@ -121,14 +121,14 @@ impl Checkpoints {
         !dumps.is_empty()
     }
 
-    /// From now on the next moment counts.
+    /// Makes the dump wait for the next moment.
     pub(super) fn wait_again(&self, dump: &DumpGuard<'_>) {
         let mut inner = lock(&self.inner);
         let of_it = |order: &&mut Order| order.dump.as_ref().is_some_and(|it| Arc::ptr_eq(it, &dump.progress));
         inner.orders.iter_mut().filter(of_it).filter_map(|it| it.moment.as_mut()).for_each(|it| it.has_come = false);
     }
 
-    /// The moment that a dump of this tree waits for, if it does.
+    /// The moment that a dump of this tree waits for, if any.
     pub(super) fn moment(&self, dump: &DumpGuard<'_>) -> Option<Moment> {
         let inner = lock(&self.inner);
         let of_it = |order: &&Order| order.dump.as_ref().is_some_and(|it| Arc::ptr_eq(it, &dump.progress));
@@ -156,7 +156,7 @@ impl Checkpoints {
     }
 }
 
-/// A dump that goes on.
+/// Keeps a dump registered until it is dropped.
 pub(crate) struct DumpGuard<'a> {
     checkpoints: &'a Checkpoints,
     pub(crate) progress: Arc<Progress>,
@@ -170,14 +170,14 @@ impl Drop for DumpGuard<'_> {
     }
 }
 
-/// An order that holds.
+/// Keeps an order registered until it is dropped.
 pub(super) struct OrderGuard<'a> {
     checkpoints: &'a Checkpoints,
     number: u64,
 }
 
 impl OrderGuard<'_> {
-    /// How far the dump is that it is about.
+    /// The progress of the dump that the order is about.
     pub(super) fn progress(&self) -> Option<DumpInfo> {
         let inner = lock(&self.checkpoints.inner);
         let dump = inner.orders.iter().find(|it| it.number == self.number)?.dump.clone()?;

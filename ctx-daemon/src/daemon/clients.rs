@@ -5,8 +5,8 @@
 //!   (nothing said) (waits for a worker, or until the dump of its tree is over)
 //! ```
 //!
-//! The three are behind one lock, so that a dump, which first puts a hold on its tree and then looks for clients, either
-//! finds a process as a client or has it wait as pending, and never misses one between.
+//! One lock protects all three. A dump first puts a hold on its tree and then looks for clients, so it finds each process
+//! either as a client or as pending, and misses none.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -22,7 +22,7 @@ use super::worker::{Worker, WorkerError};
 use super::{lock, wait_timeout};
 use crate::limit::Deadline;
 
-/// How long a process may take to end after it has closed its connection, and how often it is looked whether it has.
+/// How long a process may take to end after it has closed its connection, and the interval at which the daemon checks.
 const ENDING: Duration = Duration::from_millis(200);
 const ENDING_LOOK: Duration = Duration::from_millis(5);
 
@@ -53,7 +53,7 @@ pub(crate) enum ClientState {
 impl ClientState {
     const ALL: [Self; 5] = [Self::Running, Self::Quiesced, Self::Saving, Self::Releasing, Self::Restoring];
 
-    /// For listings.
+    /// The state's name in listings.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -66,7 +66,7 @@ impl ClientState {
 }
 
 impl Client {
-    /// A client in this state.
+    /// Makes a client in this state.
     pub(crate) fn new(
         process: Process,
         attach: Attach,
@@ -84,12 +84,12 @@ impl Client {
         ClientState::ALL[state.min(ClientState::ALL.len() - 1)]
     }
 
-    /// The protocol that somebody has chosen for it.
+    /// The protocol that `rekindle protocol` has chosen for the client.
     pub(crate) fn chosen_protocol(&self) -> Option<Protocol> {
         *lock(&self.protocol)
     }
 
-    /// Chooses one, or lets that be.
+    /// Chooses a protocol, or removes the choice.
     pub(crate) fn choose_protocol(&self, protocol: Option<Protocol>) {
         *lock(&self.protocol) = protocol;
     }
@@ -99,7 +99,7 @@ impl Client {
         self.state.store(state as u8, Ordering::Release);
     }
 
-    /// Takes it in hand, if nobody else has.
+    /// Changes the state of a running client, unless another dump or restore has the client. Returns whether it did.
     pub(crate) fn leave_running(&self, state: ClientState) -> bool {
         let running = ClientState::Running as u8;
         self.state.compare_exchange(running, state as u8, Ordering::AcqRel, Ordering::Acquire).is_ok()
@@ -107,14 +107,14 @@ impl Client {
 }
 
 impl Client {
-    /// Its process as that sees itself.
+    /// The pid of the client's process in its own namespace.
     pub(crate) fn namespace_pid(&self) -> u32 {
         let pids = process::namespace_pids(self.process.pid).unwrap_or_default();
         pids.last().copied().unwrap_or(self.process.pid) as u32
     }
 
-    /// Explains an error of its worker. A worker ends as soon as its process closes the connection, which may be a little
-    /// before the process has ended.
+    /// Replaces a worker's error by the end of its process where that is the cause. A worker ends as soon as its process closes
+    /// the connection, which may be a little before the process has ended.
     pub(crate) fn explain(&self, error: WorkerError) -> WorkerError {
         let WorkerError::Dead(_) = error else { return error };
         let deadline = Instant::now() + ENDING;
@@ -138,15 +138,15 @@ impl std::fmt::Display for Client {
 #[derive(Clone, Debug)]
 pub(crate) struct Pending {
     pub(crate) process: Process,
-    /// None as long as it has said nothing.
+    /// The process's attach message; none until the process has sent it.
     pub(crate) attach: Option<Attach>,
-    /// A place among the clients is reserved for it.
+    /// Whether a place among the clients is reserved for the process.
     pub(crate) reserved: bool,
-    /// What it may use, once that is known.
+    /// The GPUs that the process may use, once they are known.
     pub(crate) allowed: Allowed,
 }
 
-/// All of them.
+/// All clients, pending processes and held trees.
 #[derive(Default)]
 pub(crate) struct Registry {
     inner: Mutex<Inner>,
@@ -170,8 +170,8 @@ impl Inner {
         self.next
     }
 
-    /// How many clients there are, with those that are sure to be. The worker of a process that has just been killed may
-    /// still be ending.
+    /// The number of clients and reserved places. Clients count until their worker has ended, which may take a while after the
+    /// process was killed.
     fn taken(&self) -> usize {
         let clients = self.clients.iter().filter(|it| it.process.is_alive()).count();
         clients + self.reserved + self.pending.values().filter(|it| it.reserved).count()
@@ -184,13 +184,13 @@ impl Registry {
         lock(&self.inner).clients.clone()
     }
 
-    /// How many there are.
+    /// The number of clients.
     pub(crate) fn used(&self) -> usize {
         lock(&self.inner).clients.len()
     }
 
-    /// The clients with these pids. Not those that had them: a restored process has the pid of one whose worker may
-    /// still be ending.
+    /// The clients with these pids. Clients that have ended are left out: a restored process has the pid of one whose worker
+    /// may still be ending.
     pub(crate) fn clients_among(&self, pids: &[i32]) -> Vec<Arc<Client>> {
         let mut clients = self.clients();
         clients.retain(|it| pids.contains(&it.process.pid) && it.process.is_alive());
@@ -204,7 +204,7 @@ impl Registry {
         found.filter(|it| pids.contains(&it.process.pid) && it.process.is_alive()).cloned().collect()
     }
 
-    /// Notes a process that has connected; forgotten when the result is dropped.
+    /// Adds a process that has connected; it is removed when the result is dropped.
     pub(crate) fn connected(self: &Arc<Self>, process: Process) -> PendingGuard {
         let mut inner = lock(&self.inner);
         let number = inner.number();
@@ -212,8 +212,8 @@ impl Registry {
         PendingGuard { registry: Arc::clone(self), number }
     }
 
-    /// Reserves places for clients that a restore brings back, all of them or none: `max` is how many clients there may be. An
-    /// error says how many there are.
+    /// Reserves places for all clients that a restore brings back, or for none: `max` is the most clients there may be. An
+    /// error is the number of clients that there are.
     pub(crate) fn reserve(self: &Arc<Self>, needed: usize, max: usize) -> Result<Reservation, usize> {
         let mut inner = lock(&self.inner);
         let taken = inner.taken();
@@ -229,16 +229,16 @@ impl Registry {
         add(&mut lock(&self.inner), client);
     }
 
-    /// Removes the client of a worker, and says which it was.
+    /// Removes the client of a worker, and returns it.
     pub(crate) fn remove(&self, worker: i32) -> Option<Arc<Client>> {
         let mut inner = lock(&self.inner);
         let at = inner.clients.iter().position(|it| it.worker.pid() == worker)?;
         Some(inner.clients.swap_remove(at))
     }
 
-    /// From now on no process of this tree becomes a client, and nobody else holds a tree that has a process in common with
-    /// it, until the result is dropped. One that was just dumped is let go when CRIU's end is noticed: so long it is waited
-    /// for. An error is the root of the tree that is held.
+    /// Holds the tree: until the result is dropped no process of it becomes a client, and nobody else holds a tree that has a
+    /// process in common with it. The hold of a dump that has just ended is released when the daemon notices CRIU's end, so
+    /// this waits for that until the deadline. An error is the root of the tree that is held.
     pub(crate) fn hold(self: &Arc<Self>, root: i32, deadline: Deadline) -> Result<HoldGuard, i32> {
         let above = process::ancestry(root);
         let mut inner = lock(&self.inner);
@@ -256,12 +256,12 @@ impl Registry {
         }
     }
 
-    /// Whether one of these is the root of a tree that is being dumped.
+    /// Whether one of these processes is the root of a tree that is being dumped.
     pub(crate) fn is_held(&self, ancestry: &[i32]) -> bool {
         is_held(&lock(&self.inner), ancestry)
     }
 
-    /// Waits until a hold ends, for a time.
+    /// Waits until a hold ends, at most for this time.
     pub(crate) fn wait(&self, time: Duration) {
         let inner = lock(&self.inner);
         if !inner.holds.is_empty() {
@@ -274,8 +274,8 @@ fn is_held(inner: &Inner, ancestry: &[i32]) -> bool {
     inner.holds.values().any(|root| ancestry.contains(root))
 }
 
-/// A process has one worker: one that comes again has executed another program, and its old worker is about to end; or has
-/// not, and is to have no more than others.
+/// Adds a client in place of a former one of the same process. A process has one worker: a process that attaches again has
+/// executed another program, and its old worker is about to end; or it has not, and must not have more workers than others.
 fn add(inner: &mut Inner, client: Arc<Client>) {
     for old in inner.clients.extract_if(.., |it| it.process == client.process) {
         old.worker.kill();
@@ -297,7 +297,7 @@ impl PendingGuard {
         }
     }
 
-    /// Reserves a place for it among the clients, of which there may be `max`; `false` if there is none.
+    /// Reserves a place for the process among the clients, of which there may be `max`; `false` if there is no place.
     pub(crate) fn reserve(&self, max: usize) -> bool {
         let mut inner = lock(&self.registry.inner);
         let taken = inner.taken();
@@ -310,8 +310,8 @@ impl PendingGuard {
         }
     }
 
-    /// Reserves a place for it among the clients of its container, of which it may have so many; if there is none, how many
-    /// there are and may be.
+    /// Reserves a place for the process among the clients of its container. An error is the number of clients that there are
+    /// and that there may be.
     pub(crate) fn reserve_in(&self, allowed: &Allowed) -> Result<(), (usize, u32)> {
         let mut inner = lock(&self.registry.inner);
         if let Some(max) = allowed.limits().workers {
@@ -348,15 +348,15 @@ impl Drop for PendingGuard {
     }
 }
 
-/// Places reserved for the clients of a restore, as long as it goes on.
+/// Places reserved for the clients of a restore while it goes on.
 pub(crate) struct Reservation {
     registry: Arc<Registry>,
-    /// Changed under the registry's lock.
+    /// The places left; changed under the registry's lock.
     left: AtomicUsize,
 }
 
 impl Reservation {
-    /// A client has come back: adds it, whatever is being dumped.
+    /// Adds a client that has come back, whatever is being dumped.
     pub(crate) fn fill(&self, client: Arc<Client>) {
         let mut inner = lock(&self.registry.inner);
         if self.left.load(Ordering::Relaxed) > 0 {

@@ -1,8 +1,8 @@
 //! A connection from its first message on.
 //!
-//! Versions are compared before anything else, since nothing but the opening's form is the same in all of them: see
-//! `rekindle_wire::version`. What is
-//! malformed ends the connection with a line in the log; descriptors that came with it close with the message.
+//! Versions are compared before anything else, since only the opening's form is the same in all of them: see
+//! `rekindle_wire::version`. A malformed message ends the connection with a line in the log; descriptors that came with it are
+//! closed.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -24,20 +24,20 @@ use super::process::{self, Process};
 use super::sys::{self, Credentials};
 use super::{Daemon, attach, check, dump, gpus, grants, ipc, list, orders, protocol, restore, takeover, thread};
 
-/// How long a connection may say nothing.
+/// How long a connection may stay silent.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The socket that a connection came through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
-    /// The control socket.
+    /// The control socket, for clients and operators.
     Clients,
     /// For workers whose daemon is gone.
     Workers,
 }
 
 impl Endpoint {
-    /// Whether this request may be made here.
+    /// Whether this endpoint serves the request.
     fn serves(self, request: &Request) -> bool {
         (self == Self::Workers) == matches!(request, Request::Rejoin { .. })
     }
@@ -87,7 +87,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         Err(failure) => {
             warn!(pid = peer.pid, "refused: {failure}");
             return match asks(&body) {
-                // Whatever is sent would be queued to the restored process.
+                // The restored process would receive any reply as the worker's.
                 Some("Reattach") => {}
                 Some("Attach") => attach::refuse(&stream, failure.reason),
                 _ => message::fail(&stream, failure),
@@ -119,7 +119,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         Request::Calls { pid } => message::reply(&stream, &list::calls(daemon, peer, pid)),
         Request::Access { pid } => message::reply(&stream, &list::access(daemon, peer, pid)),
         Request::Check { pid } => {
-            // The asker is not about to attach, be it in the tree or not.
+            // The peer is not about to attach, whether it is in the tree or not.
             drop(pending);
             message::reply(&stream, &check::check(daemon, peer, pid));
         }
@@ -130,7 +130,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             orders::serve(daemon, &stream, (peer, party), &asked);
         }
         Request::Moment => {
-            // It is a client, and not about to become one.
+            // The peer is a client, and not about to become one.
             drop(pending);
             message::reply(&stream, &Reply::Moment { awaited: daemon.checkpoints.moment_has_come(process.pid) });
         }
@@ -142,7 +142,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         }
         Request::Revoke { container } => message::reply(&stream, &grants::revoke(daemon, &container)),
         Request::Import { token } => {
-            // It is a client, and not about to become one.
+            // The peer is a client, and not about to become one.
             drop(pending);
             message::reply(&stream, &ipc::import(daemon, process, &token));
         }
@@ -150,7 +150,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             // As above.
             drop(pending);
             let answer = gpus::answer(daemon, peer, process, request);
-            // What a daemon that stops cannot say the next one will: who finds the connection closed asks again.
+            // A daemon that stops sends no failures: a peer whose connection closes asks again, and the next daemon answers.
             if !(daemon.is_stopping() && matches!(answer, Reply::Failed(_))) {
                 message::reply(&stream, &answer);
             }
@@ -161,7 +161,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
                 "only root and the user that rekindled runs as may dump and restore, and not from inside a container";
             message::fail(&stream, Failure::refused(reason));
         }
-        // CRIU of a restore may be in the container's cgroup already, where runc puts it; that of a dump is not.
+        // During a restore, CRIU may be in the container's cgroup already, where runc puts it; during a dump it is not.
         Request::Pause { .. } if grants::contained(daemon, peer) => {
             message::fail(&stream, Failure::refused("a container may not dump"));
         }
@@ -191,10 +191,10 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
 fn peer(stream: &UnixStream) -> std::io::Result<(Credentials, Process)> {
     let peer = sys::peer_credentials(stream.as_fd())?;
     if peer.pid == 0 {
-        // In a pid namespace that is not below ours. It is told when it says what it wants.
+        // The peer is in a pid namespace that is not below ours. It is told when it says what it wants.
         return Ok((peer, Process { pid: 0, start: 0 }));
     }
-    // The number may be another's by now; the descriptor is of the process that connected.
+    // Another process may have the number by now; the descriptor is of the process that connected.
     let pidfd = sys::peer_pidfd(stream.as_fd(), peer.pid)?;
     let process = Process::with_pid(peer.pid)?;
     match sys::wait_readable([pidfd.as_fd()], Some(Duration::ZERO))? {
@@ -203,7 +203,7 @@ fn peer(stream: &UnixStream) -> std::io::Result<(Credentials, Process)> {
     }
 }
 
-/// A process that CRIU has stopped cannot speak: it has time until its dump is over.
+/// Waits for the opening. A process that CRIU has stopped cannot speak, so it has time until its dump is over.
 fn wait_for_opening(daemon: &Daemon, stream: &UnixStream, peer: Credentials) -> bool {
     loop {
         match sys::wait_readable([stream.as_fd()], Some(OPENING_TIMEOUT)) {
@@ -221,7 +221,7 @@ fn receive_opening(stream: &UnixStream) -> Result<Message<Opening>, FrameError> 
     Ok(message)
 }
 
-/// The request, if it is of a version that is spoken here.
+/// The request, if this daemon speaks its version.
 fn read(opening: &Opening) -> Result<Request, Failure> {
     let of_other_version = |reason| Failure::new(FailureKind::Version, reason);
     if !is_spoken(opening.oldest, opening.wire) {
@@ -238,7 +238,7 @@ fn read(opening: &Opening) -> Result<Request, Failure> {
     })
 }
 
-/// The name of the request, in whatever version it is.
+/// The name of the request, in any version.
 fn asks(opening: &Opening) -> Option<&str> {
     match &opening.request {
         serde_json::Value::String(name) => Some(name),

@@ -1,4 +1,4 @@
-//! The connections that there are, and how many there may be.
+//! The open connections, and their limits.
 //!
 //! ```text
 //!   accepted ──► silent ──► speaking ──► over
@@ -6,11 +6,10 @@
 //!                  └────────► closed
 //! ```
 //!
-//! Each has a thread and descriptors of the daemon's. Whoever connects is counted with its party ([`Party`]), and no party
-//! has more than its limit; some are kept for operators, and workers have an endpoint with a limit of its own. So a party that
-//! holds all that it can get holds up itself alone. A connection on which nothing has been said yet is closed where another
-//! needs its place: who has something to say does so at once, so nobody misses it. Connections that were handed to workers
-//! are no longer the daemon's.
+//! Each connection takes a thread and descriptors of the daemon. Every connection counts for its party ([`Party`]), and no
+//! party has more than its limit; some places are kept for operators, and workers have an endpoint with a limit of its own. So
+//! a party that holds all that it can get holds up only itself. A silent connection is closed when another needs its place: a
+//! peer that has something to say does so at once. Connections that were handed to workers are no longer the daemon's.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::net::UnixStream;
@@ -24,24 +23,25 @@ use tracing::{debug, warn};
 use super::party::Party;
 use super::{lock, sys, wait_timeout};
 
-/// At the socket for clients.
+/// The most connections at the socket for clients.
 const MOST: usize = 1024;
-/// Of these, for operators alone.
+/// The places of these that are kept for operators.
 const KEPT: usize = 64;
-/// At the workers' endpoint. After a restart of the daemon all workers come, and come again if there is no place.
+/// The most connections at the workers' endpoint. After a restart of the daemon all workers connect, and those that find no
+/// place connect again.
 const MOST_WORKERS: usize = 256;
-/// Of one worker: one, and one whose end the daemon has not noticed yet.
+/// The most connections of one worker: one, and one whose end the daemon has not noticed yet.
 const OF_WORKER: usize = 2;
-/// How often it is said that there are too many.
+/// How often the log says that there are too many.
 const SAY: Duration = Duration::from_secs(1);
 
-/// The connections that there are.
+/// The open connections.
 pub(crate) struct Connections {
-    /// Of one party at a time.
+    /// The most connections of one party at a time.
     limit: usize,
     open: Mutex<BTreeMap<u64, Connection>>,
     next: AtomicU64,
-    /// When it was said last that one was refused, and how many were since.
+    /// When a refusal was last logged, and the number of refusals since.
     refused: Mutex<(Option<Instant>, u64)>,
     /// The connections that must be ended in order: dumps and restores.
     sessions: Mutex<HashMap<u64, UnixStream>>,
@@ -50,7 +50,7 @@ pub(crate) struct Connections {
 
 struct Connection {
     party: Party,
-    /// As long as it has said nothing.
+    /// The connection, as long as the peer has said nothing.
     silent: Option<UnixStream>,
 }
 
@@ -64,7 +64,7 @@ pub(crate) enum NoPlace {
 }
 
 impl Connections {
-    /// None yet, and so many for each user and container.
+    /// No connections yet, with a limit for each user and container.
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -76,8 +76,8 @@ impl Connections {
         }
     }
 
-    /// One more connection, which has said nothing yet; it ends when the result is dropped. Where there are too many already,
-    /// of those that count the one that has been silent longest is closed.
+    /// Adds a connection, which is silent as yet; it ends when the result is dropped. If there are too many already, the one
+    /// among those that count that has been silent longest is closed.
     pub(crate) fn open(self: &Arc<Self>, party: Party, stream: UnixStream) -> Result<Place, NoPlace> {
         let mut open = lock(&self.open);
         let is_ordinary = |it: &Party| matches!(it, Party::User(_) | Party::Container(_));
@@ -103,7 +103,7 @@ impl Connections {
         Ok(Place { connections: Arc::clone(self), number })
     }
 
-    /// One more is refused. It is said now and then: who connects again and again is not to fill the log.
+    /// Logs a refusal, at most once in a while: a peer that connects again and again must not fill the log.
     pub(crate) fn say_refused(&self, why: &NoPlace) {
         let mut refused = lock(&self.refused);
         refused.1 += 1;
@@ -113,7 +113,7 @@ impl Connections {
         }
     }
 
-    /// Closes the connection that has been silent for longest, whoever's it is. `false` if there is none.
+    /// Closes the connection that has been silent longest, of any party. `false` if there is none.
     pub(crate) fn close_a_silent_one(&self) -> bool {
         close_silent(&mut lock(&self.open), |_| true)
     }
@@ -143,14 +143,14 @@ impl Connections {
     }
 }
 
-/// Of those that count there are fewer than `most` afterwards. An error says how many there may be.
+/// Makes place, so that fewer than `most` of the connections that count remain. An error is the limit.
 fn make_place(open: &mut BTreeMap<u64, Connection>, most: usize, counts: impl Fn(&Party) -> bool) -> Result<(), usize> {
     let count = open.values().filter(|it| counts(&it.party)).count();
     if count < most || close_silent(open, counts) { Ok(()) } else { Err(most) }
 }
 
 fn close_silent(open: &mut BTreeMap<u64, Connection>, counts: impl Fn(&Party) -> bool) -> bool {
-    // They are in the order in which they came.
+    // The connections are in the order in which they came.
     let oldest = open.iter().find(|(_, it)| it.silent.is_some() && counts(&it.party)).map(|(number, _)| *number);
     let Some(closed) = oldest.and_then(|number| open.remove(&number)) else { return false };
     if let Some(Err(error)) = closed.silent.map(|it| it.shutdown(std::net::Shutdown::Both)) {
@@ -166,7 +166,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// It has said what it wants, and is not closed for others any more.
+    /// The peer has said what it wants, so its connection is not closed for others any more.
     pub(crate) fn speaks(&self) {
         if let Some(connection) = lock(&self.connections.open).get_mut(&self.number) {
             connection.silent = None;
@@ -200,7 +200,7 @@ mod tests {
 
     const LIMIT: usize = 3;
 
-    /// A place, the other end, and our own end as whoever serves it has it.
+    /// A place, the peer's end, and our end, which the serving thread would hold.
     struct Held(Place, UnixStream, #[expect(dead_code, reason = "keeps our end open")] UnixStream);
 
     impl Held {
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(held.len(), MOST - KEPT);
         held.extend((0..KEPT).map(|_| Held::speaking(&connections, Party::Operator).unwrap()));
         assert!(Held::new(&connections, Party::Operator).is_err());
-        // And workers, of which none takes the places of the others.
+        // Workers do not take each other's places.
         let mut workers: Vec<_> =
             (0..OF_WORKER).map(|_| Held::speaking(&connections, Party::Worker(1)).unwrap()).collect();
         assert!(Held::new(&connections, Party::Worker(1)).is_err());
