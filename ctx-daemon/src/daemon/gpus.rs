@@ -1,7 +1,7 @@
 //! Answers to NVML's queries: which GPUs a process may see, how much memory they have free, and which processes use them.
 //!
-//! Answers of the CUDA driver come from workers, the others from the machine's NVML, if it has one. A query that neither can
-//! answer is not supported, as with NVML itself.
+//! Answers about the CUDA driver come from workers, other answers from the machine's NVML, if there is one. A query that
+//! neither can answer is not supported, as with NVML itself.
 
 use std::time::{Duration, Instant};
 
@@ -25,18 +25,18 @@ const NOT_SUPPORTED: u32 = 3;
 const INSUFFICIENT_SIZE: u32 = 7;
 const ARGUMENT_VERSION_MISMATCH: u32 = 25;
 
-/// `nvmlMemory_v2`, and where its fields are.
+/// The size of `nvmlMemory_v2`, and the places of its fields.
 const MEMORY_SIZE: usize = 40;
 const MEMORY_VERSION: u32 = 2 << 24 | MEMORY_SIZE as u32;
-/// `nvmlPciInfo_t`.
+/// The size of `nvmlPciInfo_t`, and the places of its fields.
 const PCI_SIZE: usize = 68;
 const PCI_DEVICE: usize = 28;
 const PCI_SUBSYSTEM: usize = 32;
-/// `nvmlProcessInfo_t`, and how many of them are asked for.
+/// The size of `nvmlProcessInfo_t`, and how many of them the daemon asks for.
 const PROCESS_SIZE: usize = 24;
 const PROCESSES: usize = 1024;
 
-/// For how long worker after worker is asked what is free on a GPU.
+/// How long the daemon asks one worker after another for the free memory of a GPU.
 const MEMORY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The process that asks, and the GPUs that it may see.
@@ -44,7 +44,7 @@ struct Peer<'a> {
     daemon: &'a Daemon,
     credentials: Credentials,
     attached: Attached,
-    /// By the workers' numbering, in NVML's order.
+    /// The GPUs' numbers among the workers' devices, in NVML's order.
     gpus: Vec<usize>,
 }
 
@@ -62,7 +62,7 @@ impl<'a> Peer<'a> {
         self.gpus.iter().filter_map(|at| self.attached.devices.get(*at))
     }
 
-    /// The GPU in a place of those that it may see: its number, and what it is.
+    /// The GPU at a place among the visible ones: its number and its description.
     fn gpu(&self, place: u32) -> Result<(usize, &Device), Failure> {
         let number = self.gpus.get(place as usize).copied();
         let device = number.and_then(|it| self.attached.devices.get(it));
@@ -70,7 +70,7 @@ impl<'a> Peer<'a> {
     }
 }
 
-/// Answers what NVML is asked.
+/// Answers an NVML query.
 pub(crate) fn answer(daemon: &Daemon, credentials: Credentials, process: Asker, request: Request) -> Reply {
     let answered = Peer::new(daemon, credentials, process).and_then(|peer| match request {
         Request::Gpus => Ok(gpus(&peer)),
@@ -119,11 +119,11 @@ fn memory(peer: &Peer<'_>, gpu: u32) -> Result<Reply, Failure> {
     {
         return Ok(Reply::GpuMemory(told));
     }
-    // Its own worker first: a software GPU is each process's own.
+    // The peer's own worker comes first: each process has a software GPU of its own.
     let own = daemon.registry.clients_among(&[peer.credentials.pid]).into_iter().map(|it| it.worker.clone());
     let others = daemon.registry.clients().into_iter().map(|it| it.worker.clone());
     let asked = Instant::now();
-    // Any of them knows. Where the first ones do not answer, the GPU hangs or the machine is overloaded.
+    // Any worker knows. Where the first ones do not answer, the GPU hangs or the machine is overloaded.
     let workers = own.chain(daemon.pool.any()).chain(others);
     for worker in workers.take_while(|_| asked.elapsed() < MEMORY_TIMEOUT) {
         if let Ok(devices) = worker.memory()
@@ -139,7 +139,7 @@ fn told_memory(bytes: &[u8]) -> Option<Memory> {
     Some(Memory { total: long(bytes, 8)?, reserved: long(bytes, 16)?, free: long(bytes, 24)? })
 }
 
-/// Who computes on a GPU, of those whom the peer may know of: clients, and, where NVML tells of them, others.
+/// The processes on a GPU that the peer may know of: clients, and, where NVML reports them, others.
 fn processes(peer: &Peer<'_>, gpu: u32) -> Result<Reply, Failure> {
     let Peer { daemon, credentials, .. } = *peer;
     let (number, device) = peer.gpu(gpu)?;
@@ -151,7 +151,7 @@ fn processes(peer: &Peer<'_>, gpu: u32) -> Result<Reply, Failure> {
         let allowed = operator || process::user(pid) == Some(credentials.uid);
         allowed.then(|| view.to_theirs(pid)).flatten().and_then(|pid| u32::try_from(pid).ok())
     };
-    // Of the others the peer learns nothing, so their workers are left alone.
+    // The peer learns nothing of other processes, so their workers are left alone.
     let visible: Vec<_> = clients.iter().filter_map(|it| Some((shown(it.process.pid)?, it))).collect();
     let workers: Vec<_> = visible.iter().map(|(_, client)| &*client.worker).collect();
     let mut found = Vec::new();
@@ -175,7 +175,7 @@ fn own_pid() -> i32 {
     std::process::id() as i32
 }
 
-/// NVML's list of processes on a GPU: pid, and bytes.
+/// NVML's list of processes on a GPU, as pids and bytes.
 fn told_processes(daemon: &Daemon, device: &Device) -> Vec<(i32, u64)> {
     let count = (PROCESSES as u32).to_le_bytes().to_vec();
     let buffers = vec![count, vec![0; PROCESSES * PROCESS_SIZE]];
@@ -202,14 +202,14 @@ fn ask(peer: &Peer<'_>, question: Question) -> Result<Reply, Failure> {
     Ok(Reply::GpuAnswer(answer.unwrap_or(Answer { result: NOT_SUPPORTED, buffers: Vec::new() })))
 }
 
-/// Asks about one GPU; the buffers that come back, if it succeeds.
+/// Asks the machine's NVML about one GPU; returns the buffers if the call succeeds.
 fn of(daemon: &Daemon, device: &Device, function: &str, buffers: Vec<Vec<u8>>) -> Option<Vec<Vec<u8>>> {
     let buffers = buffers.into_iter().map(Argument::Buffer);
     let arguments = std::iter::once(Argument::Device(0)).chain(buffers).collect();
     told(daemon, function, arguments, vec![name(&device.uuid)])
 }
 
-/// A text about the machine.
+/// Asks the machine's NVML for a text about the machine.
 fn text(daemon: &Daemon, function: &str) -> Option<String> {
     const LENGTH: usize = 96;
     let arguments = vec![Argument::Buffer(vec![0; LENGTH]), Argument::Number(LENGTH as u64)];

@@ -3,11 +3,12 @@
 use rekindle_images::{Base, ErrorKind, ImageDir, ImageError};
 use tracing::{info, warn};
 
-/// The image that one in `dir` is to build on, if there is one that can be built on: otherwise the new image is whole by
-/// itself, which is no reason to fail a dump.
+/// The image that a new image in `dir` is to build on, if there is a suitable one. Otherwise the new image is complete by
+/// itself; a missing base is no reason to fail a dump.
 ///
 /// # Errors
-/// [`ImageError::Overwrites`]: a new image would be the end of two, before it is durable.
+/// [`ImageError::Overwrites`]: the base builds on the image that the new one would replace, so both would be lost before the
+/// new one is durable.
 pub(super) fn find(dir: &ImageDir) -> Result<Option<Base>, ImageError> {
     match Base::find(dir) {
         Ok(base) => {

@@ -1,7 +1,7 @@
 //! A second image, which `stop` writes at the quiesce of another protocol's image: for tests, which compare the two.
 //!
 //! A peer that asks for a dump may send a second directory with `Pause`. CRIU's plugin never does. The second image is written
-//! while the rings are closed, before the image itself is begun, which is then made of the same state.
+//! while the rings are closed, before the first image begins, so both have the same state.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +16,8 @@ use super::save::{How, SaveJob};
 use super::tree::Tree;
 
 impl Tree<'_> {
-    /// Writes the state of quiesced clients, and waits until it is on disk. What was prepared for these clients stays.
+    /// Writes the state of quiesced clients, and waits until it is on disk. Memory set aside for these clients' first image
+    /// stays.
     pub(super) fn save_beside(
         &self,
         dir: ImageDir,

@@ -36,7 +36,7 @@ pub(in crate::daemon) enum DumpError {
     Image(#[from] ImageError),
     #[error("{0} has lost its worker, and its GPU state with it: restart it")]
     LostWorker(String),
-    /// In whole words.
+    /// A process of the tree has lost its worker; the text is a whole sentence.
     #[error("{0}")]
     WithoutWorker(String),
     #[error(transparent)]
@@ -90,7 +90,7 @@ impl SaveError {
         Self(Failure::new(error.kind(), format!("{client} cannot be saved: {error}")))
     }
 
-    /// A spare worker has not placed the client's code where it is.
+    /// A spare worker has not placed the client's code at its former addresses.
     pub(super) fn not_rehearsed(client: &Client, error: &WorkerError) -> Self {
         Self(Failure::new(
             error.kind(),
@@ -120,7 +120,7 @@ impl SaveError {
         Self(Failure::internal(reason))
     }
 
-    /// The dump is over, and something is missing.
+    /// The dump ends although part of the image is missing.
     pub(super) fn not_whole() -> Self {
         Self(Failure::new(FailureKind::GivenUp, "the dump ended before it was complete"))
     }

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 
 use rekindle_images::{Client as Record, DataFile, ImageError, ImageWriter};
 
-/// The most of a client in one image. Threads of a worker that write are not more.
+/// The most data files of a client in one image. A worker has no more threads that write.
 pub(in crate::daemon) const MOST: usize = 16;
 
 /// The data files of a client in an image that is being made.
@@ -15,11 +15,11 @@ pub(in crate::daemon) const MOST: usize = 16;
 pub(super) struct Files {
     numbers: Vec<u32>,
     files: Vec<File>,
-    /// The same, opened to be written past the page cache; none where that is not worth it.
+    /// The same files, opened for writing past the page cache; none where that is not worth it.
     direct: Vec<File>,
 }
 
-/// How many files so much memory is worth, where each is to have so much of it.
+/// The number of files for so much memory, where each is to hold `each` bytes.
 pub(super) fn worth(bytes: u64, each: u64) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let files = usize::try_from(bytes.div_ceil(each.max(1))).unwrap_or(usize::MAX);
@@ -27,7 +27,7 @@ pub(super) fn worth(bytes: u64, each: u64) -> usize {
 }
 
 impl Files {
-    /// Makes them, the first with the client's own number where the image that is replaced has no file of it.
+    /// Makes the files. The first has the client's own number where the image that is replaced has no file of that number.
     pub(super) fn make(writer: &ImageWriter, index: u32, count: usize) -> Result<Self, ImageError> {
         let mut made = vec![writer.data_file(index)?];
         for _ in 1..count {
@@ -38,7 +38,7 @@ impl Files {
         Ok(Self { numbers, files, direct: direct.unwrap_or_default() })
     }
 
-    /// Their numbers, as a worker is told them.
+    /// The files' numbers, as a worker is told them.
     pub(super) fn numbers(&self) -> Vec<u32> {
         self.numbers.clone()
     }
@@ -48,7 +48,7 @@ impl Files {
         &self.files
     }
 
-    /// How many blocks they take: more, whenever something has been written.
+    /// The number of blocks that the files take; it grows with every write.
     pub(super) fn blocks(&self) -> u64 {
         self.files.iter().filter_map(|file| file.metadata().ok()).map(|it| it.blocks()).sum()
     }
@@ -58,8 +58,8 @@ impl Files {
         self.files.iter().chain(&self.direct).map(AsRawFd::as_raw_fd).collect()
     }
 
-    /// Whether what a worker says to have written of its client lies in these files, or in another image: those of others
-    /// are none of its business.
+    /// Whether everything that a worker has written of its client, by the worker's word, lies in these files or in a base. A
+    /// worker must not name other clients' files.
     pub(super) fn have_all_of(&self, record: &Record) -> bool {
         let own: BTreeSet<_> = self.numbers.iter().map(|index| DataFile::own(*index)).collect();
         record.data_files().iter().all(|file| file.depth > 0 || own.contains(file))

@@ -1,5 +1,5 @@
-//! When CRIU stops a tree's processes: it says so only once it has looked at all of them, which takes milliseconds, and
-//! what these cost is CRIU's, not the GPU's.
+//! Finds when CRIU stopped a tree's processes. CRIU says so only once it has looked at all of them, which takes milliseconds;
+//! that time is CRIU's, not the GPU's.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use super::super::process::Process;
 
 /// The pause between two looks at the processes, at first and after a while.
 const POLL_INTERVAL: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(5)];
-/// So often at first.
+/// The number of checks at the first interval.
 const OFTEN: u32 = 2000;
 
 /// Watches processes until all of them are stopped.
@@ -20,8 +20,7 @@ pub(super) struct FreezeWatch {
 }
 
 impl FreezeWatch {
-    /// Begins to watch. Nothing is seen where a process was stopped before: CRIU's part in that
-    /// cannot be.
+    /// Begins to watch. If a process was stopped before, the watch finds nothing, since CRIU's part cannot be told apart.
     pub(super) fn start(processes: Vec<Process>) -> Self {
         let over = Arc::new(AtomicBool::new(processes.iter().any(Process::is_stopped)));
         let of_thread = Arc::clone(&over);
@@ -30,7 +29,7 @@ impl FreezeWatch {
         Self { over, thread: started.ok() }
     }
 
-    /// They are stopped: since when. Now, where it has not been seen.
+    /// When the processes stopped; now, where the watch has not seen it.
     pub(super) fn stopped_at(mut self) -> Instant {
         let now = Instant::now();
         self.end().unwrap_or(now).min(now)
@@ -48,7 +47,7 @@ impl Drop for FreezeWatch {
     }
 }
 
-/// When all were stopped at once; one that is gone counts as stopped.
+/// Returns when all were stopped at once; a process that has ended counts as stopped.
 fn watch(processes: &[Process], over: &AtomicBool) -> Option<Instant> {
     let mut looks = 0;
     while !over.load(Ordering::Relaxed) {

@@ -24,7 +24,7 @@ const COMPUTE_CAPABILITY: [usize; 2] = [75, 76];
 /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
 const MULTIPROCESSORS: usize = 16;
 
-/// Whose socket CRIU dumped.
+/// The owner of a socket that CRIU dumped.
 #[derive(Clone, Debug)]
 pub(super) enum Whose {
     Client(Process),
@@ -40,8 +40,8 @@ impl Whose {
     }
 }
 
-/// A process in the middle of its handshake, or of a question about GPUs: it begins again when it is restored. It may be a
-/// client besides.
+/// A process in the middle of its handshake, or of a question about GPUs: the process begins again when it is restored. The
+/// process may be a client besides.
 #[derive(Clone, Debug)]
 pub(super) struct Unattached {
     pub(super) process: Process,
@@ -51,7 +51,7 @@ pub(super) struct Unattached {
 }
 
 impl Unattached {
-    /// What is known of it. One that has said nothing has most likely found us where we listen.
+    /// The record of the process. A process that has said nothing has most likely connected to the socket that we listen on.
     pub(super) fn new(process: Process, said: Option<&Attach>, socket: &Path) -> Self {
         let pid = process.pid;
         let pids = process::namespace_pids(pid).unwrap_or_default();
@@ -82,7 +82,7 @@ pub(in crate::daemon) fn is_unattached(record: &Record) -> bool {
     record.ring.size == 0
 }
 
-/// Writes into a worker's record what the daemon knows better.
+/// Overwrites the fields of a worker's record that the daemon knows for certain.
 pub(super) fn identify(record: &mut Record, client: &Client, namespace_pid: i32, sockets: &[(Whose, u32)]) {
     let attach = &client.attach;
     record.pid = client.process.pid.unsigned_abs();
@@ -108,7 +108,7 @@ pub(super) fn identify(record: &mut Record, client: &Client, namespace_pid: i32,
     });
 }
 
-/// Of a process as a client, or of one that begins again.
+/// The sockets of a process, either as a client or as a process that begins again.
 fn ids_of(process: Process, attached: bool, sockets: &[(Whose, u32)]) -> Vec<u32> {
     let of_it = |(whose, id): &(Whose, u32)| {
         let owner = match whose {
@@ -120,7 +120,7 @@ fn ids_of(process: Process, attached: bool, sockets: &[(Whose, u32)]) -> Vec<u32
     sockets.iter().filter_map(of_it).collect()
 }
 
-/// When what happened.
+/// The times of a dump's steps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timeline {
     pub(super) began: Instant,
@@ -128,17 +128,17 @@ pub(super) struct Timeline {
     /// Bytes copied before the quiesce, and how long that took.
     pub(super) precopied: (u64, Duration),
     pub(super) idle_at: Instant,
-    /// The processes stood still.
+    /// The processes were stopped.
     pub(super) frozen_at: Instant,
-    /// CRIU said so, and workers began.
+    /// CRIU announced the freeze, and workers began.
     pub(super) saving_at: Instant,
     pub(super) costs: Costs,
-    /// All that needs closed rings is copied.
+    /// Everything that needs closed rings was copied.
     pub(super) may_open_at: Instant,
     pub(super) copied_at: Instant,
     pub(super) synced_at: Instant,
     pub(super) finished_at: Instant,
-    /// None where the tasks do not go on.
+    /// The rings opened; none where the tasks do not go on.
     pub(super) opened_at: Option<Instant>,
     pub(super) bytes: u64,
 }
@@ -160,7 +160,7 @@ impl Timeline {
             phase(PhaseName::Quiesce, self.quiesce_began, self.idle_at, 0),
             phase(PhaseName::Freeze, self.frozen_at, self.finished_at, 0),
             phase(PhaseName::Copy, self.saving_at, self.copied_at, self.bytes),
-            // The copy has written, and nobody knows how much of that was not on disk yet: maybe nothing.
+            // The copy has written into the page cache, and the part of it that was not on disk yet is unknown: maybe none.
             phase(PhaseName::Write, self.copied_at, self.synced_at, 0),
         ]);
         let costs = [(PhaseName::Hash, self.costs.hash), (PhaseName::Clone, self.costs.clone)];
@@ -187,17 +187,17 @@ impl Timeline {
     }
 }
 
-/// The cost of securing memory: bytes and time, of the worker that took longest.
+/// The cost of securing memory, in bytes and time, of the worker that took longest.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Costs {
     hash: (u64, Duration),
     clone: (u64, Duration),
-    /// How long commands have waited since rings were open.
+    /// How long commands have waited since the rings opened.
     waits: Waits,
 }
 
 impl Costs {
-    /// Of one more worker.
+    /// Adds the cost of one more worker.
     pub(super) fn add(&mut self, secured: &Secured) {
         let longer = |all: &mut (u64, Duration), bytes: u64, ns: u64| {
             *all = (all.0.saturating_add(bytes), all.1.max(Duration::from_nanos(ns)));
@@ -206,7 +206,7 @@ impl Costs {
         longer(&mut self.clone, secured.cloned, secured.clone_ns);
     }
 
-    /// See [`Costs::waits`].
+    /// Adds the waits of one more worker; see [`Costs::waits`].
     pub(super) fn wait(&mut self, waits: &Waits) {
         self.waits.commands = self.waits.commands.saturating_add(waits.commands);
         self.waits.cloned = self.waits.cloned.saturating_add(waits.cloned);
@@ -218,7 +218,7 @@ fn nanoseconds(from: Instant, to: Instant) -> u64 {
     u64::try_from(to.saturating_duration_since(from).as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The manifest.
+/// Builds the manifest.
 pub(super) fn build<'a>(
     timeline: &Timeline,
     chosen: &Chosen,
@@ -266,12 +266,12 @@ fn host<'a>(workers: impl Iterator<Item = &'a Attached>, records: &[Record]) -> 
     host
 }
 
-/// As people write it.
+/// The version of CUDA in its usual notation, as 12.4.
 pub(in crate::daemon) fn driver_version(number: i32) -> String {
     format!("CUDA {}.{}", number / 1000, number % 1000 / 10)
 }
 
-/// The driver's own version, and its kernel module's where that is another; empty where neither is known.
+/// The driver's own version, and its kernel module's if that differs; empty where neither is known.
 pub(in crate::daemon) fn driver_build(worker: &Attached) -> String {
     let module = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
     name_build(&worker.driver_build, module.as_deref().and_then(module_version).unwrap_or_default())
@@ -285,13 +285,14 @@ fn name_build(library: &str, module: &str) -> String {
     }
 }
 
-/// `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue ...`, or `... Open Kernel Module for x86_64  580...`.
+/// Finds the version in `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue ...`, or `... Open Kernel Module for
+/// x86_64  580...`.
 fn module_version(text: &str) -> Option<&str> {
     let is_version = |it: &&str| it.contains('.') && it.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     text.lines().next()?.split_whitespace().find(is_version)
 }
 
-/// A device as far as a restore compares it.
+/// The properties of a device that a restore compares.
 pub(in crate::daemon) fn gpu(device: &Device) -> Gpu {
     let attribute = |number: usize| device.attributes.get(number).map_or(0, |(_, value)| value.unsigned_abs());
     let capability = COMPUTE_CAPABILITY.map(attribute);
@@ -372,7 +373,7 @@ mod tests {
     fn a_process_without_a_worker_has_a_record_without_a_ring() {
         let process = Process { pid: 7, start: 1 };
         let unattached = Unattached::new(process, None, Path::new("/run/s"));
-        // The process may be a client too, which asks something about GPUs.
+        // The process may be a client too, and be asking about GPUs.
         let sockets = [(Whose::Unattached(unattached), 31), (Whose::Client(process), 32)];
         assert_eq!(ids_of(process, true, &sockets), [32]);
         let now = Instant::now();

@@ -26,8 +26,8 @@
 //! The image's GPU side is the state at the quiesce. Rings stay closed until CRIU has written the processes' memory,
 //! although the copy may be done before: what an open ring executes may write to memory that the application shares, and
 //! that is in CRIU's image.
-//!
-//! A failure is told in reply to the request that has failed and to every later one, and releases at once what the dump
+//! The reply to the failed request, and to every later one, tells the failure, which releases at once what the dump held. A
+//! request out of turn changes nothing. Nothing that a dump holds outlives its connection.
 //! held. A request out of turn changes nothing. Nothing that a dump holds outlives its connection.
 
 mod base;
@@ -134,7 +134,7 @@ pub(super) fn serve(
     let failed = answer.is_err();
     message::respond(stream, answer);
     if failed {
-        // There is nothing more to ask.
+        // There is no further request.
         step(&dump, state, |state| (state.end(&under), ()));
         return;
     }
@@ -157,7 +157,7 @@ pub(super) fn serve(
     step(&dump, state, |state| (state.end(&under), ()));
 }
 
-/// Says why a dump has failed.
+/// Logs why a dump has failed, and notes it for those who ask.
 fn failed(under: &DumpGuard<'_>, error: &DumpError) -> Failure {
     warn!(root = under.root, "dump failed: {error}");
     let failure = error.failure();
@@ -166,7 +166,7 @@ fn failed(under: &DumpGuard<'_>, error: &DumpError) -> Failure {
 }
 
 impl State {
-    /// The state after a transition. A state whose transition has failed is released by now: CRIU may take its time to give
+    /// The state after a transition. A state whose transition has failed is released by now, since CRIU may take long to give
     /// up.
     fn after(done: Next, under: &DumpGuard<'_>) -> (Self, Result<Reply, Failure>) {
         match done {
@@ -233,7 +233,7 @@ impl State {
         Ok((Self::Saving(saving), tree.frozen(pid)))
     }
 
-    /// Notes whose socket this is, if it is one of ours. With it a tree without clients becomes ours as well.
+    /// Notes the owner of the socket, if it is a process of ours. A tree without clients that has such a socket becomes ours.
     fn socket(self, tree: &Tree<'_>, id: u32, cookie: u64) -> Next {
         let whose = match &self {
             Self::Saving(saving) => tree.whose(saving.clients(), cookie),

@@ -18,7 +18,7 @@ pub(super) struct NotOurs {
 }
 
 impl NotOurs {
-    /// CRIU begins to overwrite its files in the directory.
+    /// CRIU is about to overwrite its files in the directory.
     pub(super) fn frozen(&self) {
         disown_older_image(&self.dir);
     }
@@ -38,23 +38,23 @@ impl NotOurs {
         begun.save(tree, now)
     }
 
-    /// CRIU has dumped the tree. An older image beside that dump would have a restore look for processes that it does not
-    /// have.
+    /// CRIU has dumped the tree. With an older image beside that dump, a restore would look for processes that the dump does
+    /// not have.
     pub(super) fn finish(&self) {
         remove_older_image(&self.dir);
     }
 }
 
-/// CRIU's image of a tree without GPU state must not lie beside our image of another dump: a restore would take the two
-/// for one.
+/// Removes the older image. CRIU's image of a tree without GPU state must not lie beside our image of another dump: a restore
+/// would take the two for one.
 fn remove_older_image(dir: &ImageDir) {
     if let Err(error) = dir.try_clone().and_then(ImageWriter::remove_image) {
         warn!(directory = %dir.path().display(), "cannot remove an older image: {error}");
     }
 }
 
-/// The same until that dump has come to its end. Of a tree that is not ours nothing fails; should this not succeed, a
-/// restore still finds that CRIU's inventory is another.
+/// Marks the older image so that it is not restored, until the dump has ended. A failure here does not fail the dump of a tree
+/// that is not ours; in that case a restore still finds that CRIU's inventory is another.
 fn disown_older_image(dir: &ImageDir) {
     let options = CreateOptions::new().map(|it| CreateOptions { replace: true, ..it });
     let writer = options.and_then(|options| ImageWriter::create(dir.try_clone()?, options));

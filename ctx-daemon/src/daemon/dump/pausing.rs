@@ -1,4 +1,4 @@
-//! The beginning of a dump, while its clients run: what it needs is prepared, memory is copied where the protocol says so,
+//! The beginning of a dump, while its clients run: memory and files are prepared, memory is copied where the protocol says so,
 //! and the clients are quiesced.
 
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -33,7 +33,7 @@ pub(super) enum Paused {
 }
 
 impl Pausing {
-    /// With the image's directory, and the one beside it if there is one.
+    /// Begins with the image's directory and, if there is one, the directory of a second image.
     pub(super) fn new(fds: Vec<OwnedFd>) -> Result<Self, DumpError> {
         let open = |dir: OwnedFd| ImageDir::from_fd(dir.as_fd(), message::shown(&dir));
         let mut fds = fds.into_iter();
@@ -87,7 +87,7 @@ impl Pausing {
 }
 
 impl Tree<'_> {
-    /// Does what can be done while the clients run.
+    /// Does the preparations that are possible while the clients run.
     fn prepare(&self, writer: &ImageWriter, mut planned: Vec<Planned>) -> Result<Vec<Planned>, DumpError> {
         let config = &self.daemon.config.checkpoint;
         let goes_on = || !matches!(sys::wait_readable([self.stream.as_fd()], Some(Duration::ZERO)), Ok([true]));
@@ -121,9 +121,9 @@ fn release(planned: &[Planned]) {
     planned.iter().for_each(|it| quiesce::release(&it.client));
 }
 
-/// How many bytes of GPU memory there are, before anything is stopped. What is zero throughout takes no space, so this may
-/// refuse what would have fitted. What it lets through and does not fit fails later, as does an image that builds on
-/// another and has more of its own than there is room for: that is not known before memory is hashed.
+/// Checks that there is room for so many bytes of GPU memory, before anything is stopped. Memory that is all zero takes no
+/// space, so this may refuse an image that would have fitted. An image that does not fit after all fails later, as does an
+/// image that builds on another and has more of its own than there is room for: that is not known before memory is hashed.
 fn check_space(writer: &ImageWriter, needed: u64) -> Result<(), DumpError> {
     let free = writer.dir().free_space()?;
     if needed > free && writer.base().is_none() {

@@ -18,7 +18,8 @@ use crate::limit::Limit;
 
 /// The pause between two questions about how far a copy is, at first and at most.
 pub(super) const POLL_INTERVAL: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
-/// Another round must have more bytes than this to copy, and the last one at most this part of the one before.
+/// Another round must have more bytes than this to copy, and the last round must have copied at most this part of the round
+/// before.
 const LITTLE: u64 = 64 << 20;
 const SHRINKS: (u64, u64) = (7, 10);
 
@@ -31,18 +32,18 @@ pub(super) struct Planned {
     /// How many data files its memory is worth.
     pub(super) count: usize,
     pub(super) chosen: Chosen,
-    /// The files, where there is something in them already.
+    /// The files, if something has been written to them already.
     pub(super) files: Option<Arc<Files>>,
     /// Bytes that were copied before the quiesce, and how long that took.
     pub(super) precopied: (u64, Duration),
     /// The staging memory that its worker has, as long as the worker copies.
     pub(super) staged: Option<Arc<InUse>>,
-    /// Its part of its GPUs' links.
+    /// The client's part of its GPUs' links.
     pub(super) link: Arc<Copied>,
 }
 
 impl Planned {
-    /// A client for which nothing is done yet. `files` are the number of the first file, and how many there are.
+    /// A client that nothing has been prepared for yet. `files` are the number of the first file, and the number of files.
     pub(super) fn new(client: Arc<Client>, files: (u32, usize), chosen: Chosen, link: Arc<Copied>) -> Self {
         let (index, count) = files;
         Self { client, index, count, chosen, files: None, precopied: Default::default(), staged: None, link }
@@ -56,20 +57,21 @@ impl Planned {
         }
     }
 
-    /// Has the worker set memory aside for clones, and waits for that. A worker that finds no memory does without clones.
+    /// Has the worker set memory aside for clones, and waits until it has. A worker that finds no memory works without clones.
     pub(super) fn reserve(&self, cow_pool: u64, limit: Limit) -> Result<(), SaveError> {
         let Some(bytes) = self.chosen.reserves(cow_pool) else { return Ok(()) };
         let asked = self.client.worker.ask(&WorkerRequest::Reserve { bytes }, &[], limit);
         asked.map_err(|error| SaveError::of(&self.client, &error))
     }
 
-    /// Tells the worker how fast it may copy now, and waits until the worker has heard that.
+    /// Tells the worker how fast it may copy now, and waits until the worker has received that.
     pub(super) fn pace(&self, limit: Limit) -> Result<(), SaveError> {
         self.link.tell(&self.client, limit).map_err(|error| SaveError::of(&self.client, &error))
     }
 
-    /// Copies the client's memory while it runs, if its protocol is `recopy`: again as long as ever less has changed.
-    /// `goes_on` says whether the dump does; it is given up when it has not come further for as long as `stall`.
+    /// Copies the client's memory while it runs, if its protocol is `recopy`: round after round while each round has less to
+    /// copy than the one before. `goes_on` says whether the dump does; a copy without progress for as long as `stall` is given
+    /// up.
     pub(super) fn precopy(
         &mut self,
         writer: &ImageWriter,
@@ -107,7 +109,7 @@ impl Planned {
         Ok(())
     }
 
-    /// Waits for a pre-copy's end, and says how much it has copied. Where the dump does not go on, cuts it short.
+    /// Waits for a pre-copy's end, and returns how much it has copied. If the dump does not go on, cuts the pre-copy short.
     fn loop_until_saved(&self, files: &Files, stall: Limit, goes_on: &impl Fn() -> bool) -> Result<u64, SaveError> {
         let client = &self.client;
         let mut pause = POLL_INTERVAL[0];

@@ -1,4 +1,4 @@
-//! How far a dump has come, for those who ask meanwhile.
+//! The progress of a dump, for listings while it goes on.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +14,7 @@ use super::super::lock;
 /// The unit in which `stat` counts a file's blocks.
 const BLOCK: u64 = 512;
 
-/// Told by whoever makes the dump, asked by others.
+/// The progress; the threads that make the dump update it, others read it.
 pub(in crate::daemon) struct Progress {
     began: Instant,
     state: Mutex<State>,
@@ -22,17 +22,17 @@ pub(in crate::daemon) struct Progress {
 
 struct State {
     phase: PhaseName,
-    /// The application is yet to say that the moment has come.
+    /// The dump waits for the application's moment.
     waits: bool,
     /// The clients' processes.
     pids: Vec<i32>,
-    /// Of GPU memory.
+    /// Bytes of GPU memory.
     bytes: u64,
-    /// Where it is written to, as long as it is.
+    /// The files that memory is written to, while it is.
     files: Vec<File>,
-    /// The bytes that are in the files for certain.
+    /// The bytes that are certainly in the files.
     saved: u64,
-    /// As the manifest says it, and why.
+    /// The protocol in the manifest's words, and the reason for it.
     protocol: (String, String),
     phases: Vec<PhaseInfo>,
     outcome: Option<DumpOutcome>,
@@ -58,49 +58,49 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// These are dumped, and have so much memory.
+    /// Sets the clients that are dumped, which have so much memory.
     pub(super) fn clients<'a>(&self, clients: impl Iterator<Item = &'a Client>, bytes: u64) {
         let mut state = lock(&self.state);
         state.pids = clients.map(|it| it.process.pid).collect();
         state.bytes = bytes;
     }
 
-    /// Whether the application is waited for, which is these processes.
+    /// Sets whether the dump waits for its application's moment; the application is these processes.
     pub(in crate::daemon) fn waits(&self, waits: bool, pids: &[i32]) {
         let mut state = lock(&self.state);
         state.waits = waits;
         state.pids = pids.to_vec();
     }
 
-    /// Whether it waits for the application.
+    /// Whether the dump waits for the application.
     pub(in crate::daemon) fn is_awaiting(&self) -> bool {
         lock(&self.state).waits
     }
 
-    /// Whether its clients are at rest, or it is over.
+    /// Whether the clients are at rest, or the dump is over.
     pub(in crate::daemon) fn is_at_rest(&self) -> bool {
         let state = lock(&self.state);
         !state.waits && state.phase != PhaseName::Quiesce || state.outcome.is_some()
     }
 
-    /// This is what it does now.
+    /// Sets the phase.
     pub(super) fn phase(&self, phase: PhaseName) {
         lock(&self.state).phase = phase;
     }
 
-    /// Memory is written into this file.
+    /// Adds a file that memory is written to.
     pub(super) fn writes(&self, file: &File) {
         // A file that cannot be examined is not counted.
         lock(&self.state).files.extend(file.try_clone().ok());
     }
 
-    /// So much more is in the files.
+    /// Adds bytes that are in the files.
     pub(super) fn saved(&self, bytes: u64) {
         let mut state = lock(&self.state);
         state.saved = state.saved.saturating_add(bytes);
     }
 
-    /// The image is whole but for its commit, and this is what it says of the dump.
+    /// The image is complete but for its commit; takes the protocol from the manifest.
     pub(super) fn describe(&self, manifest: &Manifest) {
         let phase =
             |it: &Phase| PhaseInfo { name: it.name.as_str().to_owned(), duration_ns: it.duration, bytes: it.bytes };
@@ -109,7 +109,7 @@ impl Progress {
         state.phases = manifest.phases.iter().map(phase).collect();
     }
 
-    /// There is an image.
+    /// The dump has succeeded: the image is durable.
     pub(super) fn durable(&self, committed: &Committed) {
         let mut state = lock(&self.state);
         let (protocol, protocol_reason) = state.protocol.clone();
@@ -118,12 +118,12 @@ impl Progress {
         state.end(DumpOutcome::Durable { id, protocol, protocol_reason, bytes, phases });
     }
 
-    /// There will be none.
+    /// The dump has failed.
     pub(super) fn failed(&self, failure: &Failure) {
         lock(&self.state).end(DumpOutcome::Failed(failure.clone()));
     }
 
-    /// The dump is over, if it was not before. A dump without clients has no outcome: only CRIU knows it.
+    /// The dump is over, if it was not before. The outcome of a dump without clients is unknown: only CRIU knows it.
     pub(in crate::daemon) fn end(&self) {
         let mut state = lock(&self.state);
         if !state.pids.is_empty() {
@@ -132,18 +132,18 @@ impl Progress {
         }
     }
 
-    /// Whether this process is one of those that are dumped.
+    /// Whether this process is one of the dumped processes.
     pub(in crate::daemon) fn has(&self, pid: i32) -> bool {
         lock(&self.state).pids.contains(&pid)
     }
 
-    /// Whether there is something of ours in it, or something of ours has kept it from being.
+    /// Whether the dump has clients, or has failed because of a process of ours.
     pub(in crate::daemon) fn is_of_clients(&self) -> bool {
         let state = lock(&self.state);
         !state.pids.is_empty() || state.outcome.is_some()
     }
 
-    /// For listings.
+    /// The progress in a listing's form.
     pub(in crate::daemon) fn info(&self) -> DumpInfo {
         let state = lock(&self.state);
         let blocks = state.files.iter().filter_map(|it| it.metadata().ok()).map(|it| it.blocks()).sum::<u64>();
@@ -161,7 +161,7 @@ impl Progress {
 }
 
 impl State {
-    /// The first word counts: what goes wrong later comes from that.
+    /// Sets the outcome. The first one counts: later failures follow from it.
     fn end(&mut self, outcome: DumpOutcome) {
         self.outcome.get_or_insert(outcome);
         self.ended.get_or_insert_with(Instant::now);

@@ -10,21 +10,21 @@
 use rekindle_images::Protocol;
 use rekindle_wire::control::Copying;
 
-/// Less than this is copied while CRIU writes what every process has.
+/// Less than this is copied while CRIU writes the memory that every process has.
 const LITTLE: u64 = 256 << 20;
-/// Where the processes do not go on, more than this is worth copying before they are stopped.
+/// With more than this it is worth copying before the processes are stopped, where they do not go on.
 const MUCH: u64 = 1 << 30;
 
 /// The protocol of one client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chosen {
-    /// Never `auto`.
+    /// The protocol; never `auto`.
     pub(super) protocol: Protocol,
     pub(super) reason: String,
 }
 
 impl Chosen {
-    /// Chooses for a client with so much GPU memory, whom somebody (`who`) has asked to be dumped by a protocol.
+    /// Chooses for a client with so much GPU memory; `who` asked for the protocol `asked`.
     pub(super) fn new(asked: Protocol, who: &str, bytes: u64, leave_running: bool) -> Self {
         let mib = bytes >> 20;
         let (protocol, why) = match (asked, leave_running) {
@@ -55,7 +55,7 @@ impl Chosen {
         }
     }
 
-    /// How much device memory is set aside before the quiesce: none, so many bytes, or for all (`None` in it).
+    /// The device memory to set aside before the quiesce: none, so many bytes, or enough for all (`None` in it).
     pub(super) fn reserves(&self, cow_pool: u64) -> Option<Option<u64>> {
         match self.protocol {
             Protocol::Clone => Some(None),

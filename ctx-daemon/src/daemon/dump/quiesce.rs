@@ -1,4 +1,4 @@
-//! Bringing clients to rest together, and letting them go whatever happens.
+//! Brings clients to rest together, and lets them go on in every case.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -13,13 +13,13 @@ use super::super::thread;
 use super::super::worker::{At, Timeout, WorkerError};
 use crate::limit::{Deadline, Limit};
 
-/// The last part of the limit is for workers' answers: devices have come to rest before it, or are busy.
+/// The last part of the limit is for workers' answers: by then devices have come to rest, or are busy.
 const FOR_ANSWERS: u32 = 10;
 /// How long devices may take before the daemon assumes that a kernel waits for a command that is still in a ring.
 const REST_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long the device may take for one such command before the next is tried.
 const STEP: Duration = Duration::from_millis(20);
-/// The pause between two looks whether a dump that is over has let a client go.
+/// The pause between two checks whether a former dump has let a client go.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Why clients are not at rest.
@@ -52,15 +52,15 @@ impl Failing for QuiesceError {
 /// How often a worker hears that the daemon is there: several times in the silence after which it goes on by itself.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
-/// A client that executes nothing. The client goes on when this is dropped.
+/// A client that executes nothing. The client goes on when this value is dropped.
 pub(super) struct ClosedRing {
     client: Arc<Client>,
     when_dropped: WhenDropped,
-    /// Its worker hears from the daemon as long as this is there.
+    /// While this sender exists, a thread tells the worker that the daemon is there.
     _heartbeat: Sender<()>,
 }
 
-/// What remains to be done for a client to go on.
+/// The remaining step for a client to go on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WhenDropped {
     /// Its worker must open the ring.
@@ -72,12 +72,13 @@ enum WhenDropped {
 }
 
 impl ClosedRing {
-    /// Whose.
+    /// The client.
     pub(super) fn client(&self) -> &Arc<Client> {
         &self.client
     }
 
-    /// Lets it go on, and waits until it does, within the limit. It counts as being saved until the result is dropped.
+    /// Lets the client go on, and waits until it does, within the limit. The client counts as being saved until the result is
+    /// dropped.
     pub(super) fn open(mut self, limit: Limit) -> Result<OpenRing, WorkerError> {
         let worker = &self.client.worker;
         worker.ask(&WorkerRequest::Open, &[], limit)?;
@@ -98,7 +99,7 @@ impl Drop for OpenRing {
 }
 
 impl Drop for ClosedRing {
-    /// In the background, since a worker may have to end first what it was asked before.
+    /// Lets the client go in the background, since its worker may have to end an earlier request first.
     fn drop(&mut self) {
         match self.when_dropped {
             WhenDropped::Nothing => {}
@@ -108,13 +109,14 @@ impl Drop for ClosedRing {
     }
 }
 
-/// Has a client go on that nobody else takes in hand meanwhile. Its worker may be stopped or busy for as long as it likes.
+/// Has a client go on, unless another dump or restore has it meanwhile. The client's worker may be stopped or busy for any
+/// time.
 fn open_in_background(client: &Arc<Client>) {
     let opened = Arc::clone(client);
     let open = move || {
         match opened.worker.ask(&WorkerRequest::Open, &[], Timeout::Endless) {
             Ok(()) => debug!("{opened} goes on"),
-            // Its tasks were killed, as they should in a dump that does not leave them running.
+            // The tasks were killed, as they should be in a dump that does not leave them running.
             Err(WorkerError::Dead(_)) => {}
             Err(error) => warn!("{opened} cannot go on: {error}"),
         }
@@ -140,8 +142,8 @@ fn held(at: At) -> String {
     }
 }
 
-/// Says that the daemon is there until the result is dropped. In a thread for each, since one that is stopped may keep
-/// whoever speaks to it waiting.
+/// Says that the daemon is there until the result is dropped. Each client has a thread for this, since a stopped worker may
+/// keep its thread waiting.
 fn heartbeat(client: &Arc<Client>) -> Result<Sender<()>, QuiesceError> {
     let (until_dropped, over) = channel::<()>();
     let worker = Arc::clone(&client.worker);
@@ -168,9 +170,9 @@ fn heartbeat(client: &Arc<Client>) -> Result<Sender<()>, QuiesceError> {
 ///                 ^──────────────────────────┴──────────────────────────────────────────────────────────────┘
 /// ```
 ///
-/// A kernel may wait for another that is still in a ring, its own process's or another's, or for what a process does
-/// when something else has run. Where one is merely long, nobody needs to go on, so that comes first; and whenever
-/// another one has become busy, it gets the same time.
+/// A kernel may wait for another that is still in a ring, of its own process or another, or for something that a process does
+/// after another command has run. If a kernel is merely long, no client needs to go on, so waiting comes first; and whenever
+/// another device has become busy, it gets the same time.
 pub(super) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<ClosedRing>, QuiesceError> {
     let (began, deadline) = (Instant::now(), limit.begins());
     let for_devices = limit.time - limit.time / FOR_ANSWERS;
@@ -203,7 +205,7 @@ pub(super) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<Close
         step = if same || step == Step::Stop { Step::Advance } else { Step::Wait };
         timeout = match step {
             Step::Advance => STEP,
-            // Two with long kernels must not take turns for ever.
+            // Two clients with long kernels must not take turns for ever.
             _ => {
                 longest *= 2;
                 longest
@@ -212,12 +214,13 @@ pub(super) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<Close
     }
 }
 
-/// Waits until no other dump has a client: one that was just given up, or is durable, lets its clients go in the background.
+/// Waits until no other dump has the client: a dump that was just given up, or is durable, lets its clients go in the
+/// background.
 pub(super) fn wait_until_let_go(client: &Client, deadline: Deadline) -> Result<(), QuiesceError> {
     wait_for(client, deadline, || client.state() == ClientState::Running)
 }
 
-/// Waits until a client is let go, in the background, by the dump before.
+/// Waits until the dump before has let a client go, in the background.
 fn wait_for(client: &Client, deadline: Deadline, is_let_go: impl Fn() -> bool) -> Result<(), QuiesceError> {
     while !is_let_go() {
         if deadline.is_over() {
@@ -232,15 +235,15 @@ fn wait_for(client: &Client, deadline: Deadline, is_let_go: impl Fn() -> bool) -
 /// The next request to clients that are not at rest together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// For the first time: to stop.
+    /// To all, at first: stop.
     Stop,
-    /// Of those that are busy: to wait.
+    /// To busy clients: wait.
     Wait,
-    /// Of those that are at rest, or of all if none is: to go on by one command.
+    /// To the clients at rest, or to all if none is at rest: execute one command.
     Advance,
 }
 
-/// A client that executes nothing any more, whose device may yet be busy: with what.
+/// A client that executes nothing any more. Its device may still be busy, with the named work.
 struct Closing {
     ring: ClosedRing,
     busy: Option<String>,
@@ -255,7 +258,7 @@ impl Closing {
     }
 
     /// Asks for a step, for which the device may take as long as `timeout`. The worker itself may be in a call of the driver,
-    /// and has until the limit to come out of it.
+    /// and has until the limit to return from it.
     fn ask(
         &mut self,
         step: Step,

@@ -22,16 +22,16 @@ pub(super) struct Quiesced {
     pub(super) freeze: FreezeWatch,
 }
 
-/// An image that has begun. Its rings come first, so that clients go on first when it is dropped.
+/// An image that has begun. The rings are the first field, so that clients go on first when this is dropped.
 pub(super) struct Begun {
     pub(super) rings: Vec<ClosedRing>,
     pub(super) planned: Vec<Planned>,
     pub(super) writer: ImageWriter,
-    /// From when memory is set aside until the copy is over.
+    /// Exists from when memory is set aside until the copy is over.
     pub(super) clones: ClonesGuard,
-    /// Where another image is to be made at the same quiesce, by `stop`.
+    /// The directory of a second image, which `stop` makes at the same quiesce.
     pub(super) beside: Option<ImageDir>,
-    /// When the clients were asked to quiesce: after pre-copies.
+    /// When the clients were asked to quiesce, after any pre-copies.
     pub(super) quiesce_began: Instant,
     pub(super) idle_at: Instant,
 }
@@ -45,7 +45,7 @@ impl Quiesced {
 }
 
 impl Begun {
-    /// The tree is frozen, so it is as it will be dumped: what changed since the quiesce is made up for.
+    /// The tree is frozen, so it is in the state that CRIU dumps: changes of the tree since the quiesce are taken in.
     pub(super) fn save(self, tree: &Tree<'_>, frozen_at: Instant) -> Result<Saving, DumpError> {
         // Dropped in the reverse of this order where this fails: rings open first.
         let Self { clones, beside, quiesce_began, mut idle_at, writer, mut planned, mut rings } = self;

@@ -1,8 +1,8 @@
-//! A rehearsal: before an image is committed, a spare worker proves that a restore can place a client's code where it is.
+//! A rehearsal: before an image is committed, a spare worker proves that a restore can place a client's code at its addresses.
 //!
-//! That is asked only of clients whose log lacks unloaded code (`ctx-worker/src/checkpoint/cut.rs`). The others are restored by
-//! doing what was done, which needs no proof. The spare worker ends with the rehearsal, and the image with a rehearsal that
-//! fails.
+//! Only clients whose log lacks unloaded code need a rehearsal (`ctx-worker/src/checkpoint/cut.rs`). The others are restored by
+//! repeating their log, which needs no proof. The spare worker ends with the rehearsal; an image whose rehearsal fails is
+//! removed.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -22,7 +22,7 @@ use super::super::worker::{Timeout, Worker, WorkerError};
 use super::error::SaveError;
 use crate::limit::Limit;
 
-/// The worker of a rehearsal. Nobody else ever has it.
+/// The worker of a rehearsal. No client ever gets it.
 struct Spare(Arc<Worker>);
 
 impl Drop for Spare {
@@ -36,7 +36,7 @@ pub(super) fn is_needed(record: &Record) -> bool {
     state::is_cut(&record.worker_state)
 }
 
-/// Proves that the code of the client can be placed again. The worker may not do nothing for longer than the limit.
+/// Proves that the code of the client can be placed again. The worker may not be idle for longer than the limit.
 pub(super) fn rehearse(
     pool: &Pool,
     writer: &ImageWriter,
@@ -53,7 +53,7 @@ pub(super) fn rehearse(
     Ok(())
 }
 
-/// A worker that sees what the client's sees.
+/// Takes a worker that sees the same GPUs as the client's worker.
 fn take(pool: &Pool, client: &Client) -> Result<Spare, PoolError> {
     let gpus = |devices: &[rekindle_wire::attach::Device]| devices.iter().map(|it| it.uuid).collect::<Vec<Uuid>>();
     let (seen, usual) = (gpus(&client.worker.attached().devices), gpus(&pool.devices()?));

@@ -8,9 +8,9 @@
 //!   a client that fails, or a session that ends: the other Saves are cancelled, the image is removed, rings open
 //! ```
 //!
-//! A disk, a worker or a thread of ours that hangs makes none of these happen. So whoever waits looks whether the image grows
-//! or comes a step further, gives it up when that has not been for a time, and opens the rings itself: they belong to all.
-//! What hung and wakes up finds that out and removes what it has made.
+//! If a disk, a worker or a thread of ours hangs, none of these happens. So the session that waits watches whether the image
+//! grows or comes a step further. After a time without progress it gives the image up and opens the rings itself, since all
+//! threads share them. A part that hung and wakes up finds that out and removes what it has made.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -39,38 +39,38 @@ use super::quiesce::ClosedRing;
 use super::rehearsal;
 use crate::limit::Limit;
 
-/// When it began, and how it is done.
+/// The times, limits and parties of a save.
 pub(super) struct How {
-    /// `Pause` came.
+    /// `Pause` arrived.
     pub(super) began: Instant,
-    /// Clients were asked to come to rest.
+    /// The clients were asked to come to rest.
     pub(super) quiesce_began: Instant,
     /// All clients were at rest.
     pub(super) idle_at: Instant,
-    /// Their processes stood still.
+    /// The clients' processes were stopped.
     pub(super) frozen_at: Instant,
-    /// The tasks go on.
+    /// Whether the tasks go on.
     pub(super) leave_running: bool,
-    /// How long a worker may take that is at rest.
+    /// How long a worker may take whose client is at rest.
     pub(super) quiesce: Limit,
-    /// How long the image may not come further.
+    /// How long the image may make no progress.
     pub(super) stall: Limit,
-    /// What the clients share.
+    /// The memory that the clients share.
     pub(super) sharing: Sharing,
-    /// Has spare workers for rehearsals.
+    /// The pool of spare workers for rehearsals.
     pub(super) pool: Arc<Pool>,
-    /// Told how far it is.
+    /// The progress for listings.
     pub(super) progress: Arc<Progress>,
 }
 
-/// An image being written in the background. Dropping it gives the image up, unless it is durable by then, and lets the
+/// An image being written in the background. Dropping the job gives the image up, unless it is durable by then, and lets the
 /// clients go on.
 pub(super) struct SaveJob {
     shared: Arc<Shared>,
-    /// How long the image may not come further.
+    /// How long the image may make no progress.
     stall: Limit,
     clients: Vec<Arc<Client>>,
-    /// Can be read when the job is over.
+    /// Becomes readable when the job is over.
     over: UnixStream,
     thread: Option<JoinHandle<()>>,
 }
@@ -82,41 +82,41 @@ struct Shared {
     began: Instant,
 }
 
-/// How often it is looked whether the image comes further.
+/// The pause between two checks whether the image comes further.
 const WATCH: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
 struct State {
-    /// Counts what has been done.
+    /// The number of steps done.
     steps: u64,
-    /// What clients' memory is written to.
+    /// The files that clients' memory is written to.
     files: Vec<Arc<Files>>,
-    /// Clients whose rings may open, and those whose memory is in the image's files.
+    /// The numbers of clients whose rings may open, and of those whose memory is in the image's files.
     may_open: usize,
     saved: usize,
-    /// Bytes of device memory, and of those copied by now.
+    /// The bytes of device memory, and the bytes copied by now.
     bytes: u64,
     copied: u64,
     costs: Costs,
-    /// All may open.
+    /// When all rings were allowed to open.
     may_open_at: Option<Instant>,
     copied_at: Option<Instant>,
-    /// CRIU is through with the processes' memory; whose sockets it dumped.
+    /// CRIU is through with the processes' memory: when, and the owners of the sockets that it dumped.
     finish: Option<(Instant, Vec<(Whose, u32)>)>,
     opened_at: Option<Instant>,
     failed: Option<SaveError>,
-    /// It failed since nothing happened any more.
+    /// The save was given up because it made no progress.
     stalled: bool,
     outcome: Option<Result<Committed, SaveError>>,
-    /// What the threads that write the image wait for, by the client's place; none for the one that writes what is all
-    /// clients'.
+    /// What each writing thread waits for, by the client's place; none for the thread that writes the parts common to all
+    /// clients.
     awaited: BTreeMap<Option<usize>, String>,
-    /// Those that are closed.
+    /// The rings that are closed.
     rings: Vec<ClosedRing>,
 }
 
 impl State {
-    /// One more of so many.
+    /// One more of `all` clients may open its ring.
     fn now_may_open(&mut self, all: usize) {
         self.may_open += 1;
         if self.may_open == all {
@@ -124,14 +124,14 @@ impl State {
         }
     }
 
-    /// Changes whenever the image comes further.
+    /// A pair that changes whenever the image comes further.
     fn progress(&self) -> (u64, u64) {
         (self.steps + self.copied, self.files.iter().map(|it| it.blocks()).sum())
     }
 }
 
 impl SaveJob {
-    /// Begins.
+    /// Starts the job.
     pub(super) fn start(
         writer: ImageWriter,
         rings: Vec<ClosedRing>,
@@ -156,7 +156,7 @@ impl SaveJob {
         Ok(Self { shared, stall, clients, over, thread: Some(thread) })
     }
 
-    /// Whose memory is saved.
+    /// The clients whose memory is saved.
     pub(super) fn clients(&self) -> &[Arc<Client>] {
         &self.clients
     }
@@ -166,13 +166,13 @@ impl SaveJob {
         self.shared.check()
     }
 
-    /// CRIU has written the processes' memory.
+    /// CRIU has written the processes' memory; notes the sockets' owners.
     pub(super) fn finish(&self, sockets: Vec<(Whose, u32)>) {
         lock(&self.shared.state).finish = Some((Instant::now(), sockets));
         self.shared.changed.notify_all();
     }
 
-    /// Waits until the image is durable, the session's connection closes, or nothing happens any more.
+    /// Waits until the image is durable, the session's connection closes, or the image makes no progress.
     pub(super) fn wait(&self, session: &UnixStream) -> Result<Committed, DumpError> {
         let (mut progress, mut stalled) = (None, self.stall.begins());
         loop {
@@ -180,11 +180,11 @@ impl SaveJob {
             let [over, spoke] = sys::wait_readable(fds, Some(WATCH)).map_err(DumpError::Thread)?;
             if over {
                 let outcome = lock(&self.shared.state).outcome.clone();
-                // Without an outcome only if its thread panicked.
+                // There is no outcome only if the saving thread panicked.
                 let lost = || Err(SaveError::internal("the daemon's saving thread is gone"));
                 return Ok(outcome.unwrap_or_else(lost)?);
             }
-            // Nothing may be asked before the answer, so this is the end.
+            // A peer must not send another request before the reply, so this ends the dump.
             if spoke {
                 return Err(DumpError::Closed);
             }
@@ -206,7 +206,7 @@ impl Drop for SaveJob {
         if let Some(thread) = self.thread.take() {
             let timeout = if lock(&self.shared.state).stalled { Duration::ZERO } else { self.stall.time };
             match sys::wait_readable([self.over.as_fd()], Some(timeout)) {
-                // A panic in there has been reported, and its unwinding let everything go.
+                // A panic of the thread has been reported, and its unwinding released everything.
                 Ok([true]) => drop(thread.join()),
                 _ => warn!("the thread that writes the image hangs; when it goes on, it removes the incomplete image"),
             }
@@ -228,7 +228,7 @@ impl Shared {
         match self.write(&writer, planned).and_then(|it| self.check().map(|()| it)) {
             Ok(manifest) => {
                 self.awaits(None, "the disk to take the image's manifest");
-                // It may have been given up meanwhile, and `criu` has said so.
+                // The image may have been given up meanwhile, and `criu` has said so.
                 let committed = writer.commit_if(manifest, || self.check().is_ok());
                 committed.map_err(|error| {
                     let error = self.check().err().unwrap_or_else(|| error.into());
@@ -245,7 +245,7 @@ impl Shared {
         }
     }
 
-    /// Everything but the commit.
+    /// Writes everything but the commit.
     fn write(&self, writer: &ImageWriter, planned: &[Planned]) -> Result<rekindle_images::Manifest, SaveError> {
         let (saved, synced) = std::thread::scope(|scope| {
             let threads: Vec<_> = planned
@@ -259,7 +259,7 @@ impl Shared {
                 self.step();
                 synced.map_err(|error| self.fail(error.into()))
             });
-            // Where there is no client with a worker, nobody else waits for it.
+            // If no client has a worker, no other thread waits for CRIU.
             self.wait_for_finish();
             let saved = threads.into_iter().filter_map(|it| it.join().ok()?);
             (saved.collect::<Vec<_>>(), synced)
@@ -331,10 +331,10 @@ impl Shared {
         Err(())
     }
 
-    /// Saves one client, and lets it go on when CRIU is through with it.
+    /// Saves one client, and lets the client go on when CRIU is through with it.
     fn save_client(&self, writer: &ImageWriter, place: usize, planned: &Planned, all: usize) -> Option<Saved> {
         let client = &planned.client;
-        // While it is there: a task that does not go on is killed when this dump is over.
+        // Read while the process is there: a task that does not go on is killed when this dump is over.
         let namespace_pid = client.namespace_pid() as i32;
         let mut open = None;
         let copied = || self.awaits(Some(place), &format!("{client} to be copied by its worker"));
@@ -347,13 +347,13 @@ impl Shared {
                 return Err(SaveError::given_up());
             }
             self.wait_for_those_it_shares_with();
-            // CRIU is through, and so is who copies memory that this client has too: what they have written is good if
-            // the ring was closed all the time.
+            // CRIU is through, and so are the workers that copy memory which this client has too: their copies are good if the
+            // ring was closed all the time.
             self.awaits(Some(place), &format!("the worker of {client} to open its ring"));
             self.hold(client)?;
             self.step();
             if self.how.leave_running {
-                // Not there any more if the image has been given up.
+                // The ring is not there any more if the image has been given up.
                 let ring = self.take_ring(client).ok_or_else(SaveError::given_up)?;
                 open = Some(ring.open(self.how.quiesce).map_err(|error| SaveError::of(client, &error))?);
                 lock(&self.state).opened_at = Some(Instant::now());
@@ -382,7 +382,7 @@ impl Shared {
         }
     }
 
-    /// Proves that the client can be restored. As long as the spare worker works, the image comes further.
+    /// Proves that the client can be restored. While the spare worker works, the image counts as coming further.
     fn rehearse(&self, writer: &ImageWriter, client: &Client, record: &Record) -> Result<(), SaveError> {
         std::thread::scope(|scope| {
             let rehearsal = scope.spawn(|| rehearsal::rehearse(&self.how.pool, writer, client, record, self.how.stall));
@@ -399,7 +399,7 @@ impl Shared {
         held.map_err(|error| SaveError::of(client, &error))
     }
 
-    /// Has the worker begin, and write the code that it has. Says where it writes its client's memory.
+    /// Has the worker begin, and write the client's code. Returns the files that the worker writes the client's memory to.
     fn begin(&self, writer: &ImageWriter, place: usize, planned: &Planned) -> Result<Arc<Files>, SaveError> {
         let client = &planned.client;
         planned.pace(self.how.stall)?;
@@ -436,7 +436,7 @@ impl Shared {
         Ok(files)
     }
 
-    /// Waits until the worker's copy is so far. The client's part of the manifest once it is over.
+    /// Waits until the worker's copy has come to `until`. Returns the client's part of the manifest once the copy is over.
     fn copy(&self, planned: &Planned, files: &Files, until: Until, all: usize) -> Result<Option<Record>, SaveError> {
         let (client, index) = (&planned.client, planned.index);
         let failed = |error: WorkerError| SaveError::of(client, &error);
@@ -486,7 +486,7 @@ impl Shared {
         }
     }
 
-    /// What must be copied before rings open may be memory that this client has too.
+    /// Waits for clients with shared memory: memory that must be copied before rings open may be this client's too.
     fn wait_for_those_it_shares_with(&self) {
         let shared = self.how.sharing.elsewhere.iter().any(|it| !it.is_empty());
         let mut state = lock(&self.state);
@@ -514,12 +514,12 @@ impl Shared {
         Some(rings.swap_remove(at))
     }
 
-    /// What is waited for now, by one of the clients' threads or by that which writes what is all clients'.
+    /// Notes what a client's thread waits for now, or, without a place, the thread that writes the common parts.
     fn awaits(&self, place: Option<usize>, what: &str) {
         lock(&self.state).awaited.insert(place, what.to_owned());
     }
 
-    /// Something has been done.
+    /// Counts a step.
     fn step(&self) {
         lock(&self.state).steps += 1;
     }
@@ -531,7 +531,7 @@ impl Shared {
         }
     }
 
-    /// Everybody goes on. The first failure is the reason; those that follow come from it.
+    /// Lets all clients go on. The first failure is the reason; later failures follow from it.
     fn fail(&self, error: SaveError) {
         let rings = {
             let mut state = lock(&self.state);
@@ -542,7 +542,7 @@ impl Shared {
         drop(rings);
     }
 
-    /// Gives up what does not come further. Whatever hangs is not waited for.
+    /// Gives up an image without progress. A part that hangs is not waited for.
     fn fail_stalled(&self, limit: Limit) -> SaveError {
         let error = {
             let mut state = lock(&self.state);
@@ -555,14 +555,14 @@ impl Shared {
     }
 }
 
-/// What a worker's copy is waited for.
+/// The point that a worker's copy is waited for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Until {
     MayOpen,
     Saved,
 }
 
-/// The protocol of the whole image, and why.
+/// The protocol of the whole image, and the reason for it.
 fn protocol_of_all(planned: &[Planned]) -> Chosen {
     let mut all: Vec<&Chosen> = planned.iter().map(|it| &it.chosen).collect();
     all.dedup();
@@ -584,7 +584,7 @@ fn save_code(writer: &ImageWriter, client: &Client, image: &SavedCode, limit: Li
     let malformed = |_| SaveError::of(client, &WorkerError::Protocol("Save"));
     let hash = image.hash.parse().map_err(malformed)?;
     let Some(file) = writer.code_file(hash, image.size)? else {
-        // Another client has the same code.
+        // The image has the same code of another client already.
         return Ok(());
     };
     let request = WorkerRequest::SaveCode { hash: image.hash.clone() };

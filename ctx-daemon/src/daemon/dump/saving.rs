@@ -20,7 +20,7 @@ pub(super) struct Saving {
     clones: ClonesGuard,
 }
 
-/// A dump whose image is on disk. Its job is held until the connection closes: only then do clients that CRIU kills go on.
+/// A dump whose image is on disk. The job is held until the connection closes: only then do clients that CRIU kills go on.
 pub(super) struct Durable {
     _job: SaveJob,
 }
@@ -39,7 +39,7 @@ impl Saving {
         self.job.clients()
     }
 
-    /// Notes whose socket this is. CRIU asks twice about a socket that has something to be read.
+    /// Notes the owner of the socket. CRIU asks twice about a socket that has something to be read.
     pub(super) fn note(&mut self, id: u32, whose: Whose, again: bool) -> Reply {
         self.sockets.retain(|(_, before)| *before != id);
         self.sockets.push((whose, id));

@@ -1,8 +1,8 @@
-//! Whether a socket that CRIU found in a process leads to this daemon.
+//! Finds out whether a socket that CRIU found in a process leads to this daemon.
 //!
-//! Mostly the cookie says so, which every client names when it attaches. It is not known of a process that was frozen
-//! before it said anything, and of one that was restored under a daemon before this: then the process's descriptors are
-//! looked through. A wrong answer would have a restore put a connection to us in the place of somebody else's.
+//! In most cases the cookie decides: every client names it when it attaches. The cookie is unknown for a process that was
+//! frozen before it said anything, and for one that was restored under a former daemon; in these cases the process's
+//! descriptors are searched. After a wrong answer, a restore would put a connection to us in the place of a foreign one.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +22,7 @@ pub(super) fn leads_to(pid: i32, cookie: u64, path: &Path) -> io::Result<bool> {
             continue;
         };
         let socket = match sys::pidfd_getfd(process.as_fd(), number) {
-            // Another thread of the process has closed it since.
+            // Another thread of the process has closed the descriptor since.
             Err(error) if error.raw_os_error() == Some(libc::EBADF) => continue,
             socket => socket?,
         };
@@ -34,7 +34,7 @@ pub(super) fn leads_to(pid: i32, cookie: u64, path: &Path) -> io::Result<bool> {
 }
 
 fn is_connected_to(socket: OwnedFd, path: &Path) -> bool {
-    // An error where it is no Unix socket, or not connected.
+    // This fails where the descriptor is no Unix socket, or not connected.
     let peer = UnixStream::from(socket).peer_addr();
     peer.is_ok_and(|it| it.as_pathname() == Some(path))
 }

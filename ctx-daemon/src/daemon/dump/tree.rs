@@ -1,4 +1,4 @@
-//! The tree that is dumped: what every state of a dump knows of it.
+//! The tree that is dumped: the data that all states of a dump use.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -21,7 +21,7 @@ use super::progress::Progress;
 use super::protocol::Chosen;
 use super::{base, files, socket};
 
-/// A tree of processes during its dump. No process of the tree gets a worker as long as this lives.
+/// A tree of processes during its dump. While this value lives, no process of the tree gets a worker.
 pub(super) struct Tree<'a> {
     pub(super) daemon: &'a Arc<Daemon>,
     pub(super) stream: &'a UnixStream,
@@ -55,7 +55,8 @@ impl<'a> Tree<'a> {
         Ok(Self { daemon, stream, view, root, leave_running, began, progress, _hold: hold })
     }
 
-    /// The clients of the tree as it is now, and the processes whose handshake has begun: in the tree that runs, or is frozen.
+    /// The clients of the tree as it is now, and the processes whose handshake has begun. `tree` lists a tree that runs, or one
+    /// that is frozen.
     pub(super) fn find(
         &self,
         tree: fn(i32) -> io::Result<Vec<i32>>,
@@ -65,7 +66,8 @@ impl<'a> Tree<'a> {
         Ok((registry.clients_among(&tree), registry.pending_among(&tree)))
     }
 
-    /// A process without its worker has no GPU state to save, and would find that out after a restore only.
+    /// Fails if a process of the tree has lost its worker: it has no GPU state to save, and would find that out only after a
+    /// restore.
     pub(super) fn nobody_has_lost_its_worker(&self, ours: bool) -> Result<(), DumpError> {
         let tree = process::tree(self.root).map_err(DumpError::Tree)?;
         match self.daemon.lost.in_tree(&tree, ours) {
@@ -74,8 +76,8 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// How much memory each client has on each device. The first that their workers hear of this dump: they may be
-    /// stopped, or in a long call, just as when they are to come to rest.
+    /// The memory of each client on each device. This is the first request of a dump to the workers: they may be stopped, or in
+    /// a long call, just as when they are to come to rest.
     pub(super) fn memory_of(&self, clients: &[Arc<Client>]) -> Result<Vec<Vec<u64>>, SaveError> {
         let deadline = self.daemon.config.quiesce_timeout.begins();
         let memory = at_once(clients, |client| {
@@ -84,7 +86,7 @@ impl<'a> Tree<'a> {
         memory.into_iter().collect()
     }
 
-    /// Decides how each client is dumped, which has so much memory on each device.
+    /// Decides the protocol of each client, which has so much memory on each device.
     pub(super) fn plan(&self, clients: &[Arc<Client>], memory: &[Vec<u64>], first: u32) -> Vec<Planned> {
         let planned = (first..).zip(clients.iter().zip(memory)).map(|(index, (client, memory))| {
             let bytes = memory.iter().sum();
@@ -104,10 +106,10 @@ impl<'a> Tree<'a> {
         Reply::Frozen { ours }
     }
 
-    /// Whose a socket is, and whether what it has not read yet may be lost, since it asks again.
+    /// The owner of a socket, and whether its unread content may be lost, since the owner asks again.
     pub(super) fn whose(&self, clients: &[Arc<Client>], cookie: u64) -> Option<(Whose, bool)> {
         let path = &self.daemon.config.socket;
-        // A process that is gone, or of which we may see nothing, has no socket of ours.
+        // A process that is gone, or that we may not examine, has no socket of ours.
         let leads_here = |process: Process| socket::leads_to(process.pid, cookie, path).unwrap_or(false);
         let of_client = |client: &&Arc<Client>| match client.attach.cookie {
             0 => leads_here(client.process),
@@ -124,7 +126,7 @@ impl<'a> Tree<'a> {
         if let Some(Pending { process, attach, .. }) = pending.iter().find(of_pending) {
             return Some((Whose::Unattached(Unattached::new(*process, attach.as_ref(), path)), false));
         }
-        // A question, which may have its answer already.
+        // The process may be asking a question, and may have its answer already.
         let tree = process::frozen_tree(self.root).ok()?;
         let mut tree = tree.into_iter().filter_map(|pid| Process::with_pid(pid).ok());
         let asks = tree.find(|process| leads_here(*process))?;

@@ -1,4 +1,4 @@
-//! A container, and how its processes are told from others.
+//! A container, and how the daemon tells its processes from others.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,43 +13,43 @@ use super::super::pidns::{self, Identity};
 use super::super::process::{self, Process};
 use super::super::sys;
 
-/// As `cuDeviceGetUuid` has it.
+/// A UUID in the form of `cuDeviceGetUuid`.
 pub(crate) type Uuid = [u8; 16];
 
 /// A container that was given GPUs.
 #[derive(Debug)]
 pub(crate) struct Container {
-    /// As its engine names it.
+    /// The name that its engine gives it.
     pub(crate) id: String,
-    /// The process that it began with. With it the pid namespace ends, and what it was given.
+    /// The container's first process. When it ends, the pid namespace ends, and the grant with it.
     pub(super) first: Process,
-    /// That process, however its pid is used later.
+    /// A descriptor of the first process, which stays valid when the pid is used again.
     pub(super) process: OwnedFd,
     pub(super) place: Place,
-    /// Where its processes are besides: CRIU puts those of a container that is imported under another name where they
-    /// were, and engines start more of them where they belong.
+    /// Other cgroups of its processes: CRIU puts the processes of a container that is imported under another name into their
+    /// former cgroups, and engines start more processes in the regular ones.
     pub(super) more: Vec<Cgroups>,
-    /// In the daemon's order; none for all.
+    /// The GPUs, in the daemon's order; none for all.
     pub(crate) gpus: Option<Vec<Uuid>>,
     pub(crate) limits: ContainerLimits,
-    /// By which its maker wants it to be checkpointed.
+    /// The protocol that the container's annotation asks for.
     pub(crate) protocol: Option<Protocol>,
 }
 
 impl Container {
-    /// Whether it is still there.
+    /// Whether the container still exists.
     pub(super) fn is_there(&self) -> bool {
         // A pidfd can be read when its process has ended.
         matches!(sys::wait_readable([self.process.as_fd()], Some(Duration::ZERO)), Ok([false]))
     }
 
-    /// How far down the cgroups of it are that hold those; none if no cgroups of it do.
+    /// The depth of the container's deepest cgroups that hold the given ones; none if no cgroups of it do.
     pub(super) fn holds(&self, those: &Cgroups) -> Option<usize> {
         let own = std::iter::once(&self.place.cgroups).chain(&self.more);
         own.filter(|it| it.hold(those) || it.hold_named(those, &self.id)).map(Cgroups::depth).max()
     }
 
-    /// Adds what it had been given before.
+    /// Adds what the container was given before.
     pub(super) fn add(&mut self, before: &Self) {
         self.more.clone_from(&before.more);
         self.protocol = self.protocol.or(before.protocol);
@@ -69,26 +69,26 @@ impl Container {
     }
 }
 
-/// Where a process is.
+/// The place of a process in namespaces and cgroups.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Place {
-    /// Its pid namespace, the one that this is in, and so on up to the daemon's.
+    /// The process's pid namespace, its parent namespace, and so on up to the daemon's.
     pub(super) namespaces: Vec<Identity>,
     pub(super) cgroups: Cgroups,
 }
 
 impl Place {
-    /// Where this very process is, and not one that has its pid by now.
+    /// The place of this very process; an error if another process has its pid by now.
     pub(super) fn of(process: Process) -> io::Result<Self> {
         let namespaces = match pidns::chain(process.pid) {
-            // A daemon that is not root cannot look at other users' processes; how deep they are it sees.
+            // A daemon that is not root cannot examine other users' processes, but sees how deep they are.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_at_our_depth(process.pid)? => {
                 vec![pidns::own()?]
             }
             found => found?,
         };
         let cgroups = Cgroups::parse(&std::fs::read_to_string(format!("/proc/{}/cgroup", process.pid))?);
-        // Everything above was of it if it is there still: pids are used again only after their process is gone.
+        // If the process is still there, everything above was about it: pids are used again only after their process is gone.
         if !process.is_alive() {
             return Err(io::ErrorKind::NotFound.into());
         }
@@ -96,13 +96,13 @@ impl Place {
     }
 }
 
-/// Whether a process is in as many pid namespaces as this one: what is seen of others is below.
+/// Whether a process is in as many pid namespaces as this one: all others that can be seen are below.
 fn is_at_our_depth(pid: i32) -> io::Result<bool> {
     let own = process::namespace_pids(std::process::id() as i32)?;
     Ok(process::namespace_pids(pid)?.len() == own.len())
 }
 
-/// The first process in the innermost namespace of a place, as far up as the given one's ancestors are in it.
+/// The first process in the innermost namespace of a place, as far up as the given process's ancestors are in it.
 pub(super) fn first_in(place: &Place, process: Process) -> io::Result<Process> {
     let inside = |pid: &i32| pidns::chain(*pid).is_ok_and(|it| it == place.namespaces);
     let first = process::ancestry(process.pid).into_iter().take_while(inside).last();
@@ -112,12 +112,12 @@ pub(super) fn first_in(place: &Place, process: Process) -> io::Result<Process> {
 /// The name of the hierarchy of version 2 in `/proc/PID/cgroup`.
 const UNIFIED: &str = "";
 
-/// Its cgroup in each hierarchy, as the daemon sees it.
+/// The cgroup of a process in each hierarchy, as the daemon sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Cgroups(BTreeMap<String, String>);
 
 impl Cgroups {
-    /// The lines of `/proc/PID/cgroup`: number, controllers, path.
+    /// Parses the lines of `/proc/PID/cgroup`: number, controllers, path.
     fn parse(text: &str) -> Self {
         let line = |line: &str| {
             let mut parts = line.splitn(3, ':').skip(1);
@@ -126,7 +126,7 @@ impl Cgroups {
         Self(text.lines().filter_map(line).collect())
     }
 
-    /// Whether a process with those cgroups is in these, in every hierarchy.
+    /// Whether a process with the given cgroups is in these, in every hierarchy.
     pub(super) fn hold(&self, those: &Self) -> bool {
         self.0.iter().all(|(hierarchy, own)| {
             let Some(rest) = those.0.get(hierarchy).and_then(|it| it.strip_prefix(own.trim_end_matches('/'))) else {
@@ -136,13 +136,13 @@ impl Cgroups {
         })
     }
 
-    /// Whether a process with those cgroups is in this of version 2, where that bears the container's name: then it is the
-    /// engine's. Where both versions are mounted CRIU, restoring for crun, makes cgroups of version 1 too, of which the
-    /// engine knows nothing: what it starts later is not in them.
+    /// Whether a process with the given cgroups is in this cgroup of version 2, where that bears the container's name and so is
+    /// the engine's. Where both versions are mounted CRIU, restoring for crun, also makes cgroups of version 1 that the engine
+    /// does not know: processes that the engine starts later are not in them.
     fn hold_named(&self, those: &Self, name: &str) -> bool {
         let unified = |it: &Self| it.0.get(UNIFIED).map(|path| Self([(UNIFIED.to_owned(), path.clone())].into()));
         let (Some(own), Some(those)) = (unified(self), unified(those)) else { return false };
-        // libpod-ID, docker-ID.scope, ID.
+        // The names are `libpod-ID`, `docker-ID.scope` or `ID`.
         let is_name = |part: &str| {
             let before = part.strip_suffix(".scope").unwrap_or(part).strip_suffix(name);
             !name.is_empty() && before.is_some_and(|before| before.is_empty() || before.ends_with('-'))
@@ -156,7 +156,7 @@ impl Cgroups {
         deepest.rsplit('/').next().filter(|name| !name.is_empty())
     }
 
-    /// How far below the top they are; 0 where they tell nothing.
+    /// The depth below the top; 0 where the cgroups identify nothing.
     pub(super) fn depth(&self) -> usize {
         let depth = |path: &String| path.split('/').filter(|it| !it.is_empty()).count();
         self.0.values().map(depth).max().unwrap_or(0)
@@ -190,7 +190,7 @@ mod tests {
         let started_later = Cgroups::parse("3:cpuset:/\n0::/libpod-c1/inner\n");
         assert!(!restored.hold(&started_later) && restored.hold_named(&started_later, "c1"));
         assert!(!restored.hold_named(&Cgroups::parse("3:cpuset:/\n0::/libpod-c2\n"), "c1"));
-        // One that many containers share, which only others tell apart.
+        // A cgroup that many containers share: only the other hierarchies tell them apart.
         let shared = Cgroups::parse("3:cpuset:/docker/c1\n0::/containerd.service\n");
         assert!(!shared.hold_named(&Cgroups::parse("3:cpuset:/docker/c2\n0::/containerd.service\n"), "c1"));
     }

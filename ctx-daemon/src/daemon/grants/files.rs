@@ -1,7 +1,7 @@
 //! The GPUs that containers were given, in files, so that a restarted daemon knows them.
 //!
-//! One file to a container, in a folder that is the daemon's user's alone and that no container sees. What it says holds
-//! as long as the process that it names is there, started at the moment and in the namespaces that it names.
+//! Each container has a file, in a folder that only the daemon's user can access and that no container sees. A file holds as
+//! long as the process that it names is there, started at the moment and in the namespaces that it names.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,13 +18,13 @@ use rekindle_ctx_worker::share;
 
 /// The name of the table of a container's workers.
 const TABLE: &str = "share";
-/// Of the files' content.
+/// The version of the files' content.
 const VERSION: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
 struct Kept {
     version: u32,
-    /// Of the machine's start: process numbers and namespaces mean nothing after the next.
+    /// The identifier of the machine's start: process numbers and namespaces mean nothing after the next start.
     boot: String,
     container: String,
     pid: i32,
@@ -35,12 +35,12 @@ struct Kept {
     device_memory: Option<u64>,
     pinned_memory: Option<u64>,
     workers: Option<u32>,
-    /// By its name. Not in files of older daemons.
+    /// The name of the protocol. Files of older daemons lack it.
     #[serde(default)]
     protocol: Option<String>,
 }
 
-/// Writes a container's file, whole or not at all.
+/// Writes a container's file completely or not at all.
 pub(super) fn keep(dir: &Path, container: &Container) -> io::Result<()> {
     state_dir::make(dir)?;
     let ContainerLimits { device_memory, pinned_memory, workers } = container.limits;
@@ -61,7 +61,7 @@ pub(super) fn keep(dir: &Path, container: &Container) -> io::Result<()> {
     state_dir::write(&path(dir, container), &serde_json::to_vec(&kept)?)
 }
 
-/// The table of what the container's workers use, each opened anew.
+/// The table of what the container's workers use; each call opens it anew.
 pub(super) fn table(dir: &Path, container: &Container) -> io::Result<File> {
     let path = path(dir, container).with_extension(TABLE);
     File::options().read(true).write(true).create(true).truncate(false).open(path)
@@ -98,7 +98,7 @@ pub(super) fn load(dir: &Path) -> Vec<Container> {
     for entry in entries.flatten() {
         let path = entry.path();
         if path.is_dir() {
-            // Not of containers.
+            // The file is not a container's.
             continue;
         }
         if path.extension().is_some_and(|it| it == TABLE) {
@@ -127,9 +127,9 @@ fn read(path: &Path, boot: &str) -> Option<Container> {
     }
     let first = Process { pid: kept.pid, start: kept.start };
     let process = sys::pidfd_open(first.pid).ok()?;
-    // Also says that the descriptor is of that process.
+    // This also ensures that the descriptor is of that process.
     let place = Place::of(first).ok()?;
-    // Its cgroups may have changed: a container's first process may put itself below.
+    // The process's cgroups may have changed: a container's first process may move itself below.
     (place.namespaces == kept.place.namespaces).then(|| Container {
         id: kept.container,
         first,
@@ -147,7 +147,7 @@ fn read(path: &Path, boot: &str) -> Option<Container> {
 }
 
 fn path(dir: &Path, container: &Container) -> PathBuf {
-    // Not its id, which may be anything.
+    // The name is not the container's id, which may have any characters.
     dir.join(format!("{}-{}.json", container.first.pid, container.first.start))
 }
 
@@ -167,7 +167,7 @@ mod tests {
         let limits = ContainerLimits { workers: Some(3), ..ContainerLimits::default() };
         let grants = Grants::load(&state, true);
         let given = Given { gpus: Some(vec![[1; 16]]), limits, protocol: Some(Protocol::Recopy) };
-        // In a namespace of this process's only a cgroup tells it apart, and that is this process's too.
+        // In a namespace that only this process is in, only a cgroup tells the container apart, and this process is in it too.
         if grants.give("c", first, given).is_err() {
             child.kill().unwrap();
             child.wait().unwrap();

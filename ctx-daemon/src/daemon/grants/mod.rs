@@ -6,10 +6,10 @@
 //!                                                      └ kept in a file: a daemon that starts anew knows it again
 //! ```
 //!
-//! A process is a container's by what it cannot change: its pid namespace, or one that this is in, and its cgroups, or
-//! ones that these are in. Nothing that it says, nor its environment, counts. One in a pid namespace other than the
-//! daemon's that was given nothing is refused; one in the daemon's is a process of the host and has all, unless its
-//! container shares that namespace and was given something.
+//! A process belongs to a container by properties that it cannot change: its pid namespace or an ancestor of that, and its
+//! cgroups or ancestors of these. The process's own statements and its environment do not count. A process in a pid namespace
+//! other than the daemon's is refused if its container has no grant. A process in the daemon's namespace is a process of the
+//! host and may use everything, unless its container shares that namespace and has a grant.
 
 mod container;
 mod files;
@@ -38,7 +38,7 @@ use super::{lock, sys};
 use crate::limit::Limit;
 use rekindle_ctx_worker::share;
 
-/// Why a process may use nothing, or a container be given nothing.
+/// Why a process may use no GPU, or a container gets no grant.
 #[derive(Debug, Error)]
 pub(crate) enum GrantError {
     #[error(
@@ -80,7 +80,7 @@ impl Failing for GrantError {
     }
 }
 
-/// Why what a client has cannot be counted.
+/// Why a client's memory cannot be counted.
 #[derive(Debug, Error)]
 pub(crate) enum ShareError {
     #[error("no more than {} processes of a container with limits can use GPUs", share::ROWS)]
@@ -107,17 +107,17 @@ impl Failing for ShareError {
 /// The GPUs that a process may use, and how much of them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Allowed {
-    /// Whose process it is; none for one of the host, which may use everything.
+    /// The container of the process; none for a process of the host, which may use everything.
     pub(crate) container: Option<Arc<Container>>,
 }
 
 impl Allowed {
-    /// The GPUs, by UUID and in the daemon's order; none where it is all of them.
+    /// The GPUs, by UUID and in the daemon's order; none if the process may use all of them.
     pub(crate) fn gpus(&self) -> Option<&[Uuid]> {
         self.container.as_ref()?.gpus.as_deref()
     }
 
-    /// Whether this and that is the same container.
+    /// Whether both processes are of the same container.
     pub(crate) fn is_with(&self, other: &Self) -> bool {
         let name = |it: &Self| it.container.as_ref().map(|it| (it.id.clone(), it.first));
         name(self).is_some() && name(self) == name(other)
@@ -132,17 +132,17 @@ impl Allowed {
 /// The GPUs and limits that a container is given.
 #[derive(Debug, Default)]
 struct Given {
-    /// None for all.
+    /// The GPUs; none for all.
     gpus: Option<Vec<Uuid>>,
     limits: ContainerLimits,
     protocol: Option<Protocol>,
 }
 
-/// All that was given.
+/// All grants.
 pub(crate) struct Grants {
     dir: PathBuf,
     own: Option<Identity>,
-    /// Whether a process in another pid namespace needs to have been given something.
+    /// Whether a process in another pid namespace needs a grant.
     required: bool,
     containers: Mutex<Vec<Arc<Container>>>,
 }
@@ -177,9 +177,9 @@ impl Grants {
         if of_host || !self.required { Ok(Allowed::default()) } else { Err(GrantError::None) }
     }
 
-    /// The grant of a restored process: that of its container or, where no hook has run, that in the image, with the GPUs
-    /// that its worker sees. A restore is made by root on the host, or within a container that has a grant, which then
-    /// counts.
+    /// The grant of a restored process: the grant of its container or, where no hook has run, the one in the image, with the
+    /// GPUs that its worker sees. A restore is made by root on the host, or within a container that has a grant; in that case
+    /// the container's grant counts.
     pub(crate) fn of_restored(
         &self,
         process: Process,
@@ -206,7 +206,7 @@ impl Grants {
         Ok(Allowed { container: Some(container) })
     }
 
-    /// The container that begins with a process has processes in these cgroups, too. None if it was given nothing.
+    /// Notes that the container which begins with `first` has processes in these cgroups, too. None if it has no grant.
     fn put(&self, first: Process, there: &Place) -> Result<Option<Arc<Container>>, GrantError> {
         let mut containers = lock(&self.containers);
         let Some(known) = containers.iter_mut().find(|it| it.first == first) else { return Ok(None) };
@@ -226,8 +226,8 @@ impl Grants {
         files::keep(&self.dir, container).map_err(failed)
     }
 
-    /// Gives to the container of a process, which is its first: by that it is known, so that nobody can have more of them
-    /// than processes. What it has been given before it keeps.
+    /// Gives to the container of a process, which is the container's first. The daemon knows the container by that process, so
+    /// that nobody can have more grants than processes. The container keeps what it was given before.
     fn give(&self, id: &str, first: Process, given: Given) -> Result<Arc<Container>, GrantError> {
         let place = Place::of(first).map_err(|source| examined(first, source))?;
         if place.namespaces.first() == self.own.as_ref() && place.cgroups.depth() == 0 {
@@ -254,8 +254,8 @@ impl Grants {
         Ok(container)
     }
 
-    /// Has a worker count what its client has with what others of the client's container have, if that has limits.
-    /// `devices` are all there are, and the worker answers within the limit.
+    /// Has a worker count its client's memory together with that of the other clients of the container, if the container has
+    /// limits. `devices` are all devices, and the worker answers within the limit.
     pub(crate) fn share(
         &self,
         allowed: &Allowed,
@@ -270,7 +270,7 @@ impl Grants {
         }
         let owner = Process::with_pid(worker.pid())?;
         let table = {
-            // One at a time.
+            // One worker at a time.
             let _containers = lock(&self.containers);
             let table = files::table(&self.dir, container)?;
             let lives = |pid, start| Process { pid, start }.is_alive();
@@ -283,7 +283,7 @@ impl Grants {
         Ok(worker.ask(&request, &[table.as_raw_fd()], limit)?)
     }
 
-    /// A worker has died: what its client had is free for others of the container.
+    /// A worker has died: its client's memory is free for other clients of the container.
     pub(crate) fn release(&self, allowed: &Allowed, worker: i32) {
         let Some(container) = &allowed.container else { return };
         let _containers = lock(&self.containers);
@@ -292,7 +292,7 @@ impl Grants {
         }
     }
 
-    /// Forgets what containers that are gone were given.
+    /// Forgets the grants of containers that are gone.
     pub(crate) fn collect(&self) {
         let mut containers = lock(&self.containers);
         containers.retain(|it| {

@@ -7,10 +7,10 @@ use thiserror::Error;
 
 use super::container::Uuid;
 
-/// Names all.
+/// The name that stands for all GPUs.
 const ALL: &str = "all";
 
-/// Why a list is none.
+/// Why a list is not valid.
 #[derive(Debug, Error)]
 pub(crate) enum SelectError {
     #[error("there is no GPU {name:?} here, only {}: `rekindle doctor` and `nvidia-smi -L` list them", numbers(*.count))]
@@ -35,7 +35,7 @@ fn numbers(count: usize) -> String {
     }
 }
 
-/// The GPUs that are named, in the order of `devices`; none for all of them.
+/// The GPUs that the list names, in the order of `devices`; none for all of them.
 pub(super) fn select(names: &[String], devices: &[Device]) -> Result<Option<Vec<Uuid>>, SelectError> {
     if names.is_empty() {
         return Err(SelectError::Nothing);

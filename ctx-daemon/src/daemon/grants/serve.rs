@@ -12,7 +12,7 @@ use super::super::{Daemon, pidns, takeover};
 use super::select::select;
 use super::{Container, Given, GrantError};
 
-/// Engines' have 64.
+/// The longest id; the ids of engines have 64 characters.
 const LONGEST_ID: usize = 1024;
 
 /// The request of a hook.
@@ -24,7 +24,7 @@ pub(crate) struct Asked {
     pub(crate) protocol: Option<String>,
 }
 
-/// Of what is too long nothing is logged.
+/// Checks the name's length. A name that is too long is not logged.
 fn check_name(container: &str) -> Result<(), GrantError> {
     if container.len() > LONGEST_ID { Err(GrantError::LongName(LONGEST_ID)) } else { Ok(()) }
 }
@@ -66,38 +66,38 @@ fn try_grant(daemon: &Daemon, peer: Credentials, container: &str, asked: &Asked)
     Ok(Reply::Granted { gpus: names_of(&container, &devices) })
 }
 
-/// Forgets a container that is gone. Whoever says so: it is looked at, and one that is there keeps what it has.
+/// Forgets a container that is gone. Any peer may ask, since the daemon checks: a container that is there keeps its grant.
 pub(crate) fn revoke(daemon: &Daemon, container: &str) -> Reply {
     if let Err(error) = check_name(container) {
         warn!("refused to forget a container: {error}");
         return Reply::Failed(error.into());
     }
-    // One of that name that is there may have been restored meanwhile.
+    // A container of the same name that is there may have been restored meanwhile.
     info!(container, "a container has ended");
     daemon.grants.collect();
     Reply::Revoked
 }
 
-/// The root of a container is root as well: who gives must be on the host, and in no container that was given something
-/// (one may share the host's namespaces).
+/// Whether the peer is an operator on the host. Root of a container is root as well, so the peer must be on the host, and in no
+/// container that has a grant (a container may share the host's namespaces).
 fn is_operator_here(daemon: &Daemon, peer: Credentials) -> bool {
     is_operator(peer) && takeover::is_neighbour(peer.pid) && !contained(daemon, peer)
 }
 
-/// A user who may connect may use GPUs on the host, and so may let containers that are nobody else's, as rootless engines
-/// make them.
+/// Whether the container belongs to the peer's user alone, as rootless engines make them. A user who may connect may use GPUs
+/// on the host, and so may let such containers use them.
 fn is_users_own(daemon: &Daemon, peer: Credentials, first: Process) -> bool {
     let on_host = takeover::is_at_our_depth(peer.pid) && !contained(daemon, peer);
     on_host && pidns::is_owned_by(first.pid, peer.uid).unwrap_or(false) && first.is_alive()
 }
 
-/// Whether a peer is of a container that was given something.
+/// Whether a peer is in a container that has a grant.
 pub(crate) fn contained(daemon: &Daemon, peer: Credentials) -> bool {
     let found = Process::with_pid(peer.pid).map(|process| daemon.grants.of(process));
     found.is_ok_and(|found| found.is_ok_and(|allowed| allowed.container.is_some()))
 }
 
-/// The amount that is asked for, if the configuration allows as much; the configuration's amount if none is asked for.
+/// The limits that are asked for, if the configuration allows as much; the configuration's limits where none are asked for.
 fn within(asked: ContainerLimits, most: ContainerLimits) -> Result<ContainerLimits, GrantError> {
     let check = |what, setting, unit: u64, asked: Option<u64>, most: Option<u64>| match (asked, most) {
         (Some(asked), Some(most)) if asked > most => {
