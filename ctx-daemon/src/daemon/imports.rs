@@ -1,4 +1,4 @@
-//! Memory that is being taken from worker to worker.
+//! Imports of memory from worker to worker that are under way.
 
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex};
@@ -7,7 +7,7 @@ use super::grants::Allowed;
 use super::{lock, wait_timeout};
 use crate::limit::{Deadline, Limit};
 
-/// A process takes memory of another, and does not come to an end.
+/// An import takes too long.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "process {pid} is importing memory from another process, and has not finished after {limit}: dump again when it has"
@@ -21,7 +21,7 @@ pub(super) struct Unfinished {
 /// may share memory with its clients; an import that begins later finds the hold.
 #[derive(Default)]
 pub(super) struct Imports {
-    /// Whose they are, and by which process.
+    /// The importing process of each, and its grant.
     imports: Mutex<HashMap<u64, (Allowed, i32)>>,
     over: Condvar,
 }
@@ -33,13 +33,13 @@ pub(super) struct Import<'a> {
 }
 
 impl Imports {
-    /// One begins; it is over when the result is dropped.
+    /// An import begins; it is over when the result is dropped.
     pub(super) fn begin(&self, number: u64, of: Allowed, pid: i32) -> Import<'_> {
         lock(&self.imports).insert(number, (of, pid));
         Import { all: self, number }
     }
 
-    /// Waits for those that have begun and that concern somebody; an error names one that takes longer.
+    /// Waits for imports that have begun and that concern the caller; an error names one that takes too long.
     pub(super) fn wait_for(&self, concerns: impl Fn(&Allowed) -> bool, deadline: Deadline) -> Result<(), Unfinished> {
         let mut imports = lock(&self.imports);
         let before: Vec<u64> = imports.iter().filter(|(_, (of, _))| concerns(of)).map(|(number, _)| *number).collect();

@@ -6,7 +6,8 @@
 //!                        └ while its tree, or that of whose memory it is, is being dumped: wait
 //! ```
 //!
-//! Nothing is kept here: workers know the names and what their clients have, so a daemon that starts anew knows all again.
+//! The daemon keeps none of this: workers know the names and their clients' memory, so a restarted daemon finds everything
+//! again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use super::worker::WorkerError;
 use super::{Daemon, at_once, sys};
 use crate::limit::Deadline;
 
-/// How often it is looked whether a dump is over.
+/// The interval at which the daemon checks whether a dump is over.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Why memory is not shared.
@@ -51,7 +52,7 @@ impl Failing for ImportError {
     }
 }
 
-/// Has a process's worker get memory of another's.
+/// Has a process's worker get memory of another process.
 pub(crate) fn import(daemon: &Daemon, process: Process, token: &Token) -> Reply {
     match try_import(daemon, process, token) {
         Ok(reply) => reply,
@@ -74,7 +75,7 @@ fn try_import(daemon: &Daemon, process: Process, token: &Token) -> Result<Reply,
     }
 }
 
-/// None while a dump is in the way.
+/// Tries once; none while a dump is in the way.
 fn once(
     daemon: &Daemon,
     importer: &Client,
@@ -109,13 +110,13 @@ fn once(
     Ok((!some_held).then_some(Reply::NotShared))
 }
 
-/// In one container, or both on the host.
+/// Whether both are in one container, or both on the host.
 fn are_together(one: &Allowed, other: &Allowed) -> bool {
     (one.container.is_none() && other.container.is_none()) || one.is_with(other)
 }
 
-/// Whether one process may have memory of the other: both of one user, and in one container or both on the host. So may
-/// processes by the driver itself.
+/// Whether one process may have memory of the other: both must be of one user, and in one container or both on the host. The
+/// driver's own rule is the same.
 fn may_share(importer: &Client, exporter: &Client) -> bool {
     let together = are_together(&importer.allowed, &exporter.allowed);
     let user = |client: &Client| process::effective_user(client.process.pid);
@@ -128,24 +129,24 @@ fn may_share(importer: &Client, exporter: &Client) -> bool {
 /// The memory that the clients of a tree share.
 #[derive(Debug, Default)]
 pub(crate) struct Sharing {
-    /// For each client, in their order, what others of the tree save.
+    /// For each client, in their order, the memory that other clients of the tree save.
     pub(crate) elsewhere: Vec<Vec<PieceId>>,
 }
 
-/// Memory of the tree that a process outside has too, or that one outside has lent it: why it cannot be dumped by itself.
+/// A process outside shares memory with the tree, so the tree cannot be dumped by itself.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
     "{inside} shares GPU memory with process {outside} ({command}), which is not in the tree: dump both in one tree, or end the other"
 )]
 pub(crate) struct SharedOutside {
-    /// Of the client in the tree.
+    /// The pid of the client in the tree.
     pub(crate) pid: i32,
     inside: String,
     outside: i32,
     command: String,
 }
 
-/// Why it is not known.
+/// Why the sharing is not known.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SharingError {
     #[error(transparent)]
@@ -166,7 +167,7 @@ impl Failing for SharingError {
     }
 }
 
-/// The memory that these clients, which are held, share with each other. An error if they share memory with others.
+/// The memory that these held clients share with each other. An error if they share memory with others.
 pub(crate) fn within(daemon: &Daemon, tree: &[Arc<Client>]) -> Result<Sharing, SharingError> {
     let concerns = |allowed: &Allowed| tree.iter().any(|client| are_together(allowed, &client.allowed));
     let deadline = daemon.config.quiesce_timeout.begins();
@@ -177,7 +178,7 @@ pub(crate) fn within(daemon: &Daemon, tree: &[Arc<Client>]) -> Result<Sharing, S
     if let Some(found) = outside(daemon, tree, &all, deadline)?.pop() {
         return Err(found.into());
     }
-    // Whose it is saves it; where that one is gone, or has freed it, the first that has it.
+    // The client that owns memory saves it; if the owner is gone or has freed the memory, the first client that has it does.
     let mut savers = BTreeMap::new();
     let of = |place: usize, ids: &[PieceId]| ids.iter().map(|id| (*id, place)).collect::<Vec<_>>();
     let own = all.iter().enumerate().flat_map(|(place, (own, _))| of(place, own));
@@ -221,7 +222,7 @@ fn outside(
     for (other, shares) in asked.iter().zip(answers) {
         let (own, others) = match shares {
             Ok(shares) => shares,
-            // With it went what it had.
+            // The memory is gone with its worker.
             Err(WorkerError::Dead(_)) => continue,
             Err(error) => return Err(SharingError::Unknown(other.to_string(), error)),
         };

@@ -18,30 +18,31 @@ type Uuid = [u8; 16];
 /// The links of all GPUs.
 #[derive(Debug)]
 pub(crate) struct Links {
-    /// Bytes a second of each.
+    /// The bandwidth of each link, in bytes a second.
     bandwidth: Option<u64>,
     application_first: bool,
-    /// How many clients are copied from each.
+    /// The number of clients that are being copied from each GPU.
     copied: Mutex<HashMap<Uuid, u64>>,
 }
 
 /// A client that is being copied, until this is dropped.
 pub(crate) struct Copied {
     links: Arc<Links>,
-    /// By its worker's numbers, with whether it is counted there: where it had memory at first.
+    /// The GPUs in the order of its worker's devices. The flag says whether the client counts there: it had memory there at
+    /// first.
     gpus: Vec<(Uuid, bool)>,
     /// The share that its worker was told last.
     told: Mutex<Option<Vec<u64>>>,
 }
 
 impl Links {
-    /// By the configuration.
+    /// The links with the configured bandwidth.
     pub(crate) fn new(config: &CheckpointConfig) -> Arc<Self> {
         let &CheckpointConfig { bandwidth, application_first, .. } = config;
         Arc::new(Self { bandwidth, application_first, copied: Mutex::default() })
     }
 
-    /// One more client is copied, which has so much memory on each device.
+    /// Adds a client, which has so much memory on each device.
     pub(crate) fn join(self: &Arc<Self>, client: &Client, memory: &[u64]) -> Arc<Copied> {
         let devices = client.worker.attached().devices.iter().enumerate();
         let uses = |at: usize| memory.get(at).is_some_and(|bytes| *bytes > 0);
@@ -59,18 +60,18 @@ impl Links {
 }
 
 impl Copied {
-    /// The share of its worker now, in bytes per second on each device; 0: no limit.
+    /// The share of the client's worker now, in bytes per second on each device; 0: no limit.
     fn share(&self) -> Vec<u64> {
         let copied = lock(&self.links.copied);
         let share = |(gpu, counted): &(Uuid, bool)| {
-            // Where it had no memory it may have some by now: it takes no more than one that is counted would.
+            // A device without memory at first may have some by now: it gets no more than a client that is counted would.
             let clients = copied.get(gpu).copied().unwrap_or(0) + u64::from(!counted);
             self.links.bandwidth.map_or(0, |bandwidth| (bandwidth / clients.max(1)).max(1))
         };
         self.gpus.iter().map(share).collect()
     }
 
-    /// Tells the worker, if it does not know yet, and waits so long for it.
+    /// Tells the worker its share, if the worker does not know it yet, and waits at most for the limit.
     pub(crate) fn tell(&self, client: &Client, limit: Limit) -> Result<(), WorkerError> {
         let mut told = lock(&self.told);
         let bandwidth = self.share();

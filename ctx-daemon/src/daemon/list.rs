@@ -17,7 +17,7 @@ use super::pidns::PidView;
 use super::sys::Credentials;
 use super::worker::{Description, describe_all};
 
-/// The clients that the peer may know of: those it can see, and, unless it is an operator, its own user's.
+/// The clients that the peer may know of: those in its pid namespace and, unless it is an operator, of its own user only.
 pub(crate) fn clients(daemon: &Daemon, peer: Credentials) -> Reply {
     let view = match PidView::of(peer.pid) {
         Ok(view) => view,
@@ -89,7 +89,7 @@ fn try_calls(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Vec<CallInf
     let counts = client.worker.calls()?;
     let table = table::parse(table::TEXT).map_err(|e| Failure::internal(e.to_string()))?;
     let info = |count: Count| {
-        // A count without a line is the client's own invention.
+        // A count for an unknown function is the client's own invention.
         let function = table.get(usize::from(count.function))?;
         let (call, how) = (function.symbol.clone(), function.route.name().to_owned());
         Some(CallInfo { call, how, asked: count.asked, refused: count.refused })
@@ -113,7 +113,7 @@ fn info(daemon: &Daemon, pid: i32, client: &Client, described: Description) -> C
     }
 }
 
-/// The daemon.
+/// The daemon's status.
 pub(crate) fn status(daemon: &Daemon) -> Reply {
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let (problem, seen) = daemon.pool.health();

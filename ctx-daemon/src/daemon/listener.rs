@@ -1,5 +1,5 @@
-//! The control socket: one daemon to a path. Beside the control socket is the workers' endpoint, a socket for workers whose
-//! daemon is gone: workers are users that may not connect to the control socket, and the endpoint serves no other request.
+//! The control socket: one daemon to a path. Beside it is the workers' endpoint, a socket for workers whose daemon is gone.
+//! Workers run as users that may not connect to the control socket, and the endpoint serves no other request.
 
 use std::fs::{File, Permissions, TryLockError};
 use std::io;
@@ -41,7 +41,7 @@ pub(crate) enum ListenError {
 }
 
 impl Listener {
-    /// Makes the socket, in place of one that a dead daemon left.
+    /// Makes the sockets, in place of those that a dead daemon left.
     pub(crate) fn bind(config: &Config, sandbox: &Sandbox) -> Result<Self, ListenError> {
         let path = &config.socket;
         let failed = |action, path: &Path| {
@@ -52,7 +52,7 @@ impl Listener {
             && !parent.is_dir()
         {
             std::fs::create_dir_all(parent).map_err(failed("make the directory", parent))?;
-            // Clients of every user must get at the socket, whose own mode says who may use it.
+            // Clients of every user must reach the socket; the socket's own mode decides who may use it.
             std::fs::set_permissions(parent, Permissions::from_mode(0o755))
                 .map_err(failed("set the mode of", parent))?;
         }
@@ -112,7 +112,7 @@ impl Acceptor {
                 Ok((stream, _)) => connection::serve(daemon, stream, self.endpoint),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    // Most likely out of descriptors: those who hold them will give some back.
+                    // Most likely the daemon is out of descriptors: it gets some back when other connections end.
                     let closed = daemon.connections.close_a_silent_one();
                     error!(%error, closed, "cannot accept a connection");
                     std::thread::sleep(Duration::from_millis(100));
@@ -122,8 +122,8 @@ impl Acceptor {
     }
 }
 
-/// Held as long as the daemon lives, so that two that start at once do not both find a stale socket. Nobody is kept out
-/// by the lock alone: the socket's directory may be visible in containers, where anybody can hold it.
+/// The lock is held as long as the daemon lives, so that two daemons that start at once do not both find a stale socket. The
+/// lock alone keeps no daemon out: the socket's directory may be visible in containers, where anybody can hold the lock.
 fn lock_file(socket: &Path) -> Result<File, ListenError> {
     let path = beside(socket, ".lock");
     let failed = |action| {
@@ -159,7 +159,7 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
     match UnixStream::connect(path) {
         Ok(_) => Err(ListenError::Taken { path: path.to_owned() }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // Also what is said of a file that is no socket, which is not ours to remove.
+        // The error is the same for a file that is no socket; that file is not ours to remove.
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             use std::os::unix::fs::FileTypeExt;
             let status = std::fs::symlink_metadata(path).map_err(|e| failed("examine", e))?;

@@ -1,5 +1,5 @@
-//! Processes that have lost their worker, and their GPU state with it. They go on, and get an error from every CUDA call;
-//! a dump of them would be of nothing.
+//! Processes that have lost their worker, and their GPU state with it. They go on, and get an error from every CUDA call; a
+//! dump of them would have no GPU state.
 
 use std::sync::Mutex;
 
@@ -12,9 +12,9 @@ use super::{lock, mappings};
 pub(crate) struct Lost {
     pub(crate) process: Process,
     pub(crate) command: String,
-    /// The worker that it had.
+    /// The worker that the process had.
     pub(crate) worker: i32,
-    /// How that ended.
+    /// How the worker ended.
     pub(crate) reason: String,
 }
 
@@ -25,12 +25,12 @@ impl Lost {
     }
 }
 
-/// All that the daemon knows of.
+/// All losses that the daemon knows of.
 #[derive(Default)]
 pub(crate) struct LostWorkers(Mutex<Vec<Lost>>);
 
 impl LostWorkers {
-    /// The worker of this client has died. Whether that is because the client is gone, this finds out.
+    /// Notes a process whose worker has died. Returns whether the process is a loss: it may be gone itself.
     pub(crate) fn note(&self, client: &Client, reason: String) -> bool {
         let lost = Lost {
             process: client.process,
@@ -45,24 +45,24 @@ impl LostWorkers {
         current
     }
 
-    /// The processes that are still there.
+    /// The lost processes that still exist.
     pub(crate) fn all(&self) -> Vec<Lost> {
         let mut known = lock(&self.0).clone();
         known.retain(Lost::is_current);
-        // One that came meanwhile stays for the next time.
+        // A process that was added meanwhile stays for the next time.
         lock(&self.0).retain(|it| known.iter().any(|k| k.process == it.process) || it.is_current());
         known
     }
 
-    /// Why a process of this tree has no worker although it had one; the first that is found. Of processes that this
-    /// daemon has never known it speaks only where there is nothing else of ours: they may be another daemon's.
+    /// Why a process of this tree has no worker although it had one; the first such process. Processes that this daemon has
+    /// never known are reported only where the tree has nothing else of ours: they may be another daemon's.
     pub(crate) fn in_tree(&self, tree: &[i32], ours: bool) -> Option<String> {
         let known = self.all().into_iter().map(|it| it.process.pid).find(|pid| tree.contains(pid));
         let unknown = || tree.iter().copied().find(|pid| !ours && mappings::has_ring(*pid));
         known.or_else(unknown).map(|pid| self.why(pid))
     }
 
-    /// Says of a process with a ring that it has no worker.
+    /// The message for a process that has a ring and no worker.
     pub(crate) fn why(&self, pid: i32) -> String {
         let name = process::command(pid);
         match self.all().into_iter().find(|it| it.process.pid == pid) {

@@ -1,34 +1,34 @@
-//! The mappings of processes that matter: the memory of clients, and the driver's devices.
+//! The mappings of processes that matter to the daemon: the memory of clients, and the driver's devices.
 
 use std::collections::HashSet;
 use std::io;
 
 use rekindle_wire::layout::SHARED_NAME;
 
-/// The prefix of the names of all clients' memfds.
+/// The prefix of the names of all memfds of clients.
 const OURS: &str = "/memfd:rekindle-";
-/// The files that the driver opens; but not those that `nvidia-smi` and other observers open.
+/// The device files that the driver opens. `nvidia-smi` and other observers open other ones.
 const DEVICES: &str = "/dev/nvidia";
 
 /// The mappings of a process.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mappings {
-    /// A ring: it has, or had, a worker.
+    /// Whether a ring is mapped: the process has, or had, a worker.
     pub(crate) ring: bool,
-    /// Memory of clients, as device and inode.
+    /// The memory of clients, as device and inode.
     pub(crate) shared: HashSet<(String, u64)>,
-    /// A device of the driver's.
+    /// A device file of the driver.
     pub(crate) device: Option<String>,
 }
 
-/// Looks. A process that is gone has none.
+/// Reads the mappings. A process that is gone has none.
 pub(crate) fn of(pid: i32) -> io::Result<Mappings> {
-    // By bytes: a file's name may be anything.
+    // Read as bytes: a file's name may have any.
     let text = std::fs::read(format!("/proc/{pid}/maps"))?;
     Ok(parse(&String::from_utf8_lossy(&text)))
 }
 
-/// Whether a process has a ring mapped. No one that is gone, or that has executed another program, has.
+/// Whether a process has a ring mapped. A process that is gone, or has executed another program, has none.
 pub(crate) fn has_ring(pid: i32) -> bool {
     of(pid).is_ok_and(|it| it.ring)
 }
@@ -37,7 +37,7 @@ fn parse(maps: &str) -> Mappings {
     let ring = format!("/memfd:{} ", SHARED_NAME.to_string_lossy());
     let mut found = Mappings::default();
     for line in maps.lines() {
-        // address permissions offset device inode path
+        // Fields: address permissions offset device inode path
         let Some(at) = line.find('/') else { continue };
         let (fields, path) = line.split_at(at);
         if path.starts_with(DEVICES) {

@@ -1,7 +1,7 @@
 //! Shared memory that came from a client: checked before a worker maps it.
 //!
-//! A file that could shrink would end the worker by SIGBUS, and one that is not a memfd could be any file that whoever
-//! sent it, or the daemon, may open. Our seals can only be on a memfd, and cannot be taken off again.
+//! A file that could shrink would end the worker by SIGBUS. A file that is not a memfd could be any file that its sender, or
+//! the daemon, may open. Our seals can only be on a memfd, and cannot be removed.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,7 +36,7 @@ impl Failing for MemfdError {
     }
 }
 
-/// Checks the two that come with an attach.
+/// Checks the ring and the staging file that come with an attach.
 pub(crate) fn check_pair(fds: Vec<OwnedFd>) -> Result<[OwnedFd; 2], MemfdError> {
     let count = fds.len();
     let pair: [OwnedFd; 2] = fds.try_into().map_err(|_| MemfdError::Count(count))?;
@@ -51,7 +51,7 @@ pub(crate) fn check_ring(file: &File) -> Result<(), MemfdError> {
     check(file, "the ring", SHARED_SIZE as u64)
 }
 
-/// Checks staging.
+/// Checks a staging file.
 pub(crate) fn check_staging(file: &File) -> Result<(), MemfdError> {
     check(file, "the staging", STAGING_SIZE as u64)
 }
@@ -63,7 +63,7 @@ pub(crate) fn check(file: &File, what: &'static str, size: u64) -> Result<(), Me
         return Err(MemfdError::NotSealed(what));
     }
     let examine = |source| MemfdError::Examine { what, source };
-    // A memfd that is sealed against writing is no use to a ring.
+    // A memfd that is sealed against writing cannot serve as a ring.
     let writable = seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) == 0;
     if !writable || !sys::is_read_write(file.as_fd()).map_err(examine)? {
         return Err(MemfdError::Access(what));
@@ -80,7 +80,7 @@ pub(crate) mod tests {
     use super::*;
     use std::os::fd::{AsRawFd, FromRawFd};
 
-    /// As the interposer makes them.
+    /// Makes a memfd as the interposer does.
     pub(crate) fn memfd(name: &std::ffi::CStr, size: u64, seals: i32) -> File {
         // SAFETY: the name is a C string; the descriptor is new and owned here.
         let file = unsafe {

@@ -18,7 +18,7 @@ use super::worker::Worker;
 /// How long the daemon waits before it tells the holders of clones again to give way to the same client.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The workers that hold clones, and those that wait for the memory of these.
+/// The workers that hold clones, and the workers that wait for the memory of these clones.
 #[derive(Default)]
 pub(crate) struct MemoryPressure(Mutex<Inner>);
 
@@ -27,7 +27,7 @@ struct Inner {
     next: u64,
     /// Workers that hold memory for clones, by the number of their [`ClonesGuard`].
     holders: Vec<(u64, Arc<Worker>)>,
-    /// Each with the time when the holders were last told to give way.
+    /// The workers that wait, with the time when the holders were last told to give way.
     waiting: Vec<(Arc<Worker>, Instant)>,
 }
 
@@ -70,7 +70,7 @@ impl MemoryPressure {
 }
 
 impl Inner {
-    /// Others that have clones on its devices.
+    /// Other workers that have clones on its devices.
     fn in_the_way_of(&self, worker: &Arc<Worker>) -> Vec<Arc<Worker>> {
         let others = self.holders.iter().map(|(_, holder)| holder).filter(|holder| !Arc::ptr_eq(holder, worker));
         others.filter(|holder| have_one_device(holder, worker)).cloned().collect()

@@ -8,7 +8,7 @@ use rekindle_wire::control::{Failure, Reply};
 use rekindle_wire::frame;
 use tracing::debug;
 
-/// No request is longer.
+/// The largest request.
 pub(crate) const MAX_REQUEST: usize = 64 << 10;
 
 /// The path of a directory, for messages.
@@ -17,19 +17,19 @@ pub(crate) fn shown(dir: &OwnedFd) -> PathBuf {
     std::fs::read_link(link).unwrap_or_else(|_| "the image directory".into())
 }
 
-/// Answers that it cannot be done.
+/// Answers that the request failed.
 pub(crate) fn fail(stream: &UnixStream, failure: impl Into<Failure>) {
     reply(stream, &Reply::Failed(failure.into()));
 }
 
-/// Answers. A peer that does not wait for it is no concern of ours.
+/// Sends a reply. A peer that does not wait for the reply is ignored.
 pub(crate) fn reply(stream: &UnixStream, reply: &Reply) {
     if let Err(error) = frame::send(stream, reply, &[], &[]) {
         debug!(%error, "cannot reply");
     }
 }
 
-/// Answers, or says that it cannot be done.
+/// Sends the answer, or the failure.
 pub(crate) fn respond(stream: &UnixStream, answer: Result<Reply, Failure>) {
     reply(stream, &answer.unwrap_or_else(Reply::Failed));
 }

@@ -16,7 +16,7 @@
 //! sends replies. No two files import each other (`scripts/cycles`).
 //!
 //! Everything that waits has a thread of its own, and no thread holds a lock while it waits: state is behind mutexes that are
-//! held for a look or a change. Whatever a connection has begun ends with the connection.
+//! held only to read or change it. Everything that a connection has begun ends with the connection.
 
 mod attach;
 mod check;
@@ -87,7 +87,7 @@ pub(crate) enum ServeError {
 }
 
 impl ServeError {
-    /// 3 where another daemon is in the way, as of all of Rekindle's programs; otherwise 1.
+    /// The exit code: 3 where another daemon is in the way, as in all of Rekindle's programs; otherwise 1.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Listen(ListenError::Taken { .. }) => 3,
@@ -99,7 +99,7 @@ impl ServeError {
 /// Serves until SIGTERM or SIGINT. Workers that serve a client then go on without a daemon.
 pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
     sandbox::make_devices();
-    // Both before there is another thread.
+    // Both need a process with one thread.
     sys::private_files();
     let signals = sys::StopSignals::block()?;
     sys::raise_descriptor_limit()?;

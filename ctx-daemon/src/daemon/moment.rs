@@ -14,7 +14,7 @@ use super::worker::WorkerError;
 use super::{Daemon, at_once, process, sys};
 use crate::limit::Limit;
 
-/// Why a dump does not begin at a moment of the application's.
+/// Why a dump does not begin at its application's moment.
 #[derive(Debug, Error)]
 pub(crate) enum MomentError {
     #[error("no process of the tree has called rekindle_checkpoint within {0} s")]
@@ -35,9 +35,9 @@ impl Failing for MomentError {
     }
 }
 
-/// Waits until the application says that the moment has come, where that is ordered for this dump. One that copies memory
-/// beforehand waits twice: its image is of the moment after that copy. CRIU waits for the answer
-/// to its first question, and the processes run.
+/// Waits until the application says that the moment has come, if the order of this dump asks for that. A dump that copies
+/// memory beforehand waits twice: its image is of the moment after that copy. CRIU waits for the answer to its first question,
+/// and the processes run.
 pub(crate) fn wait_for_moment(daemon: &Daemon, stream: &UnixStream, dump: &DumpGuard<'_>) -> Result<(), MomentError> {
     let Some(Moment { timeout, .. }) = daemon.checkpoints.moment(dump) else { return Ok(()) };
     daemon.checkpoints.wait_again(dump);
@@ -63,15 +63,15 @@ pub(crate) fn wait_for_moment(daemon: &Daemon, stream: &UnixStream, dump: &DumpG
     waited
 }
 
-/// Clients that have been told that somebody waits. When this is dropped, nobody does.
+/// Clients that know that a dump waits for their moment. When this is dropped, they are told that none does.
 struct Told {
     clients: Vec<Arc<Client>>,
-    /// How long a worker may take to hear of it.
+    /// How long a worker may take to receive that.
     limit: Limit,
 }
 
 impl Told {
-    /// Tells those that do not know yet. One that ends meanwhile need not know.
+    /// Tells the clients that do not know yet. A client that ends meanwhile need not know.
     fn tell(&mut self, clients: Vec<Arc<Client>>) -> Result<(), MomentError> {
         for client in clients {
             if self.clients.iter().any(|it| Arc::ptr_eq(it, &client)) {
@@ -89,7 +89,7 @@ impl Told {
 }
 
 impl Drop for Told {
-    /// A client that cannot be told asks the daemon, in vain, until the next dump that waits for its moment is over.
+    /// A client that cannot be told asks the daemon in vain, until the next dump that waits for its moment is over.
     fn drop(&mut self) {
         let nobody_waits = WorkerRequest::Moment { awaited: false };
         let deadline = self.limit.begins();

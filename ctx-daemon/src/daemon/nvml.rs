@@ -1,5 +1,5 @@
 //! The helper that asks the machine's NVML: a process of its own, since a library that hangs or crashes must not take the
-//! daemon with it. Started when something is asked, and again when it has ended.
+//! daemon with it. The daemon starts the helper for a question, and again when the helper has ended.
 //!
 //! ```text
 //!            asked               Ready               asked
@@ -30,10 +30,10 @@ const LIBRARY: &str = "libnvidia-ml.so.1";
 /// How long NVML may take to start, and how long to answer.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to leave it alone after it could not be started, or hung.
+/// How long the daemon leaves NVML alone after the helper could not be started, or hung.
 const BACK_OFF: Duration = Duration::from_secs(30);
 
-/// The machine's NVML, where it has one.
+/// The machine's NVML, if it has one.
 pub(crate) struct Nvml {
     program: io::Result<PathBuf>,
     library: Option<PathBuf>,
@@ -44,7 +44,7 @@ pub(crate) struct Nvml {
 #[derive(Default)]
 struct State {
     helper: Option<Helper>,
-    /// Somebody has the helper, or starts one.
+    /// A thread has the helper, or starts one.
     busy: bool,
     not_before: Option<Instant>,
 }
@@ -61,14 +61,14 @@ enum HelperError {
     Start(#[from] io::Error),
     #[error("the helper does not answer: {0}")]
     Channel(#[from] FrameError),
-    /// As the helper says it.
+    /// The helper's own words.
     #[error("{0}")]
     Library(String),
 }
 
 impl Nvml {
-    /// The one that belongs to the driver library of the configuration: beside it, or, where the loader finds that by its
-    /// name, by its name too.
+    /// The NVML of the configured driver library: the one beside it or, where the loader finds the driver by its name, the one
+    /// that the loader finds.
     pub(crate) fn new(config: &Config) -> Self {
         Self {
             program: std::env::current_exe(),
@@ -78,7 +78,7 @@ impl Nvml {
         }
     }
 
-    /// Asks. None where the machine has no NVML, or it does not answer.
+    /// Asks. None where the machine has no NVML, or where NVML does not answer.
     pub(crate) fn ask(&self, question: &HelperQuestion) -> Option<Answer> {
         let library = self.library.as_deref()?;
         let helper = match self.take()? {
@@ -108,7 +108,7 @@ impl Nvml {
         }
     }
 
-    /// Waits until the helper is free. None if it is not to be used now; an inner none if there is none yet.
+    /// Waits until the helper is free. None if it is not to be used now; an inner none if there is no helper yet.
     fn take(&self) -> Option<Option<Helper>> {
         let deadline = Instant::now() + START_TIMEOUT;
         let mut state = lock(&self.state);
@@ -168,14 +168,14 @@ impl Helper {
         Ok(frame::receive::<Answer>(&self.channel)?.body)
     }
 
-    /// Kills it. One that the kernel does not let die, in a driver that hangs, holds nobody up.
+    /// Kills the helper. A helper that cannot die, because a driver hangs, delays no thread.
     fn end(mut self) {
         let _ = self.child.kill();
         std::thread::spawn(move || self.child.wait());
     }
 }
 
-/// The library that belongs to a driver library; none where that has none beside it.
+/// The NVML library beside a driver library; none where there is none.
 fn beside(driver: &Path) -> Option<PathBuf> {
     match driver.parent() {
         Some(folder) if folder != Path::new("") => Some(folder.join(LIBRARY)).filter(|library| library.exists()),

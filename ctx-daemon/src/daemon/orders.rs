@@ -52,7 +52,7 @@ impl Failing for OrderError {
 pub(crate) struct Asked {
     pub(crate) root: i32,
     pub(crate) protocol: Option<String>,
-    /// How long the dump waits for the application's moment, if it does.
+    /// How long the dump waits for the application's moment; none if it does not wait.
     pub(crate) timeout: Option<Duration>,
 }
 
@@ -91,7 +91,7 @@ fn accept<'a>(
     }
     let protocol = asked.protocol.as_deref().map(str::parse).transpose()?;
     match asked.timeout {
-        // Another user's dump would wait.
+        // A dump of another user's process would wait.
         Some(_) if !may_checkpoint(peer) => return Err(OrderError::MomentNotAllowed),
         Some(timeout) if timeout > MAX_MOMENT_TIMEOUT => return Err(OrderError::MomentTimeout),
         _ => {}

@@ -1,7 +1,7 @@
-//! On whose account a connection is, so that one party does not use up what all have together.
+//! The party of a connection: limits are per party, so that one party cannot use up the resources of all.
 //!
-//! A user of the host can make user namespaces with other users in them, and pid namespaces; root of a container can make
-//! more of them below the container's own. So a party is what nobody can have more of at will:
+//! A user of the host can make user namespaces with other users in them, and pid namespaces; root of a container can make more
+//! of them below the container's own. So a party is an entity that nobody can multiply at will:
 //!
 //! | the process is | its party |
 //! |---|---|
@@ -24,15 +24,15 @@ pub(crate) enum Party {
     Operator,
     /// A user of the host.
     User(u32),
-    /// By the outermost namespace that tells it from the host.
+    /// A container, by the outermost namespace that tells it from the host.
     Container(Identity),
-    /// At the workers' endpoint: each is a user of its own.
+    /// A worker at the workers' endpoint: each is a user of its own.
     Worker(u32),
 }
 
 impl Party {
-    /// Of a peer at the socket for clients. One that cannot be examined is taken by its user: it has ended, or is of a daemon
-    /// without privileges, where there are no others.
+    /// The party of a peer at the socket for clients. A peer that cannot be examined counts for its user: it has ended, or the
+    /// daemon has no privileges and there are no other users.
     pub(crate) fn of_client(peer: Credentials) -> Self {
         if peer.pid == 0 {
             return Self::User(peer.uid);
@@ -40,7 +40,7 @@ impl Party {
         Self::examine(peer).unwrap_or(Self::User(peer.uid))
     }
 
-    /// Of a peer at the workers' endpoint. Where workers have no users of their own, all are the daemon's.
+    /// The party of a peer at the workers' endpoint. Where workers have no users of their own, all have the daemon's.
     pub(crate) fn of_worker(peer: Credentials) -> Self {
         if is_privileged(peer.uid) { Self::Operator } else { Self::Worker(peer.uid) }
     }
@@ -100,7 +100,7 @@ mod tests {
     const USERS: [&str; 3] = ["unshare", "--user", "--map-root-user"];
     const PIDS: [&str; 3] = ["--pid", "--fork", "--kill-child"];
 
-    /// The process that these commands around it lead to.
+    /// The process that these commands start, each around the next.
     struct Inside(Child, i32);
 
     impl Inside {
@@ -148,7 +148,7 @@ mod tests {
             Inside::of(&[&USER_1, &USERS]),
             Inside::of(&[&USER_1, &users_and_pids]),
             Inside::of(&[&USER_1, &USERS, &users_and_pids]),
-            // And a container, as different users, and with a namespace in it.
+            // A container, with processes of different users and with a namespace in it.
             Inside::of(&[&ROOTS]),
             Inside::of(&[&ROOTS, &USER_1]),
             Inside::of(&[&ROOTS, &ROOTS]),

@@ -1,7 +1,7 @@
-//! The pids that a peer speaks of, where it does not live in the daemon's pid namespace.
+//! Translation of pids for peers outside the daemon's pid namespace.
 //!
-//! CRIU's plugin names tasks by the pids that CRIU sees. That is the daemon's view when both run on the host; a CRIU in a
-//! container sees others, and may speak only of what it sees.
+//! CRIU's plugin names tasks by the pids that CRIU sees. Both views are the same when daemon and CRIU run on the host. A CRIU
+//! in a container sees other pids, and may name only processes that it sees.
 
 use std::fs::File;
 use std::io;
@@ -36,9 +36,9 @@ impl Failing for PidError {
 /// How a peer numbers processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PidView {
-    /// As the daemon does.
+    /// Numbers the daemon's way.
     Same,
-    /// By a namespace this many levels below the daemon's.
+    /// Numbers by a namespace this many levels below the daemon's.
     Below { depth: usize, namespace: Identity },
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn own() -> io::Result<Identity> {
     identity(File::open("/proc/self/ns/pid")?.into())
 }
 
-/// The namespace of a process, the one that this is in, and so on up to the daemon's.
+/// The namespace of a process, its parent namespace, and so on up to the daemon's.
 pub(crate) fn chain(pid: i32) -> io::Result<Vec<Identity>> {
     let own = own()?;
     let mut at = namespace(pid)?;
@@ -112,9 +112,9 @@ pub(crate) fn chain(pid: i32) -> io::Result<Vec<Identity>> {
     }
 }
 
-/// Whether a process is in a pid namespace that is this user's, as are all between it and the daemon's: each was made in a
-/// user namespace that the user has made. Of processes of the same user in other users' namespaces it is not true, whatever
-/// namespaces they make there.
+/// Whether a process is in a pid namespace that is this user's, as are all between it and the daemon's: each was made in a user
+/// namespace that the user has made. False for processes of the same user in other users' namespaces, whatever namespaces they
+/// make there.
 pub(crate) fn is_owned_by(pid: i32, uid: u32) -> io::Result<bool> {
     let own = own()?;
     let mut at = namespace(pid)?;
@@ -162,7 +162,7 @@ mod tests {
     fn a_namespace_is_of_who_has_made_its_user_namespace() {
         let own = std::process::id() as i32;
         assert!(!is_owned_by(own, sys::own_uid()).unwrap(), "the daemon's own is nobody's to give to");
-        // A namespace in a user namespace of user 1's, and one in that of root's around a namespace of user 1's.
+        // A namespace in a user namespace of user 1, and one in a user namespace of root around a namespace of user 1.
         let run = |around: &[&str]| {
             let one = ["setpriv", "--reuid", "1", "--regid", "1", "--clear-groups", "--inh-caps=-all"];
             let inside = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "sleep", "60"];
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn pids_of_a_namespace_below_are_translated() {
-        // Process 1 of a new namespace, and in a namespace below that one another.
+        // Process 1 of a new namespace, and another process in a namespace below that.
         let shell = "unshare --pid --fork --kill-child sleep 61 & exec sleep 60";
         let started = Command::new("unshare").args(["--pid", "--fork", "--kill-child", "sh", "-c", shell]).spawn();
         let Ok(mut outer) = started else {
@@ -231,7 +231,7 @@ mod tests {
                 assert!(matches!(view, PidView::Below { .. }));
                 assert_eq!(view.to_theirs(first), Some(1));
                 assert_eq!(view.to_ours(1).unwrap(), first);
-                // What is further below is seen as well, and what is above is not.
+                // Processes further below are visible as well, and processes above are not.
                 let inner = view.to_theirs(second).unwrap();
                 assert_eq!(view.to_ours(inner).unwrap(), second);
                 assert_eq!(view.to_theirs(std::process::id() as i32), None);

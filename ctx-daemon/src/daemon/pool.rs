@@ -8,10 +8,10 @@
 //!            each time
 //! ```
 //!
-//! A worker whose start takes long counts no longer as starting: another is started in its place. It may become ready
-//! yet, and is killed when its time is up. Only a few may be so slow: if the driver hangs, more do not help.
+//! A worker whose start takes long no longer counts as starting: the pool starts another in its place. The slow worker may
+//! still become ready, and is killed when its time is up. Only a few may be so slow: if the driver hangs, more do not help.
 //!
-//! One thread keeps the pool filled and starts workers in threads of their own, more when a client waits.
+//! One thread keeps the pool filled. Each start of a worker has a thread of its own; there are more while a client waits.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
@@ -35,9 +35,9 @@ const BACK_OFF: Duration = Duration::from_millis(500);
 const BACK_OFF_MAX: Duration = Duration::from_secs(30);
 /// The wait after a failure while a client needs a worker.
 const BACK_OFF_WANTED: Duration = Duration::from_secs(1);
-/// More at a time are not quicker: the driver does most of it under one lock.
+/// The most starts at a time. More are not quicker: the driver does most of a start under one lock.
 const STARTING_MAX: usize = 8;
-/// Slow ones that are replaced.
+/// The most slow starts that are replaced.
 const SLOW_MAX: usize = 4;
 
 /// The driver shows a process these GPUs only, in this order, and numbers them anew.
@@ -89,16 +89,16 @@ pub(crate) struct Pool {
 struct State {
     ready: Vec<Arc<Worker>>,
     starting: usize,
-    /// Starts that take long, and were replaced.
+    /// The number of starts that take long, and were replaced.
     slow: usize,
     /// The message of the last worker that became ready.
     seen: Option<Attached>,
     wanted: usize,
-    /// As many only want to know what a worker that comes up says.
+    /// The number of callers that only want the message of the next worker that becomes ready.
     curious: usize,
     /// Counts attempts, so that a client that waits can tell whether a failed attempt began after the client asked.
     begun: u64,
-    /// The latest attempt whose worker came up.
+    /// The latest attempt whose worker became ready.
     came_up: u64,
     failure: Option<Failure>,
     failures: u32,
@@ -121,7 +121,7 @@ impl State {
         let Some(failure) = &self.failure else {
             return Some(Instant::now());
         };
-        // After a failure one attempt at a time.
+        // After a failure there is one attempt at a time.
         if self.starting > 0 {
             return None;
         }
@@ -151,7 +151,7 @@ impl Pool {
         (state.failure.as_ref().map(|it| it.error.to_string()).or_else(slow), state.seen.clone())
     }
 
-    /// The GPUs that workers see, in their order. Waits until one has come up, or says why none does.
+    /// The GPUs that workers see, in their order. Waits until a worker has become ready; an error is the reason why none does.
     pub(crate) fn devices(&self) -> Result<Vec<Device>, PoolError> {
         self.seen().map(|it| it.devices)
     }
@@ -187,18 +187,18 @@ impl Pool {
         result
     }
 
-    /// A spare worker to ask something, which stays in the pool and may be taken meanwhile.
+    /// A spare worker for a question; the worker stays in the pool and may be taken meanwhile.
     pub(crate) fn any(&self) -> Option<Arc<Worker>> {
         lock(&self.state).ready.last().cloned()
     }
 
-    /// How many are ready.
+    /// The number of ready workers.
     pub(crate) fn spare(&self) -> usize {
         lock(&self.state).ready.len()
     }
 
-    /// A worker for a client with these settings that sees these GPUs, or all. Contexts are made by those that the driver
-    /// reads, so for any but the usual a worker is started on demand.
+    /// A worker for a client with these settings that sees these GPUs, or all. Contexts depend on the settings that the driver
+    /// reads, so for other settings than the usual ones a worker is started on demand.
     pub(crate) fn take(&self, settings: &Settings, gpus: Option<&[Uuid]>) -> Result<Arc<Worker>, PoolError> {
         let of_driver = |(name, _): &&(String, String)| SETTINGS.contains(&name.as_str());
         let mut settings: Settings = settings.iter().filter(of_driver).cloned().collect();
@@ -224,7 +224,7 @@ impl Pool {
                 }
                 break Ok(worker);
             }
-            // A start that failed earlier may work by now; a start that has failed since will not.
+            // A start that failed earlier may succeed by now; a start that has failed since will not.
             if let Some(failure) = &state.failure
                 && failure.attempt > asked
                 && state.starting == 0
@@ -285,7 +285,7 @@ impl Pool {
         }
     }
 
-    /// A start takes long. Whether another takes its place.
+    /// Counts a start as slow. Returns whether another start takes its place.
     fn replace_slow(&self) -> bool {
         let mut state = lock(&self.state);
         if state.slow >= SLOW_MAX {
@@ -299,7 +299,7 @@ impl Pool {
 
     fn started(self: &Arc<Self>, attempt: u64, replaced: bool, result: Result<Arc<Worker>, StartError>) {
         if let Ok(worker) = &result {
-            // Set before a client can take the worker, since the client replaces it.
+            // Set before a client can take the worker, since the client replaces the action.
             let pool = Arc::downgrade(self);
             worker.on_death(move || {
                 if let Some(pool) = pool.upgrade() {
@@ -326,7 +326,7 @@ impl Pool {
                 }
             }
             Err(error) => {
-                // Once at length; the attempts that follow fail alike.
+                // Logged in full once; the attempts that follow fail alike.
                 if state.failure.as_ref().is_none_or(|it| it.error.to_string() != error.to_string()) {
                     error!("{error}");
                 }
@@ -347,7 +347,7 @@ impl Pool {
         state.ready.retain(|it| !it.is_dead());
         if state.ready.len() != before {
             error!("a spare worker has died; see its lines in this log");
-            // As after a failure: workers that die at once must not be started in a circle.
+            // The same as after a failure: workers that die at once must not be started in a circle.
             state.failures = state.failures.saturating_add(1);
             state.failure = Some(Failure { attempt: state.begun, at: Instant::now(), error: StartError::Died });
             self.changed.notify_all();
@@ -366,7 +366,7 @@ mod tests {
         };
         assert!(starts(0, 0, 0, 1) && !starts(1, 0, 0, 1));
         assert!(!starts(1, 0, 3, 1));
-        // Where none are kept, one is.
+        // If no spares are kept, the pool still starts one that is needed.
         assert!(!starts(0, 0, 0, 0) && starts(0, 0, 3, 0) && !starts(1, 0, 3, 0));
         assert!(starts(1, 1, 0, 1) && !starts(2, 1, 3, 1));
     }

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 /// A process, told apart from a later one with the same pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Process {
-    /// As the daemon sees it.
+    /// The pid as the daemon sees it.
     pub(crate) pid: i32,
-    /// When it started, in clock ticks since the machine did.
+    /// The start time, in clock ticks since the machine started.
     pub(crate) start: u64,
 }
 
@@ -21,17 +21,17 @@ impl Process {
         Ok(Self { pid, start })
     }
 
-    /// Whether it is still there and not a zombie.
+    /// Whether the process exists and is not a zombie.
     pub(crate) fn is_alive(&self) -> bool {
         stat(self.pid).is_ok_and(|it| it.start == self.start && !it.dead)
     }
 
-    /// How long its threads have run together, in clock ticks. None if it is gone.
+    /// The CPU time of all its threads, in clock ticks. None if the process is gone.
     pub(crate) fn cpu_time(&self) -> Option<u64> {
         stat(self.pid).ok().filter(|it| it.start == self.start).map(|it| it.cpu)
     }
 
-    /// Whether none of its threads runs: all are stopped, or it is gone.
+    /// Whether none of its threads runs: all are stopped, or the process is gone.
     pub(crate) fn is_stopped(&self) -> bool {
         match stat(self.pid) {
             Ok(leader) if leader.start == self.start && !leader.dead => leader.stopped && self.are_threads_stopped(),
@@ -53,10 +53,10 @@ impl Process {
 struct Stat {
     parent: i32,
     start: u64,
-    /// The time that its threads have used, in clock ticks.
+    /// The CPU time of its threads, in clock ticks.
     cpu: u64,
     dead: bool,
-    /// By a signal, or by who traces it.
+    /// Stopped by a signal or a tracer.
     stopped: bool,
 }
 
@@ -65,7 +65,7 @@ fn stat(pid: i32) -> io::Result<Stat> {
     parse_stat(&text).ok_or_else(|| io::Error::other("a /proc/PID/stat that makes no sense"))
 }
 
-/// The command's name may hold spaces and parentheses: fields are counted from the last parenthesis.
+/// Parses a line. The command's name may hold spaces and parentheses: fields are counted from the last parenthesis.
 fn parse_stat(text: &[u8]) -> Option<Stat> {
     let text = String::from_utf8_lossy(text);
     let fields: Vec<_> = text[text.rfind(')')? + 1..].split_ascii_whitespace().collect();
@@ -79,7 +79,7 @@ fn parse_stat(text: &[u8]) -> Option<Stat> {
     })
 }
 
-/// A process and all its descendants; empty if it is not there.
+/// A process and all its descendants; empty if the process does not exist.
 pub(crate) fn tree(root: i32) -> io::Result<Vec<i32>> {
     if stat(root).is_err() {
         return Ok(Vec::new());
@@ -94,17 +94,17 @@ pub(crate) fn tree(root: i32) -> io::Result<Vec<i32>> {
     let mut found = vec![root];
     let mut next = 0;
     while let Some(pid) = found.get(next) {
-        // Removed as they are taken: pids that were used again during the walk cannot make it a circle.
+        // Children are removed as they are found: pids that were used again during the walk cannot make it a circle.
         found.extend(children.remove(pid).unwrap_or_default());
         next += 1;
     }
     Ok(found)
 }
 
-/// The same of a tree in which nothing runs, as by [`tree`], but without looking at every process there is, which takes
-/// 20 us for each: what the kernel lists as children is whole only then (proc(5)).
+/// The same as [`tree`] for a tree in which nothing runs, without reading every process, which takes 20 us each: the kernel's
+/// list of children is complete only then (proc(5)).
 pub(crate) fn frozen_tree(root: i32) -> io::Result<Vec<i32>> {
-    // Not every kernel lists them.
+    // Not every kernel has these lists.
     if !std::path::Path::new("/proc/thread-self/children").exists() {
         return tree(root);
     }
@@ -120,7 +120,7 @@ pub(crate) fn frozen_tree(root: i32) -> io::Result<Vec<i32>> {
     Ok(found)
 }
 
-/// The children of all threads of a process; of one that is gone there are none.
+/// The children of all threads of a process; a process that is gone has none.
 fn children(pid: i32) -> io::Result<Vec<i32>> {
     let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH);
     let threads = match std::fs::read_dir(format!("/proc/{pid}/task")) {
@@ -162,7 +162,7 @@ pub(crate) fn all() -> io::Result<Vec<i32>> {
     Ok(pids)
 }
 
-/// The name of its command, for messages.
+/// The name of the process's command, for messages.
 pub(crate) fn command(pid: i32) -> String {
     match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
         Ok(name) => name.trim_end().to_owned(),
@@ -170,13 +170,13 @@ pub(crate) fn command(pid: i32) -> String {
     }
 }
 
-/// Whose it is: its effective user.
+/// The effective user of a process.
 pub(crate) fn user(pid: i32) -> Option<u32> {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(format!("/proc/{pid}")).ok().map(|it| it.uid())
 }
 
-/// The user that a process acts as; None if it is not there.
+/// The user that a process acts as; None if the process does not exist.
 pub(crate) fn effective_user(pid: i32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
@@ -232,7 +232,7 @@ mod tests {
             shell.args(["-c", "sleep 60 & echo $!; wait"]).stdout(std::process::Stdio::piped());
             shell.spawn().unwrap()
         };
-        // A child belongs to the thread that made it, as long as that is there.
+        // A child belongs to the thread that made it, as long as that thread exists.
         let (done, over) = std::sync::mpsc::channel::<()>();
         let (send, made) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {

@@ -1,7 +1,7 @@
-//! Which protocol a client is checkpointed by, and who said so.
+//! The protocol by which a client is checkpointed, and the source of that choice.
 //!
-//! The first that says something: who is making a checkpoint, `rekindle protocol`, the program's environment, its container's annotation, the
-//! configuration.
+//! The first source that names a protocol decides: the order for the checkpoint, `rekindle protocol`, the program's
+//! environment, its container's annotation, the configuration.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ use super::sys::Credentials;
 use super::{Daemon, list};
 use crate::limit::Limit;
 
-/// How long a worker may take to note it.
+/// How long a worker may take to note the protocol.
 const REMEMBER: Limit = Limit::fixed(Duration::from_secs(2));
 
 impl Daemon {
-    /// The protocol, and who said so. What a program's environment says counts if it means something.
+    /// The protocol, and its source. A program's environment counts if it names a known protocol.
     pub(crate) fn protocol_of(&self, client: &Client) -> (Protocol, String) {
         let (said, unknown) = match of_environment(client) {
             None => (None, String::new()),
@@ -46,7 +46,7 @@ pub(crate) fn of_environment(client: &Client) -> Option<Result<Protocol, Unknown
     Some(name.parse())
 }
 
-/// Says which one it is, and changes that before where it is asked to.
+/// Replies which protocol applies, after changing it if the peer asks for that.
 pub(crate) fn serve(daemon: &Daemon, peer: Credentials, pid: i32, change: ProtocolChange) -> Reply {
     match try_serve(daemon, peer, pid, change) {
         Ok(reply) => reply,
