@@ -1,13 +1,13 @@
-//! How long something may take, and which setting says so: an error that names both tells an operator what to change.
+//! Time limits with their settings: an error that names both tells an operator what to change.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// The longest that something may take.
+/// The longest time that something may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limit {
     pub(crate) time: Duration,
-    /// The setting of the configuration that says so; none where nothing changes it.
+    /// The setting of the configuration; none where the limit is fixed.
     setting: Option<&'static str>,
 }
 
@@ -17,12 +17,12 @@ impl Limit {
         Self { time, setting: None }
     }
 
-    /// The limit that a setting says.
+    /// The limit from a setting.
     pub(crate) const fn configured(time: Duration, setting: &'static str) -> Self {
         Self { time, setting: Some(setting) }
     }
 
-    /// The time begins now.
+    /// Starts the limit now.
     pub(crate) fn begins(self) -> Deadline {
         // A time too long to be added never ends.
         Deadline { at: Instant::now().checked_add(self.time), limit: self }
@@ -39,7 +39,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// When a limit is over.
+/// The moment at which a limit is over.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     at: Option<Instant>,
@@ -47,7 +47,7 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// How much time is left: zero when it is over.
+    /// The time that is left: zero when the limit is over.
     pub(crate) fn left(&self) -> Duration {
         self.at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
     }

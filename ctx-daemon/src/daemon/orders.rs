@@ -91,7 +91,7 @@ fn accept<'a>(
     }
     let protocol = asked.protocol.as_deref().map(str::parse).transpose()?;
     match asked.timeout {
-        // A dump of another user's process would wait.
+        // The dump that waits would be another user's.
         Some(_) if !may_checkpoint(peer) => return Err(OrderError::MomentNotAllowed),
         Some(timeout) if timeout > MAX_MOMENT_TIMEOUT => return Err(OrderError::MomentTimeout),
         _ => {}

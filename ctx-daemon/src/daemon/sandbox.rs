@@ -1,8 +1,8 @@
 //! The workers' sandbox: the privileges that workers give up, by the configuration and this machine's abilities, and the
 //! users that they run as.
 //!
-//! Each worker gets a user of a range of its own, the application's whoever that is: it is started before its client is
-//! known, and two clients of one user are not each other's either. A daemon that is not root cannot give it one, and says so.
+//! Each worker gets a user of its own from a range, whatever the application's user: a worker is started before its client is
+//! known, and two clients of one user must not reach each other either. A daemon that is not root cannot do that, and says so.
 
 use std::collections::HashSet;
 use std::io;
@@ -18,12 +18,12 @@ use super::{lock, sys};
 use crate::config::{SandboxConfig, UidRange};
 use rekindle_ctx_worker::confinement::{Confinement, Identity, landlock_version};
 
-/// Why a daemon that must have it all does not start.
+/// The parts that are missing for a daemon that requires the whole sandbox.
 #[derive(Debug, Error)]
 #[error("[sandbox] required = true, but {}", .0.join("; and "))]
 pub(crate) struct SandboxError(Vec<String>);
 
-/// There is no user for one more worker.
+/// No user is free for one more worker.
 #[derive(Debug, Error)]
 #[error("all {0} users of [sandbox] uid_range are in use")]
 pub(crate) struct NoUser(u32);
@@ -32,10 +32,10 @@ pub(crate) struct NoUser(u32);
 #[derive(Clone, Debug)]
 pub(crate) struct Sandbox {
     enabled: bool,
-    /// None where they cannot be given.
+    /// The workers' users; none where the daemon cannot assign them.
     uids: Option<Arc<Uids>>,
     device_group: Option<u32>,
-    /// The version of landlock; 0 where there is none.
+    /// The version of landlock; 0 where the kernel has none.
     landlock: i32,
     seccomp: bool,
     read: Vec<PathBuf>,
@@ -43,7 +43,7 @@ pub(crate) struct Sandbox {
 }
 
 impl Sandbox {
-    /// Finds out what can be had, and says in the log what cannot. An error if all of it is required.
+    /// Finds the parts that are possible here, and logs the others. An error if all of them are required.
     pub(crate) fn probe(config: &SandboxConfig) -> Result<Self, SandboxError> {
         let mut missing = Vec::new();
         let uids = match can_give_users(config.uids) {
@@ -72,7 +72,7 @@ impl Sandbox {
         };
         if !config.enabled {
             warn!("workers are not sandboxed, by the configuration");
-            // With its users nevertheless: workers from before may come back.
+            // The users stay known: workers from before may come back.
             sandbox.missing = vec!["it is switched off ([sandbox] enabled)".to_owned()];
             return Ok(sandbox);
         }
@@ -101,7 +101,7 @@ impl Sandbox {
         Ok(Some((Confinement { identity, landlock, seccomp, read }, claim)))
     }
 
-    /// Whether a worker may be this user: the daemon's own too, since the configuration may have been another.
+    /// Whether a worker may run as this user. The daemon's own counts too, since the configuration may have been another.
     pub(crate) fn is_workers_user(&self, uid: u32) -> bool {
         uid == sys::own_uid() || self.uids.as_ref().is_some_and(|uids| uids.range.contains(uid))
     }
@@ -111,7 +111,7 @@ impl Sandbox {
         self.uids.as_ref().map(|uids| uids.range.first)
     }
 
-    /// For `rekindle doctor`.
+    /// The sandbox for `rekindle doctor`.
     pub(crate) fn info(&self) -> SandboxInfo {
         SandboxInfo { parts: self.shown(), missing: self.missing.clone() }
     }
@@ -147,7 +147,7 @@ enum NoUsers {
     Groups,
 }
 
-/// Root can, unless it is so only in a namespace that does not have these users.
+/// Whether this process can assign users. Root can, unless it is root only in a namespace that does not have these users.
 fn can_give_users(range: UidRange) -> Result<(), NoUsers> {
     if sys::own_uid() != 0 {
         return Err(NoUsers::NotRoot);
@@ -175,22 +175,22 @@ fn maps_all(map: &str, range: UidRange) -> bool {
     })
 }
 
-/// Whether this kernel takes seccomp filters, and can have them return an error.
+/// Whether this kernel supports seccomp filters that return an error.
 fn has_seccomp() -> bool {
     let action: u32 = libc::SECCOMP_RET_ERRNO;
     // SAFETY: the kernel reads the local.
     unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_ACTION_AVAIL, 0, &raw const action) == 0 }
 }
 
-/// The group that may use the GPUs, where an administrator keeps others from them.
+/// The group of the device files, where an administrator reserves the GPUs for a group.
 fn device_group() -> Option<u32> {
     let device = Path::new("/dev/nvidiactl").metadata().ok()?;
     let mode = device.mode();
     (mode & 0o006 != 0o006 && mode & 0o060 == 0o060).then(|| device.gid())
 }
 
-/// Has the driver's device files made where they are missing: workers cannot, and the driver's own way to do so from within
-/// a program is closed to them.
+/// Has the driver's device files made where they are missing: workers cannot make them, and the driver's own way to do so from
+/// within a program is closed to workers.
 pub(crate) fn make_devices() {
     let Ok(gpus) = std::fs::read_dir("/proc/driver/nvidia/gpus") else { return };
     let minors: Vec<u32> = gpus
@@ -226,18 +226,18 @@ pub(crate) struct Uids {
 #[derive(Debug)]
 struct Used {
     claimed: HashSet<u32>,
-    /// Where to look next, from the range's beginning: a user is used again as late as possible.
+    /// Where the search for a free user begins. It goes on from the last one, so that a user is used again as late as possible.
     next: u32,
 }
 
 impl Uids {
     fn new(range: UidRange) -> Self {
-        // Anywhere, so that two daemons do not try for the same one in the same moment.
+        // The search begins anywhere, so that two daemons do not try for the same user at the same moment.
         let next = sys::random().unwrap_or(0) % u64::from(range.count());
         Self { range, state: Mutex::new(Used { claimed: HashSet::new(), next: next as u32 }) }
     }
 
-    /// A user that no process has: neither a worker of this daemon's nor one that another has left.
+    /// Claims a user that no process has: neither a worker of this daemon nor one that another daemon has left.
     fn claim(self: &Arc<Self>) -> Result<UidClaim, NoUser> {
         let mut state = lock(&self.state);
         for _ in 0..self.range.count() {
@@ -265,7 +265,7 @@ impl Drop for UidClaim {
     }
 }
 
-/// The folder that keeps workers from the endpoint at this path, if there is one: all folders above it must be open to all.
+/// The closed folder that keeps workers from the endpoint at this path, if any: all folders above it must be open to all.
 pub(crate) fn closed_folder(path: &Path) -> Option<&Path> {
     path.ancestors().skip(1).find(|folder| folder.metadata().is_ok_and(|it| it.mode() & 0o001 == 0))
 }

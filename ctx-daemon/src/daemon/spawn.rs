@@ -1,8 +1,8 @@
 //! Starting a worker.
 //!
-//! A worker has a fixed address layout, so that what the driver maps by itself leaves the same addresses free in every
-//! worker; a session of its own and no tie to the daemon's life, so that applications go on when a daemon is replaced;
-//! and of all the daemon's descriptors the channel only.
+//! A worker has a fixed address layout, so that the driver's own mappings leave the same addresses free in every worker. A
+//! worker has a session of its own and no tie to the daemon's life, so that applications go on when a daemon is replaced. Of
+//! the daemon's descriptors a worker has only the channel.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -33,7 +33,7 @@ pub(crate) const SILENCE_VARIABLE: &str = "REKINDLE_SILENCE_MS";
 /// Environment variables that contexts depend on, by name.
 pub(crate) type Settings = Vec<(String, String)>;
 
-/// Why there is no worker.
+/// Why a worker could not be started.
 #[derive(Debug, Error)]
 pub(crate) enum SpawnError {
     #[error("cannot start {}: {source}", .program.display())]
@@ -70,7 +70,7 @@ pub(crate) struct Spawner {
 }
 
 impl Spawner {
-    /// By the configuration.
+    /// A spawner for the configuration.
     pub(crate) fn new(config: &Config, sandbox: &Sandbox) -> Self {
         Self {
             program: config.worker_program.clone(),
@@ -84,12 +84,12 @@ impl Spawner {
         }
     }
 
-    /// How long one may take.
+    /// How long a start may take.
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Starts one and waits until it is ready. `slow` is called if that takes long; it may still become ready.
+    /// Starts a worker and waits until it is ready. `slow` is called if that takes long; the worker may still become ready.
     pub(crate) fn spawn(&self, settings: &Settings, slow: impl FnOnce()) -> Result<Arc<Worker>, SpawnError> {
         let started = std::time::Instant::now();
         let failed = |source| SpawnError::Start { program: self.program.clone(), source };
@@ -118,7 +118,7 @@ impl Spawner {
         }
     }
 
-    /// Waits for its first word.
+    /// Waits for the worker's first message.
     fn ready(&self, pid: i32, channel: &UnixStream, slow: impl FnOnce()) -> Result<Attached, NotReady> {
         let speaks_within = |time| {
             let readable = sys::wait_readable([channel.as_fd()], Some(time));
@@ -132,7 +132,7 @@ impl Spawner {
                 return Err(NotReady::Slow);
             }
         }
-        // What has begun to speak says all of it at once, or is no worker.
+        // A worker that has begun a message sends all of it at once; anything else is no worker.
         let frame = |error| match error {
             FrameError::Closed => NotReady::Closed,
             FrameError::Io(error) if error.kind() == io::ErrorKind::ConnectionReset => NotReady::Closed,
@@ -168,7 +168,7 @@ impl Spawner {
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         if let Some(confined) = confined {
-            // The driver's cache of compiled code would be one for all clients.
+            // The driver's cache of compiled code would be shared by all clients.
             command.arg("--confined").arg(confined.to_string()).env("CUDA_CACHE_DISABLE", "1");
         }
         if let Some(limit) = self.report_access {
@@ -183,21 +183,21 @@ impl Spawner {
     }
 }
 
-/// Has a child of the daemon's begin with no descriptor of its but the channel, in a session of its own.
+/// Has a child of the daemon begin in a session of its own, with none of the daemon's descriptors but the channel.
 pub(crate) fn become_helper(command: &mut Command, channel: RawFd) {
     // SAFETY: the closure only makes system calls, which is all that may happen between fork and exec in a process with
     // threads.
     unsafe { command.pre_exec(move || become_worker(channel)) };
 }
 
-/// In the child, before it executes the program.
+/// Runs in the child, before it executes the program.
 fn become_worker(channel: RawFd) -> io::Result<()> {
     let check = |result: i64| {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     };
     // SAFETY: no pointers.
     unsafe {
-        // Daemons started by others may have inherited descriptors that are not close-on-exec.
+        // A daemon started by another program may have inherited descriptors that are not close-on-exec.
         check(libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC))?;
         check(i64::from(libc::fcntl(channel, libc::F_SETFD, 0)))?;
         check(i64::from(libc::setsid()))?;
@@ -214,7 +214,7 @@ enum NotReady {
 
 /// Ends a worker that is of no use, and reaps it.
 fn end(child: &mut Child) -> String {
-    // One that ended by itself keeps its status.
+    // A worker that ended by itself keeps its status.
     if let Ok(Some(status)) = child.try_wait() {
         return status.to_string();
     }
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_worker_has_a_fixed_layout_and_only_its_channel() {
-        // The shell sees its own descriptors through its own /proc/self.
+        // The shell lists its own descriptors through its own /proc/self.
         let report = tempfile::NamedTempFile::new().unwrap();
         let path = report.path().display();
         let script = format!("(echo $3; ls /proc/$$/fd; cat /proc/$$/personality) > {path}");
@@ -278,7 +278,7 @@ mod tests {
         let text = std::fs::read_to_string(report.path()).unwrap();
         let lines: Vec<_> = text.lines().collect();
         let (channel, personality) = (lines[0], lines[lines.len() - 1]);
-        // 10 is what some shells keep their script at.
+        // Some shells keep their script open at 10.
         let rest: Vec<_> =
             lines[1..lines.len() - 1].iter().filter(|fd| !["0", "1", "2", "10", "255", channel].contains(fd)).collect();
         assert!(rest.is_empty(), "{text}");

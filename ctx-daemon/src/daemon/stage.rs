@@ -23,17 +23,17 @@ use super::worker::{Worker, WorkerError};
 use super::{lock, sys, wait};
 use crate::limit::Limit;
 
-/// How many units it is cut into: as many clients can have some at a time.
+/// The number of units: as many clients can have some at a time.
 const UNITS: u64 = 16;
 
-/// How long a worker may take to unmap what it was given before it is asked again.
+/// How long a worker may take to unmap its units before it is asked again.
 const BACK_TIMEOUT: Limit = Limit::fixed(Duration::from_secs(10));
-/// When one that has not given it back is asked again.
+/// The pause before a worker that has not returned its units is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 
-/// All of it.
+/// The staging memory.
 pub(crate) struct Stage {
-    /// Bytes of a unit.
+    /// The size of a unit, in bytes.
     unit: u64,
     units: usize,
     inner: Mutex<Inner>,
@@ -44,11 +44,11 @@ pub(crate) struct Stage {
 struct Inner {
     fresh: Vec<Unit>,
     loans: Vec<Loan>,
-    /// Units that were taken back.
+    /// Units that came back and are not freed yet.
     old: Vec<Unit>,
-    /// The number of the next one.
+    /// The number of the next unit.
     next: u64,
-    /// No more are made: there is no memory.
+    /// Whether no more units are made, since there is no memory.
     exhausted: bool,
 }
 
@@ -58,11 +58,11 @@ struct Unit {
     file: OwnedFd,
 }
 
-/// The part of a worker.
+/// The units that a worker has.
 struct Loan {
     worker: Arc<Worker>,
     units: Vec<Unit>,
-    /// When to ask it back, once the dump is over.
+    /// When to ask for the units, once the dump is over.
     ask_at: Option<Instant>,
 }
 
@@ -71,7 +71,7 @@ impl Inner {
         self.fresh.len() + self.loans.iter().map(|it| it.units.len()).sum::<usize>()
     }
 
-    /// A worker that is to be asked for its units now; and when to look again.
+    /// A worker that is to be asked for its units now, and the time of the next check.
     fn due(&mut self) -> (Option<Arc<Worker>>, Option<Instant>) {
         let now = Instant::now();
         let loan = self.loans.iter_mut().find(|it| it.ask_at.is_some_and(|at| at <= now));
@@ -82,7 +82,7 @@ impl Inner {
         (worker, self.loans.iter().filter_map(|it| it.ask_at).min())
     }
 
-    /// A worker has nothing any more.
+    /// A worker has returned all units.
     fn take_back(&mut self, worker: i32) {
         if let Some(at) = self.loans.iter().position(|it| it.worker.pid() == worker) {
             let loan = self.loans.swap_remove(at);
@@ -92,14 +92,14 @@ impl Inner {
     }
 }
 
-/// While it lives a worker may use what it has.
+/// The loan to a worker: while this value lives, the worker may use its units.
 pub(crate) struct InUse {
     stage: Arc<Stage>,
     worker: i32,
 }
 
 impl Stage {
-    /// So many bytes at most; begins to make them.
+    /// Starts with so many bytes at most, and begins to make them.
     pub(crate) fn start(bytes: u64) -> io::Result<Arc<Self>> {
         let most = sys::available_memory()? / 2;
         if bytes > most {
@@ -117,7 +117,7 @@ impl Stage {
         Self { unit, units, inner: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Asks back what is not used any more, frees what has come back, and makes what is missing.
+    /// Asks for unused units, frees those that came back, and makes missing ones.
     fn keep(&self) {
         let began = Instant::now();
         let mut inner = lock(&self.inner);
@@ -130,7 +130,7 @@ impl Stage {
                 inner = lock(&self.inner);
             } else if let Some(unit) = inner.old.pop() {
                 drop(inner);
-                // A worker may have kept it mapped, and done nothing with it.
+                // The worker may have kept the unit mapped; it does not read it any more.
                 if let Err(error) = sys::free_pages(unit.file.as_fd(), self.unit) {
                     debug!(%error, "pages of the staging memory stay until no worker maps them");
                 }
@@ -169,7 +169,7 @@ impl Stage {
         }
     }
 
-    /// Has a worker unmap what it has. One that copies, or does not answer, is asked again.
+    /// Asks a worker to unmap its units. A worker that copies, or does not answer, is asked again.
     fn ask_back(&self, worker: &Worker) {
         let request = WorkerRequest::Stage { unit: self.unit, units: Vec::new(), new: Vec::new() };
         match worker.ask(&request, &[], BACK_TIMEOUT) {
@@ -178,8 +178,8 @@ impl Stage {
         }
     }
 
-    /// Gives a worker its part, in a dump of so many clients. Nothing where there is none, or where the worker cannot take
-    /// it: it then copies without. One that does not answer within the limit is an error.
+    /// Lends a worker its part, in a dump of so many clients. Nothing where no units are free, or where the worker cannot take
+    /// them: the worker then copies without. A worker that does not answer within the limit is an error.
     pub(crate) fn lend(
         self: &Arc<Self>,
         worker: &Arc<Worker>,
@@ -187,7 +187,7 @@ impl Stage {
         limit: Limit,
     ) -> Result<Option<InUse>, WorkerError> {
         let Some((request, files)) = self.choose(worker, clients) else { return Ok(None) };
-        // Whatever becomes of the question: what the worker may have is asked back.
+        // Created whatever the answer is: units that the worker may have must be asked back.
         let in_use = InUse { stage: Arc::clone(self), worker: worker.pid() };
         match worker.ask(&request, &sys::raw(&files), limit) {
             Ok(()) => Ok(Some(in_use)),
@@ -199,7 +199,7 @@ impl Stage {
         }
     }
 
-    /// The part that the worker is to have now. Nothing where the worker has not given back its former part.
+    /// The part for the worker now. Nothing where the worker has not returned its former part.
     fn choose(&self, worker: &Arc<Worker>, clients: usize) -> Option<(WorkerRequest, Vec<OwnedFd>)> {
         let share = (self.units / clients.max(1)).max(1);
         let mut inner = lock(&self.inner);
@@ -219,7 +219,7 @@ impl Stage {
         Some((WorkerRequest::Stage { unit: self.unit, units: numbers.clone(), new: numbers }, files))
     }
 
-    /// A worker is gone, or has said that it has nothing.
+    /// A worker is gone, or has said that it has no units.
     pub(crate) fn take_back(&self, worker: i32) {
         lock(&self.inner).take_back(worker);
         self.changed.notify_all();

@@ -69,7 +69,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Has a client's worker count what it has with what others of its container have.
+    /// Has a client's worker count its memory together with that of the other clients of the container.
     pub(super) fn share(&self, client: &Client) -> Result<(), ShareError> {
         let devices = match client.allowed.container {
             Some(_) => self.pool.devices()?,

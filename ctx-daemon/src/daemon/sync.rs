@@ -1,4 +1,4 @@
-//! Threads, and waiting for each other.
+//! Threads, and their synchronisation.
 
 use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,8 +10,7 @@ pub(super) fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Re
     std::thread::Builder::new().name(name.to_owned()).stack_size(512 << 10).spawn(body)
 }
 
-/// Does something with all of these at once, each in a thread of its own, and waits for all of it. The results are in their
-/// order.
+/// Runs the action for all of these at once, each in a thread of its own, and waits for all. The results are in their order.
 pub(super) fn at_once<T: Sync, R: Send>(all: &[T], action: impl Fn(&T) -> R + Sync) -> Vec<R> {
     match all {
         [one] => vec![action(one)],
@@ -23,17 +22,17 @@ pub(super) fn at_once<T: Sync, R: Send>(all: &[T], action: impl Fn(&T) -> R + Sy
     }
 }
 
-/// Locks. A thread that panicked left data that is whole: nothing is changed half-way under a lock.
+/// Locks a mutex. A thread that panicked left consistent data: no change is half-way under a lock.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for a change; the lock is free meanwhile.
+/// Waits for a change. The lock is free meanwhile.
 pub(super) fn wait<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`wait`], for a time.
+/// Like [`wait`], at most for a time.
 pub(super) fn wait_timeout<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>, time: Duration) -> MutexGuard<'a, T> {
     changed.wait_timeout(guard, time).unwrap_or_else(PoisonError::into_inner).0
 }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// Who connected, as the daemon's namespaces see it. The pid is 0 where they do not.
+/// The process that connected, as the daemon's namespaces see it. The pid is 0 where they do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Credentials {
     pub(crate) pid: i32,
@@ -31,7 +31,7 @@ pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials
     Ok(Credentials { pid: found.pid, uid: found.uid })
 }
 
-/// A descriptor of the process that made the other end. Before Linux 6.5 it is one of whoever has its pid now.
+/// A descriptor of the process that made the other end. Before Linux 6.5 it is of the process that has that pid now.
 pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>, pid: i32) -> io::Result<OwnedFd> {
     const SO_PEERPIDFD: i32 = 77;
     let mut found: RawFd = -1;
@@ -48,7 +48,7 @@ pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>, pid: i32) -> io::Result<OwnedFd
     }
 }
 
-/// The seals of a memfd. Other files have none, and it is an error.
+/// The seals of a memfd. An error for other files.
 pub(crate) fn seals(file: BorrowedFd<'_>) -> io::Result<i32> {
     // SAFETY: no pointers.
     check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })
@@ -61,7 +61,7 @@ pub(crate) fn is_read_write(file: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(flags & libc::O_ACCMODE == libc::O_RDWR && flags & libc::O_PATH == 0)
 }
 
-/// Waits until one of the descriptors can be read or is closed at the other end; which ones are. None after the time.
+/// Waits until one of the descriptors can be read or is closed at the other end; returns which. None after the time.
 pub(crate) fn wait_readable<const N: usize>(
     fds: [BorrowedFd<'_>; N],
     timeout: Option<Duration>,
@@ -88,7 +88,7 @@ pub(crate) fn is_writable(socket: &UnixStream) -> bool {
     result > 0 && polled.revents & libc::POLLOUT != 0
 }
 
-/// Whether the other end of a connection is closed. Bytes that wait to be read do not hide it.
+/// Whether the other end of a connection is closed, even if bytes wait to be read.
 pub(crate) fn is_hung_up(socket: &UnixStream) -> bool {
     let mut polled = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
     // SAFETY: one structure, alive during the call.
@@ -96,7 +96,7 @@ pub(crate) fn is_hung_up(socket: &UnixStream) -> bool {
     result > 0 && polled.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
 
-/// A descriptor of a process, by which it can be killed although its pid is used again.
+/// A descriptor of a process; it stays valid for killing the process when the pid is used again.
 pub(crate) fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: no pointers.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
@@ -105,7 +105,7 @@ pub(crate) fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// SIGKILL.
+/// Sends SIGKILL.
 pub(crate) fn pidfd_kill(process: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: no signal information is passed.
     let result = unsafe {
@@ -129,7 +129,7 @@ pub(crate) fn pidfd_getfd(process: BorrowedFd<'_>, fd: RawFd) -> io::Result<Owne
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// Whether a descriptor of another process is a copy of this one: both are of one `open`, in whichever process that was.
+/// Whether a descriptor of another process is a copy of this one: both are of one `open`, in any process.
 pub(crate) fn has_opened(pid: i32, theirs: RawFd, ours: BorrowedFd<'_>) -> io::Result<bool> {
     /// `enum kcmp_type`.
     const KCMP_FILE: i32 = 0;
@@ -139,7 +139,7 @@ pub(crate) fn has_opened(pid: i32, theirs: RawFd, ours: BorrowedFd<'_>) -> io::R
     check(i32::try_from(order).unwrap_or(-1)).map(|order| order == 0)
 }
 
-/// The number by which the kernel tells a socket, the same for whoever holds it.
+/// The kernel's number of a socket, the same in every process that has it.
 pub(crate) fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     let mut found = 0_u64;
     let mut length = size_of::<u64>() as libc::socklen_t;
@@ -193,7 +193,7 @@ pub(crate) fn own_uid() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// Whether any process has this user.
+/// Whether any process runs as this user.
 pub(crate) fn user_has_processes(uid: u32) -> bool {
     // A priority may be -1: only the error tells. SAFETY: errno is this thread's.
     unsafe {
@@ -211,13 +211,13 @@ pub(crate) fn random() -> io::Result<u64> {
     if got == 8 { Ok(u64::from_ne_bytes(bytes)) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Files made from now on are for their owner alone. To be called while there is one thread.
+/// Makes all new files private to their owner. To be called while there is one thread.
 pub(crate) fn private_files() {
     // SAFETY: no pointers; changes an attribute of this process.
     unsafe { libc::umask(0o077) };
 }
 
-/// As many descriptors as may be had: each client has several, and the default is 1024.
+/// Raises the limit of descriptors as far as possible: each client has several, and the default is 1024.
 pub(crate) fn raise_descriptor_limit() -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel writes the local.
@@ -227,7 +227,7 @@ pub(crate) fn raise_descriptor_limit() -> io::Result<()> {
     check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }).map(drop)
 }
 
-/// Bytes of memory that programs could have without swapping.
+/// The bytes of memory that programs could have without swapping.
 pub(crate) fn available_memory() -> io::Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -235,19 +235,19 @@ pub(crate) fn available_memory() -> io::Result<u64> {
     kib.map(|kib| kib << 10).ok_or_else(|| io::Error::other("/proc/meminfo does not say MemAvailable"))
 }
 
-/// Frees the pages of a memfd of this size, whoever maps it.
+/// Frees the pages of a memfd of this size, even if processes map it.
 pub(crate) fn free_pages(file: BorrowedFd<'_>, size: u64) -> io::Result<()> {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     // SAFETY: no pointers.
     check(unsafe { libc::fallocate(file.as_raw_fd(), mode, 0, size as libc::off_t) }).map(drop)
 }
 
-/// SIGTERM and SIGINT, kept from ending the process so that a thread can wait for them.
+/// SIGTERM and SIGINT, blocked so that they do not end the process, and a thread can wait for them.
 #[derive(Debug)]
 pub(crate) struct StopSignals(libc::sigset_t);
 
 impl StopSignals {
-    /// Blocks them in this thread and those it starts: to be called while there is one.
+    /// Blocks them in this thread and those it starts: to be called while there is one thread.
     pub(crate) fn block() -> io::Result<Self> {
         // SAFETY: plain data for which zeros are valid; the calls write the local only.
         unsafe {
@@ -263,7 +263,7 @@ impl StopSignals {
         }
     }
 
-    /// Waits for one.
+    /// Waits for one of the signals.
     pub(crate) fn wait(&self) -> &'static str {
         let mut signal = 0;
         // SAFETY: reads the set, writes the local.

@@ -1,4 +1,4 @@
-//! The daemon takes over workers of a daemon that has ended: the other side of [`rekindle_ctx_worker::rejoin`].
+//! The daemon takes over workers of a daemon that has ended: the counterpart of [`rekindle_ctx_worker::rejoin`].
 //!
 //! A worker gets data files and is asked about its client's memory. So a process that offers itself as a worker must have a
 //! worker's user and be in the daemon's pid namespace, where no client in a container is. The worker's own word does not
@@ -113,7 +113,7 @@ fn take_over(
     if daemon.registry.clients().iter().any(same) {
         return Err(TakeoverError::HasAnother);
     }
-    // The client has its worker already. Its container may still have what it was given, or nothing.
+    // The client has its worker already. Its container may still have a grant, or may have none.
     let allowed = match daemon.grants.of(process) {
         Err(GrantError::None) => Allowed::default(),
         found => found?,
@@ -135,21 +135,21 @@ fn take_over(
 
 /// Whether a process is in the daemon's pid namespace.
 pub(crate) fn is_at_our_depth(pid: i32) -> bool {
-    // By the number of its pids, which can be seen of workers although they are not dumpable.
+    // Compares the number of pids, which can be read of workers although they are not dumpable.
     let depth = |pid| process::namespace_pids(pid).ok().map(|pids| pids.len());
     let own = i32::try_from(std::process::id()).ok().and_then(depth);
     own.is_some() && own == depth(pid)
 }
 
-/// Whether a process is in the daemon's pid and user namespaces. Not the mount namespace: an init system gives each start
-/// of a service a new one.
+/// Whether a process is in the daemon's pid and user namespaces. The mount namespace does not count: an init system gives each
+/// start of a service a new one.
 pub(crate) fn is_neighbour(pid: i32) -> bool {
     if !is_at_our_depth(pid) {
         return false;
     }
     match (fs::read_link("/proc/self/ns/user"), fs::read_link(format!("/proc/{pid}/ns/user"))) {
         (Ok(own), Ok(theirs)) => own == theirs,
-        // A daemon that is not root cannot see it; it serves no other users.
+        // A daemon that is not root cannot see the user namespace; it serves no other users.
         (Ok(_), Err(error)) => error.kind() == io::ErrorKind::PermissionDenied && sys::own_uid() != 0,
         _ => false,
     }

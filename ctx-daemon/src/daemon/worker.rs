@@ -7,8 +7,8 @@
 //!                          └──────────► abandoned ───┘          the channel closes, in any state ─► dead
 //! ```
 //!
-//! A thread of its own reads the channel, so that a death is noticed at once and whoever waits for a reply wakes up.
-//! No lock is held while anybody waits.
+//! A thread of its own reads the channel, so that a death is noticed at once and threads that wait for a reply wake up. No
+//! thread holds a lock while it waits.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
@@ -36,32 +36,32 @@ use crate::limit::{Deadline, Limit};
 
 mod describe;
 
-/// The most pieces of all that one client shares: as many descriptors come from its worker in a restore.
+/// The most pieces that one client shares: the worker sends as many descriptors in a restore.
 const MOST_MADE: usize = 16 * MAX_PIECES;
 
 /// The largest part of a manifest that a worker may send.
 const MAX_BLOB: usize = rekindle_images::limits::MAX_MANIFEST as usize;
-/// How long a worker may take to say how it fares, or how much memory its devices have.
+/// How long a worker may take to describe itself, or to report its devices' memory.
 const DESCRIBE_TIMEOUT: Limit = Limit::fixed(Duration::from_secs(1));
-/// How long one may take to say what somebody asks for.
+/// How long a worker may take to answer an operator's question.
 const ASK_TIMEOUT: Limit = Limit::fixed(Duration::from_secs(10));
 /// How long a worker may leave its channel full.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait for the status of a worker whose channel closed, before those who wait for it are told.
+/// How long to wait for the status of a worker whose channel closed, before threads that wait for it are told.
 const STATUS_GRACE: Duration = Duration::from_millis(200);
 /// How long such a worker may then take to end.
 const END_GRACE: Duration = Duration::from_secs(5);
-/// How often it is looked whether a worker that takes long works.
+/// The interval at which the daemon checks whether a slow worker works.
 const WORK_LOOK: Duration = Duration::from_millis(500);
 
 /// How long the daemon waits for an answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Timeout {
-    /// As long as the worker lives: only where no other work waits for the answer.
+    /// No limit while the worker lives: only where no other work waits for the answer.
     Endless,
-    /// Until a moment.
+    /// Until this moment.
     Until(Deadline),
-    /// As long as the worker works, however long that takes: it may not go for longer than this without running at all.
+    /// As long as the worker works, however long that takes: it may not go longer than this limit without using a CPU.
     WhileItWorks(Limit),
 }
 
@@ -78,7 +78,7 @@ impl From<Deadline> for Timeout {
 }
 
 impl Timeout {
-    /// For the turn of a request, which comes when the one before is answered.
+    /// The deadline for the turn of a request, which comes when the one before is answered.
     fn of_turn(self) -> Option<Deadline> {
         match self {
             Self::Endless => None,
@@ -88,10 +88,10 @@ impl Timeout {
     }
 }
 
-/// Why a worker did not do what it was asked.
+/// Why a worker did not do a request.
 #[derive(Clone, Debug, Error)]
 pub(crate) enum WorkerError {
-    /// The worker is as it was before.
+    /// The request failed, and the worker is as it was before.
     #[error("{0}")]
     Failed(Failure),
     /// The worker may still carry out the request.
@@ -102,7 +102,7 @@ pub(crate) enum WorkerError {
     Idle { request: &'static str, limit: Limit, at: At },
     #[error("its worker has died ({0})")]
     Dead(String),
-    /// The process that it served has, and so it has too.
+    /// The worker's process has ended, and so has the worker.
     #[error("it has ended")]
     Ended,
     #[error("its worker gave an unexpected answer to {0}; install one version of Rekindle")]
@@ -129,7 +129,7 @@ pub(crate) enum At {
 }
 
 impl At {
-    /// The same without its subject.
+    /// The activity without its subject.
     pub(crate) fn what(self) -> &'static str {
         match self {
             Self::Stopped => "is stopped (SIGSTOP, or a debugger); let it go on",
@@ -148,7 +148,7 @@ pub(crate) struct Answered {
     pub(crate) fds: Vec<OwnedFd>,
 }
 
-/// The memory that a worker has made to be shared, and the memory that it needs of others.
+/// The memory that a worker has made for sharing, and the memory that it needs from others.
 pub(crate) type MadeShared = (Vec<(PieceId, OwnedFd)>, Vec<PieceId>);
 
 /// The description of a worker for `ps`.
@@ -184,15 +184,15 @@ enum State {
 }
 
 impl Worker {
-    /// Takes charge of a worker that is ready. `child` is what must be reaped, and whose user is free then, unless
-    /// another daemon started it.
+    /// Takes charge of a worker that is ready. `child` is the process to reap, with the claim on its user; none if another
+    /// daemon started the worker.
     pub(crate) fn new(
         pid: i32,
         child: Option<(Child, Option<UidClaim>)>,
         attached: Attached,
         channel: UnixStream,
     ) -> io::Result<Arc<Self>> {
-        // Its channel's thread does nothing else than to read. One that does not is in somebody's hand.
+        // The worker's channel thread only reads. A worker whose thread does not read is under another program's control.
         channel.set_write_timeout(Some(SEND_TIMEOUT))?;
         let worker = Arc::new(Self {
             pidfd: sys::pidfd_open(pid)?,
@@ -215,17 +215,17 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Its pid.
+    /// The worker's pid.
     pub(crate) fn pid(&self) -> i32 {
         self.process.pid
     }
 
-    /// Its process.
+    /// The worker's process.
     pub(crate) fn process(&self) -> Process {
         self.process
     }
 
-    /// Its devices, and what else a client is told.
+    /// The worker's devices, and the other data that a client is told.
     pub(crate) fn attached(&self) -> &Attached {
         &self.attached
     }
@@ -245,19 +245,19 @@ impl Worker {
         *lock(&self.on_need) = Some(Arc::new(action));
     }
 
-    /// Whether it is gone.
+    /// Whether the worker is gone.
     pub(crate) fn is_dead(&self) -> bool {
         matches!(*lock(&self.state), State::Dead(_))
     }
 
-    /// SIGKILL. Its client, if it has one, sees its connection close.
+    /// Sends SIGKILL. The worker's client, if it has one, sees its connection close.
     pub(crate) fn kill(&self) {
         if let Err(error) = sys::pidfd_kill(self.pidfd.as_fd()) {
             debug!(worker = self.pid(), %error, "cannot kill a worker; it has ended already");
         }
     }
 
-    /// Asks, and waits for the answer until the timeout. `Failed` is an error.
+    /// Sends a request, and waits for the answer until the timeout. `Failed` is an error.
     pub(crate) fn call(
         &self,
         request: &WorkerRequest,
@@ -283,7 +283,7 @@ impl Worker {
         }
     }
 
-    /// Waits for the answer to the request that was sent. None after the timeout: an answer that comes later is dropped.
+    /// Waits for the answer to the request that was sent. None after the timeout: a later answer is dropped.
     fn receive(&self, reply: &Receiver<Answered>, timeout: Timeout) -> Option<Result<Answered, WorkerError>> {
         let answered = match timeout {
             Timeout::Endless => reply.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -307,8 +307,8 @@ impl Worker {
         }
     }
 
-    /// Waits as long as the worker uses a CPU now and then. What it does in between, as reading files and waiting for the
-    /// GPU, cannot be seen from here.
+    /// Waits as long as the worker uses a CPU now and then. Reading files and waiting for the GPU use none, and cannot be seen
+    /// from here.
     fn receive_while_it_works(&self, reply: &Receiver<Answered>, limit: Limit) -> Result<Answered, RecvTimeoutError> {
         let (mut used, mut idle) = (self.process.cpu_time(), limit.begins());
         loop {
@@ -331,7 +331,7 @@ impl Worker {
         if stopped { At::Stopped } else { At::Busy }
     }
 
-    /// Asks for something that is answered by `Done`.
+    /// Sends a request that is answered by `Done`.
     pub(crate) fn ask(
         &self,
         request: &WorkerRequest,
@@ -341,7 +341,7 @@ impl Worker {
         self.ask_with(request, &[], fds, timeout)
     }
 
-    /// The same with a blob.
+    /// Like [`Worker::ask`], with a blob.
     pub(crate) fn ask_with(
         &self,
         request: &WorkerRequest,
@@ -355,7 +355,7 @@ impl Worker {
         }
     }
 
-    /// Says what is not answered.
+    /// Sends a request that is not answered.
     pub(crate) fn say(&self, what: &WorkerRequest) {
         if let Err(error) = self.send(what, &[], &[]) {
             let error = self.fail_channel(&error);
@@ -368,12 +368,12 @@ impl Worker {
         self.say(&WorkerRequest::Cancel);
     }
 
-    /// The daemon is there.
+    /// Tells the worker that the daemon is there.
     pub(crate) fn say_alive(&self) {
         self.say(&WorkerRequest::Alive);
     }
 
-    /// The protocol that its client has asked for.
+    /// The calls of its client, with their counts.
     pub(crate) fn calls(&self) -> Result<Vec<Count>, WorkerError> {
         match self.call(&WorkerRequest::Calls, &[], &[], ASK_TIMEOUT)?.reply {
             WorkerReply::Calls { counts } => Ok(counts),
@@ -389,7 +389,7 @@ impl Worker {
         }
     }
 
-    /// Why its client could not be saved now; nothing if it could.
+    /// The reasons why its client could not be saved now; empty if it could.
     pub(crate) fn check(&self) -> Result<Vec<String>, WorkerError> {
         match self.call(&WorkerRequest::Check, &[], &[], ASK_TIMEOUT)?.reply {
             WorkerReply::Checked { reasons } => Ok(reasons),
@@ -397,7 +397,7 @@ impl Worker {
         }
     }
 
-    /// Memory that its client shares, or may be sharing: its own, and others'.
+    /// The memory that its client shares, or may be sharing: its own, and others'.
     pub(crate) fn shares(&self, deadline: Deadline) -> Result<(Vec<PieceId>, Vec<PieceId>), WorkerError> {
         match self.call(&WorkerRequest::Shares, &[], &[], deadline)?.reply {
             WorkerReply::Shares { own, others } => Ok((own, others)),
@@ -405,7 +405,7 @@ impl Worker {
         }
     }
 
-    /// What a name of its client's stands for, and descriptors of all of that. `Failed` where it stands for nothing.
+    /// The memory that a name of its client stands for, with descriptors. `Failed` where the name stands for nothing.
     pub(crate) fn export(&self, token: &Token) -> Result<(Shared, Vec<OwnedFd>), WorkerError> {
         let mut all: Option<(Shared, Vec<OwnedFd>)> = None;
         loop {
@@ -415,7 +415,7 @@ impl Worker {
             let WorkerReply::Exported { shared } = answered.reply else {
                 return Err(WorkerError::Protocol("Export"));
             };
-            // The worker is its client's, which may influence what the worker says.
+            // The worker belongs to its client, which may influence the worker's answers.
             let sound = shared.pieces.len() == answered.fds.len() && shared.count <= MAX_PIECES;
             let same = all.as_ref().is_none_or(|(known, _)| known.count == shared.count);
             if !sound || !same || (shared.pieces.is_empty() && first < shared.count) {
@@ -430,7 +430,8 @@ impl Worker {
         }
     }
 
-    /// Has it make what it shares with others before it loads this client: with descriptors; and what it needs of others.
+    /// Has the worker make its shared memory before it loads this client. Returns that memory, and the memory it needs from
+    /// others.
     pub(crate) fn make_shared(&self, blob: &[u8], timeout: Timeout) -> Result<MadeShared, WorkerError> {
         let mut all = Vec::new();
         let mut said = None;
@@ -451,7 +452,7 @@ impl Worker {
         }
     }
 
-    /// Gives its client memory, which the client asks for by this number.
+    /// Gives its client memory, which the client asks for by this ticket.
     pub(crate) fn import(&self, ticket: u64, shared: &Shared, fds: &[OwnedFd]) -> Result<(), WorkerError> {
         for (pieces, fds) in shared.pieces.chunks(PIECES_AT_A_TIME).zip(fds.chunks(PIECES_AT_A_TIME)) {
             let part = Shared { pieces: pieces.to_vec(), ..shared.clone() };
@@ -461,7 +462,7 @@ impl Worker {
         Ok(())
     }
 
-    /// How much memory its devices have.
+    /// The memory of its devices.
     pub(crate) fn memory(&self) -> Result<Vec<Memory>, WorkerError> {
         match self.call(&WorkerRequest::Memory, &[], &[], DESCRIBE_TIMEOUT)?.reply {
             WorkerReply::Memory { devices } => Ok(devices),
@@ -469,7 +470,7 @@ impl Worker {
         }
     }
 
-    /// Waits for its turn. None when time is up.
+    /// Waits for the turn of a request. None when time is up.
     fn begin(&self, deadline: Option<Deadline>) -> Option<Result<Receiver<Answered>, WorkerError>> {
         let mut state = lock(&self.state);
         loop {
@@ -497,7 +498,7 @@ impl Worker {
         frame::send(&self.channel, request, blob, fds)
     }
 
-    /// A frame that was sent in part leaves a channel that is of no use.
+    /// A frame that was sent in part leaves the channel unusable.
     fn fail_channel(&self, error: &FrameError) -> WorkerError {
         if let FrameError::TooLarge(_) | FrameError::Json(_) = error {
             self.take_back();
@@ -507,7 +508,7 @@ impl Worker {
         WorkerError::Dead(error.to_string())
     }
 
-    /// Nothing was sent of what [`Worker::begin`] began: it is idle again.
+    /// Nothing of the request that [`Worker::begin`] began was sent: the worker is idle again.
     fn take_back(&self) {
         let mut state = lock(&self.state);
         if matches!(*state, State::Waiting(_)) {
@@ -516,7 +517,7 @@ impl Worker {
         }
     }
 
-    /// How it ended.
+    /// How the worker ended.
     pub(crate) fn death(&self) -> WorkerError {
         match &*lock(&self.state) {
             State::Dead(reason) => WorkerError::Dead(reason.clone()),
@@ -524,14 +525,14 @@ impl Worker {
         }
     }
 
-    /// Hands out replies until the channel ends; why it did.
+    /// Hands out replies until the channel ends; returns why it ended.
     fn read_replies(&self) -> String {
         loop {
             let message = match frame::receive_known::<WorkerReply>(&self.channel, MAX_BLOB) {
                 Ok(message) => message,
                 Err(error) => break error.to_string(),
             };
-            // One of a later release may say more than this daemon asks for.
+            // A worker of a later release may say more than this daemon asks for.
             let body = message.body.unwrap_or_else(|error| {
                 let reason = format!("its worker is of another release, and its answer is not understood: {error}");
                 WorkerReply::Failed(Failure::new(FailureKind::Version, reason))
@@ -545,7 +546,7 @@ impl Worker {
             let mut state = lock(&self.state);
             match std::mem::replace(&mut *state, State::Idle) {
                 State::Waiting(sender) => {
-                    // The receiver may have given up this moment.
+                    // The receiver may have given up at this moment.
                     let _ = sender.try_send(Answered { reply: message.body, blob: message.blob, fds: message.fds });
                 }
                 State::Abandoned => {
@@ -560,7 +561,7 @@ impl Worker {
         }
     }
 
-    /// Waits for the process whose channel has closed, and ends it if it does not go by itself.
+    /// Waits for the process whose channel has closed, and ends it if it does not end by itself.
     fn reap(&self, child: Option<(Child, Option<UidClaim>)>, reason: String) {
         let (mut child, _user) = child.unzip();
         let ends_within = |time| {
@@ -575,7 +576,7 @@ impl Worker {
             self.died(status(&mut child));
             return;
         }
-        // Giving back a GPU's memory takes seconds. Nobody is to wait for that.
+        // Releasing a GPU's memory takes seconds. No thread is to wait for that.
         self.died(reason.clone());
         if !ends_within(END_GRACE) {
             warn!(worker = self.pid(), "a worker did not end; killing it");

@@ -1,4 +1,4 @@
-//! Which worker serves which client, kept for the daemon that takes the place of this one.
+//! Records of which worker serves which client, for the daemon that takes the place of this one.
 //!
 //! ```text
 //!   a client gets a worker ──► recorded ──► gone, when the worker is
@@ -6,10 +6,10 @@
 //!                                 └ a file: the next daemon compares with it what a worker says of itself
 //! ```
 //!
-//! A worker that offers itself to the next daemon may have been taken over by its client, and say that it is another's. Then
-//! dumps of the other process would have the wrong GPU state. So what counts is what the daemon that gave the worker away
-//! has written down: the worker, the client, and the connection between them, by the kernel's number for that socket
-//! (`SO_COOKIE`), which it keeps in whichever process it is. A worker without a record is nobody's.
+//! A worker that offers itself to the next daemon may be under its client's control, and claim another client. Dumps of that
+//! other process would then have the wrong GPU state. So the record of the daemon that gave the worker away decides: the
+//! worker, the client, and the connection between them, by the kernel's number for that socket (`SO_COOKIE`), which is the same
+//! in every process. A worker without a record has no client.
 
 use std::fs;
 use std::io;
@@ -25,7 +25,7 @@ use super::{state_dir, sys};
 
 /// The folder in the state directory.
 const FOLDER: &str = "workers";
-/// Of the files' content.
+/// The version of the files' content.
 const VERSION: u32 = 1;
 
 /// The records.
@@ -43,7 +43,7 @@ struct Record {
     connection: u64,
 }
 
-/// Why a worker is not believed.
+/// Why the daemon does not believe a worker.
 #[derive(Debug, Error)]
 pub(crate) enum RecordError {
     #[error("the previous daemon has left no record of worker {0}: restart its program")]
@@ -57,7 +57,7 @@ pub(crate) enum RecordError {
 }
 
 impl WorkerRecords {
-    /// Those in the daemon's state directory. Records of workers that are gone are removed.
+    /// Opens the records in the daemon's state directory. Records of workers that are gone are removed.
     pub(crate) fn open(state_dir: &Path) -> Self {
         let records = Self { dir: state_dir.join(FOLDER) };
         let entries = records.are_ours().then(|| fs::read_dir(&records.dir));
@@ -72,7 +72,7 @@ impl WorkerRecords {
         records
     }
 
-    /// A worker is about to serve a client over this connection, of which it gets a copy.
+    /// Records a worker that is about to serve a client over this connection; the worker has a copy of it.
     pub(crate) fn keep(&self, worker: Process, client: Process, connection: BorrowedFd<'_>) {
         let record = || {
             let (boot, connection) = (state_dir::boot()?, sys::cookie(connection)?);
@@ -104,7 +104,7 @@ impl WorkerRecords {
         Ok(())
     }
 
-    /// A worker has died.
+    /// Removes the record of a worker that has died.
     pub(crate) fn forget(&self, worker: Process) {
         let path = self.path(worker);
         match fs::remove_file(&path) {
@@ -114,7 +114,7 @@ impl WorkerRecords {
         }
     }
 
-    /// Whether nobody else can have written them.
+    /// Whether only this user can have written the records.
     fn are_ours(&self) -> bool {
         self.dir.parent().is_some_and(state_dir::is_ours) && state_dir::is_ours(&self.dir)
     }
@@ -123,7 +123,7 @@ impl WorkerRecords {
         self.dir.join(format!("{}-{}.json", worker.pid, worker.start))
     }
 
-    /// A malformed record, or a record of before the machine's last start, counts as none.
+    /// Reads a record. A malformed record, or one from before the machine's last start, counts as none.
     fn read(&self, path: &Path) -> Option<Record> {
         let record: Record = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         (record.version == VERSION && record.boot == state_dir::boot().ok()?).then_some(record)
@@ -158,14 +158,14 @@ mod tests {
         records.keep(worker, own, connection.as_fd());
         let path = dir.path().join("workers");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
-        // Another daemon, and a copy of the connection.
+        // Another daemon opens the records, and the connection is a copy.
         let records = WorkerRecords::open(dir.path());
         check(&records, own, &connection.try_clone().unwrap()).unwrap();
         assert!(check(&records, own, &another).unwrap_err().contains("not its connection"));
         assert!(check(&records, worker, &connection).unwrap_err().contains("claims to belong to"));
         let later = Process { start: own.start + 1, ..own };
         assert!(check(&records, later, &connection).is_err());
-        // Where others may write, nothing counts.
+        // Records in a folder that others can write do not count.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o722)).unwrap();
         assert!(check(&records, own, &connection).unwrap_err().contains("no record"));
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();

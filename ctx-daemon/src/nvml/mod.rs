@@ -5,8 +5,8 @@
 //!   library loaded ─► privileges dropped ─► nvmlInit ─► Ready ─► (HelperQuestion ─► Answer)* ─► the channel closes: end
 //! ```
 //!
-//! The helper holds nothing of any process. An application's query reaches the helper as numbers, and as the versions that
-//! structures begin with: the daemon has checked the sizes of the buffers. The helper gives up its privileges all the same.
+//! The helper has no data of any process. An application's query reaches the helper as numbers, and as the versions at the
+//! beginning of structures: the daemon has checked the sizes of the buffers. The helper gives up its privileges all the same.
 
 use std::collections::HashMap;
 use std::ffi::{CString, NulError, c_void};
@@ -24,19 +24,19 @@ use tracing::{debug, warn};
 const SUCCESS: u32 = 0;
 const INVALID_ARGUMENT: u32 = 2;
 const FUNCTION_NOT_FOUND: u32 = 13;
-/// No function has more parameters.
+/// The most parameters of any function.
 const MAX_ARGUMENTS: usize = 6;
-/// Room behind each buffer, should a library of another version take it to be longer.
+/// Room behind each buffer, in case a library of another version writes more.
 const SLACK: usize = 4096;
-/// Our own library has it, which must not be taken for the machine's.
+/// A symbol of our own library, which must not be taken for the machine's.
 const OURS: &std::ffi::CStr = c"rekindle_nvml";
-/// The user without rights, everywhere.
+/// The user `nobody`, which has no rights.
 const NOBODY: u32 = 65534;
 
-/// Every function of NVML's, as the x86-64 calling convention has it: parameters are words in registers.
+/// Any function of NVML in the x86-64 calling convention: parameters are words in registers.
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> u32;
 
-/// Why the machine's library is of no use.
+/// Why the machine's library cannot be used.
 #[derive(Debug, Error)]
 enum LibraryError {
     #[error("its path contains a zero byte: {0}")]
@@ -137,7 +137,7 @@ impl Library {
                 }
                 Argument::Buffer(bytes) => {
                     let size = bytes.len();
-                    // Of words, for their alignment.
+                    // A vector of words, for their alignment.
                     let mut room = vec![0_u64; (size + SLACK) / 8];
                     // SAFETY: there is room for `size` bytes, and neither is part of the other.
                     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), room.as_mut_ptr().cast(), size) };
@@ -176,7 +176,7 @@ impl Library {
     }
 }
 
-/// Becomes nobody, where it is root. Reading is all that is left to do, which every user may.
+/// Becomes `nobody`, if it is root. The helper only reads from then on, which every user may.
 fn drop_privileges() {
     // SAFETY: system calls without pointers, but for an empty list.
     unsafe {
@@ -187,7 +187,7 @@ fn drop_privileges() {
         let dropped =
             libc::setgroups(0, std::ptr::null()) == 0 && libc::setgid(NOBODY) == 0 && libc::setuid(NOBODY) == 0;
         if !dropped {
-            // In a user namespace without that user, root is no more than the user outside.
+            // In a user namespace without that user, root has no more rights than the user outside.
             debug!("cannot become user {NOBODY}: {}", std::io::Error::last_os_error());
         }
     }

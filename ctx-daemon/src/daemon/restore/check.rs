@@ -1,4 +1,4 @@
-//! The checks of an image before anything of it runs.
+//! The checks of an image before any part of it runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use rekindle_ctx_worker::state::{self, StateError};
 
 use super::super::dump::{MOST_DATA_FILES, driver_build, driver_version, gpu, is_unattached};
 
-/// The most data files of a client: those of its own image and of each that this builds on.
+/// The most data files of a client: those of its own image and of each image that this one builds on.
 const MAX_DATA_FILES: usize = (MAX_ANCESTORS + 1) * MOST_DATA_FILES;
 
 /// Why an image cannot be restored here.
@@ -70,11 +70,11 @@ impl Failing for CheckError {
     }
 }
 
-/// Checks what the image alone says; code is compared with its hashes, content of memory when it is loaded.
+/// Checks the image by itself; code is compared with its hashes, and the content of memory when it is loaded.
 pub(super) fn image(image: &Image) -> Result<(), CheckError> {
     let (mut sockets, mut owners) = (BTreeSet::new(), BTreeMap::new());
     for record in &image.manifest().clients {
-        // Its interposer comes back with it, and goes on sending the commands that it was built to send.
+        // The client's interposer comes back with it, and goes on sending the commands that it was built to send.
         if !is_unattached(record) {
             let served = Dialect::from_parts(record.wire_version, &record.shared_state).is_served();
             served.map_err(|why| CheckError::NotServed(name(record), why))?;
@@ -90,7 +90,7 @@ pub(super) fn image(image: &Image) -> Result<(), CheckError> {
             return Err(CheckError::TooManyFiles { client: name(record), found: files.len() });
         }
         for file in files.iter().filter(|it| it.depth == 0) {
-            // A worker is given all of a file.
+            // A worker that is given a file has access to all of it.
             if *owners.entry(file.index).or_insert(record.index) != record.index {
                 return Err(CheckError::Files(name(record)));
             }
@@ -102,7 +102,7 @@ pub(super) fn image(image: &Image) -> Result<(), CheckError> {
     Ok(())
 }
 
-/// Compares the GPUs with those of the workers, which are in the order of the clients that have one.
+/// Compares the dump's GPUs with those of the workers, which are in the order of the clients that have one.
 pub(super) fn devices(image: &Image, workers: &[&Attached], allowed: Allowances) -> Result<(), CheckError> {
     let host = &image.manifest().host;
     let mut needed = BTreeMap::<u32, (u64, u64)>::new();
@@ -158,7 +158,7 @@ pub(super) fn devices(image: &Image, workers: &[&Attached], allowed: Allowances)
     Ok(())
 }
 
-/// The driver, where it is another than at the dump. An image of before its version was recorded has CUDA's alone.
+/// The error for another driver than at the dump. An image from before its version was recorded has CUDA's version alone.
 fn other_driver(host: &Host, worker: &Attached) -> Option<CheckError> {
     let is = driver(&driver_build(worker), &driver_version(worker.driver_version));
     let was = driver(&host.driver_build, &host.driver_version);
@@ -174,7 +174,8 @@ fn driver(build: &str, version: &str) -> String {
     if build.is_empty() { version.to_owned() } else { format!("{build} ({version})") }
 }
 
-/// Whether a program finds what it knows of a GPU. A driver may keep more or less of the memory for itself than another.
+/// Whether a program finds the properties of a GPU that it knows. Two drivers may keep different amounts of memory for
+/// themselves.
 fn is_same_model(was: &Gpu, is: &Gpu, other_driver: bool) -> bool {
     was.name == is.name
         && (was.multiprocessors == is.multiprocessors || was.multiprocessors == 0)
@@ -195,7 +196,7 @@ pub(super) fn attached(image: &Image) -> impl Iterator<Item = &Record> {
     clients.filter(|record| !is_unattached(record))
 }
 
-/// For messages.
+/// The name of a client, for messages.
 pub(super) fn name(record: &Record) -> String {
     format!("process {} ({})", record.namespace_pid, record.command)
 }

@@ -1,4 +1,4 @@
-//! A restored process and its worker are connected: each by itself, when CRIU has made the process whole.
+//! Connects restored processes with their workers, each by itself, when CRIU has completed the process.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -21,7 +21,7 @@ use super::state::Restore;
 use crate::limit::{Deadline, Limit};
 
 impl Restore {
-    /// A process is complete. Whether it is one of the clients; if so, it is connected to its worker now.
+    /// A process is complete. If it is a client, connects it to its worker now. Returns whether it is a client.
     pub(super) fn resume(&self, daemon: &Arc<Daemon>, pid: i32) -> Result<bool, RestoreError> {
         let process = Process::with_pid(pid)?;
         // Its connection may still be on its way from the listener to here.
@@ -34,7 +34,7 @@ impl Restore {
             return Err(RestoreError::NoMemory(restored.name.clone()));
         }
         let pinned = restored.record.pinned.iter();
-        // With pieces its content would be ours to bring back, and it is no memfd of the process.
+        // The content of pinned memory with pieces would be ours to bring back, and that memory is no memfd of the process.
         let pinned = pinned.filter(|it| it.pieces.is_empty());
         let pinned: Vec<_> = pinned.map(|it| (it.address, it.size)).collect();
         let memory = shared::take(pid, &pinned);
@@ -44,7 +44,7 @@ impl Restore {
         Ok(true)
     }
 
-    /// Which client a process is, when its connection is here.
+    /// The place of the client that a process is, once its connection has arrived.
     fn place_of(&self, process: Process, deadline: Deadline) -> Result<Option<usize>, RestoreError> {
         let pids = process::namespace_pids(process.pid)?;
         let inner = pids.last().copied().unwrap_or(process.pid).unsigned_abs();
@@ -56,8 +56,8 @@ impl Restore {
             if let Some(place) = places.find(|place| here(place) == Some(process)) {
                 return Ok(Some(place));
             }
-            // Its pid in its own namespace is what it was. CRIU may have had another process of the tree make the
-            // connection, where both held the socket.
+            // The process has the same pid in its own namespace as at the dump. CRIU may have had another process of the tree
+            // make the connection, where both held the socket.
             let same: Vec<_> = (0..self.clients.len())
                 .filter(waiting)
                 .filter(|place| self.clients[*place].record.namespace_pid == inner)
@@ -67,7 +67,7 @@ impl Restore {
             }
             if same.iter().all(|place| here(place).is_some()) {
                 return match (same.as_slice(), shared::has_ring(process.pid)) {
-                    // One of another pid namespace that happens to have the same number.
+                    // A process of another pid namespace that happens to have the same number.
                     (_, Ok(false)) => Ok(None),
                     (_, Err(source)) => {
                         let pid = process.pid;
@@ -90,7 +90,7 @@ impl Restore {
     fn wait_until_loaded(&self, place: usize) -> Result<(), RestoreError> {
         let mut state = lock(&self.state);
         loop {
-            // Any client's failure is the restore's.
+            // The failure of any client fails the restore.
             if let Some((failed, error)) = state.failed_load() {
                 return Err(self.failure(failed, error));
             }
@@ -135,7 +135,7 @@ impl Restore {
     }
 }
 
-/// As it would introduce itself now.
+/// The message with which the process would attach now.
 fn attach_of(record: &Record, cookie: u64) -> Attach {
     let settings = record.settings.iter();
     Attach {

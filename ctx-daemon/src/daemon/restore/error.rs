@@ -12,7 +12,7 @@ use super::super::worker::WorkerError;
 use super::check::CheckError;
 use super::shared::SharedError;
 
-/// Why a restore fails. Nothing of it is left with the daemon.
+/// Why a restore fails. By then the daemon has released everything of the restore.
 #[derive(Debug, Error)]
 pub(in crate::daemon) enum RestoreError {
     #[error("the image directory must come with the request")]

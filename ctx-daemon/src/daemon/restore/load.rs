@@ -19,7 +19,7 @@ use super::state::Restore;
 use super::{check, place};
 use crate::limit::Limit;
 
-/// A worker for each client that needs one, in their order.
+/// Takes a worker for each client that needs one, in their order.
 pub(super) fn take_workers(
     daemon: &Daemon,
     image: &Image,
@@ -51,7 +51,7 @@ pub(super) fn take_workers(
     Ok(taken.into_iter().flatten().collect())
 }
 
-/// One of the clients makes the memory that several of them share, and gives it to the others. No worker may be idle for
+/// Has one of the clients make the memory that several of them share, and give it to the others. No worker may be idle for
 /// longer than the limit.
 pub(super) fn share(image: &Image, restore: &Restore, limit: Limit) -> Result<(), RestoreError> {
     let timeout = Timeout::WhileItWorks(limit);
@@ -75,8 +75,8 @@ pub(super) fn share(image: &Image, restore: &Restore, limit: Limit) -> Result<()
     Ok(())
 }
 
-/// Has every worker begin, which may not do nothing for longer than the limit. Files are opened here, so that what is
-/// missing fails the restore now.
+/// Has every worker begin to load; none may be idle for longer than the limit. The files are opened here, so that a missing
+/// file fails the restore now.
 pub(super) fn start(image: &Image, restore: &Arc<Restore>, limits: Limits, limit: Limit) -> Result<(), RestoreError> {
     for (place, (record, worker)) in check::attached(image).zip(restore.workers()).enumerate() {
         let job = Load {
@@ -97,7 +97,7 @@ pub(super) fn start(image: &Image, restore: &Arc<Restore>, limits: Limits, limit
                     let ms = began.elapsed().as_millis() as u64;
                     info!(worker = worker.pid(), ms, "phase load: {name}");
                 }
-                // Told when the process is resumed.
+                // The next `Resume` reports the error.
                 Err(error) => debug!(worker = worker.pid(), "{name}: {error}"),
             }
             restore.loaded(place, result);
@@ -121,19 +121,19 @@ fn code_files(image: &Image, record: &Record) -> Result<Vec<CodeFile>, ImageErro
 struct Load {
     hash: HashKey,
     blob: Vec<u8>,
-    /// Of the image, and of those that it builds on.
+    /// The data files of the image, and of the images that it builds on.
     data: Vec<(DataFile, OwnedFd)>,
     code: Vec<CodeFile>,
     limits: Limits,
     timeout: Timeout,
 }
 
-/// Its hash, and the file.
+/// A hash of code, and the file with the code.
 type CodeFile = (String, OwnedFd);
 
 impl Load {
     fn run(self, worker: &Worker) -> Result<(), WorkerError> {
-        // The last message has room for the rest of both.
+        // The last message has room for the rest of both lists.
         let (data_before, data) = split(&self.data, 0);
         for files in data_before {
             let request = WorkerRequest::Data { data: files.iter().map(|it| it.0).collect() };

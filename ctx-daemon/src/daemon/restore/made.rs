@@ -1,11 +1,11 @@
-//! The processes that CRIU has made, to be ended with a restore that is given up.
+//! The processes that CRIU has made, which are killed with a restore that is given up.
 //!
-//! A CRIU that is killed leaves them behind: stopped for ever, or, when only our part was missing, running without a
-//! worker. Which they are shows by the connections that they make on the way, and by who is above them: what is below CRIU,
-//! or, after its death, below one that was above it, is its work up to there. One that has not come so far as to connect
-//! is still CRIU's own program, has the number of a client in the image, and has CRIU's image directory open: not just the
-//! same directory, but what CRIU itself opened and its children inherit. The daemon has a copy of that too. So another
-//! CRIU that restores the same image at the same time, where numbers are the same in another pid namespace, is left alone.
+//! A CRIU that is killed leaves them behind: stopped for ever or, when only our part was missing, running without a worker. The
+//! daemon identifies them by the connections that they make, and by their ancestors: processes below CRIU, or, after its death,
+//! below a process that was above it, up to that process, are CRIU's work. A process that has not connected yet is still CRIU's
+//! own program, has the pid of a client in the image, and has CRIU's image directory open: not just the same directory, but the
+//! open file that CRIU's children inherit and of which the daemon has a copy. So another CRIU that restores the same image at
+//! the same time, where pids are the same in another pid namespace, is left alone.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Metadata};
@@ -21,20 +21,20 @@ use tracing::{debug, warn};
 use super::super::process::{self, Process};
 use super::super::{lock, sys};
 
-/// How long a CRIU whose connection has closed may take to end.
+/// How long a CRIU may take to end after its connection has closed.
 const END: Duration = Duration::from_secs(2);
-/// How long what a CRIU has begun to make may take to be there: the root makes the others by itself.
+/// How long processes that a CRIU has begun to make may take to appear: the root makes the others by itself.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const POLLS: u32 = 10;
 
-/// The processes that a CRIU has made, as far as they are known.
+/// The known processes that a CRIU has made.
 pub(super) struct Made {
     /// CRIU and all above it.
     makers: Vec<i32>,
     known: Mutex<Known>,
 }
 
-/// The CRIU that makes them, as long as its restore goes on.
+/// The CRIU that makes the processes, as long as its restore goes on.
 pub(super) struct Maker {
     criu: Option<Criu>,
     made: Arc<Made>,
@@ -43,11 +43,11 @@ pub(super) struct Maker {
 #[derive(Default)]
 struct Known {
     roots: Vec<Process>,
-    /// A process that becomes known from now on is killed too.
+    /// Whether processes that become known from now on are killed too.
     ended: bool,
 }
 
-/// The CRIU that makes them, and the image that it reads.
+/// The CRIU that makes the processes, and the image that it reads.
 struct Criu {
     process: Process,
     program: File,
@@ -78,7 +78,7 @@ impl Criu {
         })
     }
 
-    /// The clients that it has begun to make.
+    /// The clients that this CRIU has begun to make.
     fn begun(&self) -> Vec<Process> {
         let all = process::all().unwrap_or_default();
         let processes = all.into_iter().filter_map(|pid| Process::with_pid(pid).ok());
@@ -103,7 +103,7 @@ impl Criu {
 }
 
 impl Maker {
-    /// This CRIU, which is there, out of this image in the directory behind the descriptor, which CRIU has opened.
+    /// Notes this CRIU, which is running, its image, and the image directory behind the descriptor, which CRIU has opened.
     pub(super) fn new(criu: i32, image: &Image, directory: &OwnedFd) -> Self {
         let found = directory.try_clone().and_then(|it| Criu::new(criu, image, it));
         if let Err(error) = &found {
@@ -113,19 +113,19 @@ impl Maker {
         Self { criu: found.ok(), made: Arc::new(made) }
     }
 
-    /// The processes that it makes.
+    /// The processes that this CRIU makes.
     pub(super) fn made(&self) -> &Arc<Made> {
         &self.made
     }
 
-    /// Whether CRIU has died. What it had begun to make may keep its connection open.
+    /// Whether CRIU has died. A process that it had begun to make may keep its connection open.
     pub(super) fn is_orphaned(&self) -> bool {
         self.criu.as_ref().is_some_and(|it| !it.process.is_alive())
     }
 
-    /// Whether CRIU waits for its processes, and none of the clients has been begun, or has ended since.
+    /// Whether CRIU waits for its processes although none of the clients has been begun, or all begun ones have ended.
     pub(super) fn is_awaited_in_vain(&self) -> bool {
-        /// `futex`, as `/proc/PID/syscall` says it.
+        /// The system call `futex` in `/proc/PID/syscall`.
         const FUTEX: &str = "202 ";
         let Some(criu) = &self.criu else { return false };
         let waits =
@@ -133,8 +133,8 @@ impl Maker {
         criu.process.is_alive() && waits() && criu.begun().is_empty() && waits()
     }
 
-    /// Ends what a CRIU that has died has begun to make, also where nothing of it has connected. One that lives ends it
-    /// by itself.
+    /// Kills the processes that a CRIU which has died had begun to make, also where none of them has connected. A CRIU that
+    /// lives ends them by itself.
     pub(super) fn kill_what_was_begun(&self) {
         let Some(criu) = &self.criu else { return };
         let deadline = Instant::now() + END;
@@ -156,11 +156,11 @@ impl Maker {
 }
 
 impl Made {
-    /// This is one of them.
+    /// Adds a process.
     pub(super) fn note(&self, process: Process) {
         let above = process::ancestry(process.pid);
         let made = above.into_iter().take_while(|pid| *pid > 1 && !self.makers.contains(pid));
-        // None where CRIU itself, or whoever plays it, has connected.
+        // There is none where CRIU itself, or a test in its place, has connected.
         let Some(root) = made.last().and_then(|pid| Process::with_pid(pid).ok()) else {
             return;
         };
@@ -168,14 +168,14 @@ impl Made {
         if !known.roots.contains(&root) {
             known.roots.push(root);
         }
-        // This process has come while its restore was given up.
+        // The process has connected while its restore was given up.
         if known.ended {
             drop(known);
             self.kill();
         }
     }
 
-    /// Ends those that are known of, and all below them; from now on, also those that become known.
+    /// Kills the known processes, and all below them; from now on, also processes that become known later.
     pub(super) fn kill(&self) {
         let mut known = lock(&self.known);
         known.ended = true;
@@ -201,7 +201,7 @@ mod tests {
     fn all_below_the_maker_is_killed_and_nothing_else() {
         let own = std::process::id() as i32;
         let made = Made { makers: process::ancestry(own), known: Mutex::default() };
-        // The maker itself, and what is above it, are never taken for its work.
+        // The maker itself, and its ancestors, are never taken for its work.
         made.note(Process::with_pid(own).unwrap());
         made.kill();
         let mut other = Command::new("sleep").arg("60").spawn().unwrap();

@@ -12,12 +12,12 @@
 //! | `Failed` | `Over` | the connection is closed |
 //! | `Restoring` | `Over` | the connection is closed, or CRIU has died: as with `Failed`, and processes that CRIU has begun are killed too |
 //!
-//! A failure is told in reply to the request that has failed and to every later one. A request out of turn changes nothing.
+//! The reply to the failed request, and to every later one, tells the failure. A request out of turn changes nothing.
 //! `state.rs` has the machines of a single client.
 //!
-//! Everything that can be checked is checked before `Prepared`, since nothing of the processes exists yet: a failure is
-//! a line and an exit status. Loading goes on while CRIU rebuilds the processes; what fails in it is told at the next
-//! `Resume`, and the plugin kills what there is by then.
+//! All checks that are possible come before `Prepared`, when no process exists yet: a failed check costs a line and an exit
+//! status. Loading goes on while CRIU rebuilds the processes; the reply to the next `Resume` tells a failure of it, and the
+//! plugin kills the processes that exist by then.
 
 mod check;
 mod connect;
@@ -98,7 +98,7 @@ pub(super) fn serve(
     let failed = answer.is_err();
     message::respond(stream, answer);
     if failed {
-        // There is nothing more to ask.
+        // There is no further request.
         step(&machine, state, |state| (state.end(), ()));
         return;
     }
@@ -143,7 +143,7 @@ impl State {
         }
     }
 
-    /// Waits for the next request. None comes after CRIU has died.
+    /// Waits for the next request. There is none after CRIU has died.
     fn wait(self, stream: &UnixStream) -> Self {
         let Self::Restoring(restoring) = self else { return self };
         match restoring.wait(stream) {
@@ -177,7 +177,7 @@ impl State {
     }
 }
 
-/// A restore of which only the first message has come.
+/// A restore of which only the first message has arrived.
 struct Checking {
     criu: i32,
     allowed: Allowances,
@@ -266,17 +266,17 @@ impl Restoring {
         Ok((state, Reply::Resumed { ours, open }))
     }
 
-    /// Ends a restore that nobody waits for any more.
+    /// Ends a restore that no peer waits for any more.
     fn give_up(self) {
         warn!("restore given up: CRIU has ended or closed its connection before the rings were open");
         let maker = Arc::clone(self.restore.maker());
-        // Workers first: the search for processes takes longer.
+        // Workers come first: the search for processes takes longer.
         drop(self);
         maker.kill_what_was_begun();
     }
 }
 
-/// Reserves a place for each client among those that there may be.
+/// Reserves a place among the clients for each client of the image.
 fn reserve(daemon: &Daemon, needed: usize) -> Result<Reservation, RestoreError> {
     let max = daemon.config.max.unwrap_or(usize::MAX);
     daemon.registry.reserve(needed, max).map_err(|taken| RestoreError::Full { needed, taken, max })

@@ -1,4 +1,4 @@
-//! Which GPUs a restored process gets: by UUID those that it had, and where one of them is not there another of its kind.
+//! The GPUs that a restored process gets: by UUID those that it had, and for each missing one another of the same model.
 
 use rekindle_images::{Client as Record, Gpu, Host};
 use rekindle_wire::attach::Device;
@@ -6,11 +6,11 @@ use rekindle_wire::attach::Device;
 use super::super::dump::gpu;
 use super::super::grants::Uuid;
 
-/// The driver numbers devices by this setting, where GPUs are not named one by one.
+/// The setting by which the driver numbers devices, where GPUs are not named one by one.
 const ORDER: &str = "CUDA_DEVICE_ORDER";
 
-/// The GPUs for a client, in its order, of those that there are here and that may be used; none where a worker that sees
-/// all sees them so. Where there are not enough it is what there is: a comparison with what the worker sees tells.
+/// The GPUs for a client, in its order, among those that exist here and that it may use; none where a worker that sees all GPUs
+/// has them in that order. If there are too few, the result is shorter: the later comparison with the worker's GPUs reports it.
 pub(super) fn choose(record: &Record, host: &Host, devices: &[Device], may: Option<&[Uuid]>) -> Option<Vec<Uuid>> {
     let here: Vec<&Device> = devices.iter().filter(|it| may.is_none_or(|may| may.contains(&it.uuid))).collect();
     let given_few = record.grant.as_ref().is_some_and(|it| !it.all_gpus) || may.is_some();
@@ -25,7 +25,7 @@ pub(super) fn choose(record: &Record, host: &Host, devices: &[Device], may: Opti
         let was = host.gpus.iter().find(|it| it.uuid == recorded[at].uuid);
         let free =
             here.iter().filter(|it| !chosen.contains(&Some(it.uuid)) && was.is_some_and(|was| is_like(was, &gpu(it))));
-        // Of the same model, and in the same slot, if there is a choice: machines of one kind are built alike.
+        // A GPU of the same model, and in the same slot if there is a choice: machines of one kind are built alike.
         let best = free.rev().max_by_key(|it| {
             was.map(|was| (it.name == was.name, it.pci_bus_id == was.pci, it.memory >= was.total_memory))
         });
@@ -61,7 +61,7 @@ mod tests {
         }
     }
 
-    /// The choice for a client that saw `had` on a host with these, on one that has `here`.
+    /// The choice for a client that saw `had` on a host with GPUs 1 to 3, on a host that has `here`.
     fn chosen(had: &[u8], grant: Option<bool>, here: &[u8], may: Option<&[u8]>) -> Option<Vec<u8>> {
         let all: Vec<_> = had.iter().map(|it| device(*it)).collect();
         let host = Host { gpus: all.iter().map(gpu).collect(), ..Host::default() };
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(chosen(&[1, 2], None, &[2, 3], None), Some(vec![3, 2]));
         assert_eq!(chosen(&[9], Some(false), &[1, 2], None), Some(vec![1]));
         assert_eq!(chosen(&[1, 2], None, &[1], None), None, "there are too few");
-        // Whoever restores from within a container has what that was given.
+        // A restore from within a container has the container's GPUs.
         assert_eq!(chosen(&[1], Some(false), &[1, 2], Some(&[2])), Some(vec![2]));
         assert_eq!(chosen(&[1, 2], None, &[1, 2], Some(&[2])), Some(vec![2]), "and no more");
     }

@@ -1,8 +1,8 @@
 //! The memory that a restored process shares with its worker, taken from its mappings.
 //!
-//! CRIU gives a process new memfds. The daemon, which may open anything through `/proc/PID/map_files` and then write to
-//! it, hands on only what is mapped shared and writable, is a memfd by the names that ours have, and has our seals and
-//! size: no process, and no image, can have it open another file.
+//! CRIU gives a process new memfds. The daemon may open anything through `/proc/PID/map_files`, and the worker writes to it. So
+//! the daemon hands on only files that are mapped shared and writable, are memfds with the names of ours, and have our seals
+//! and size: no process, and no image, can have it open another file.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -52,7 +52,7 @@ pub(super) struct SharedMemory {
     pub(super) pinned: Vec<(Pinned, File)>,
 }
 
-/// Whether a process has a ring. It need not be sound.
+/// Whether a process has a ring, valid or not.
 pub(super) fn has_ring(pid: i32) -> Result<bool, SharedError> {
     let maps = read_maps(pid)?;
     Ok(maps.iter().any(|it| it.is(SHARED_NAME)))
@@ -92,7 +92,7 @@ fn take_pinned(pid: i32, mappings: &[&Mapping]) -> Result<(Pinned, File), Shared
     let size = file.metadata().map_err(SharedError::Maps)?.len();
     memfd::check(&file, "pinned memory", size)?;
     let addresses = mappings.iter().filter_map(|it| it.start.checked_sub(it.offset));
-    // A process may map it a second time elsewhere. The worker has it where the device knows it.
+    // A process may map the memfd a second time elsewhere. The worker uses the address that the device knows.
     let address = addresses
         .filter(|address| window::pinned().contains(address))
         .min()
@@ -127,7 +127,7 @@ struct Mapping {
 }
 
 impl Mapping {
-    /// The name, if it is a memfd.
+    /// The memfd's name; none for other files.
     fn name(&self) -> Option<&str> {
         self.path.strip_prefix("/memfd:")?.strip_suffix(" (deleted)")
     }
@@ -143,7 +143,7 @@ impl Mapping {
 
     fn open(&self, pid: i32, what: &'static str) -> Result<File, SharedError> {
         let path = format!("/proc/{pid}/map_files/{:x}-{:x}", self.start, self.end);
-        // A memfd opens at once. A FIFO in its place, if that could be, would not.
+        // A memfd opens at once. A FIFO in its place, if that were possible, would not.
         let file = File::options().read(true).write(true).open(path);
         file.map_err(|source| SharedError::Open { what, source })
     }
@@ -155,7 +155,7 @@ fn read_maps(pid: i32) -> Result<Vec<Mapping>, SharedError> {
     Ok(text.lines().filter_map(parse).collect())
 }
 
-/// `start-end rw-s offset device inode   path`, of those that are shared and writable.
+/// Parses `start-end rw-s offset device inode   path`; none for mappings that are not shared and writable.
 fn parse(line: &str) -> Option<Mapping> {
     let mut fields = line.splitn(6, ' ');
     let (start, end) = fields.next()?.split_once('-')?;
@@ -211,7 +211,7 @@ mod tests {
         assert!(address == 0 || at as u64 == address);
     }
 
-    /// One test, since they are all about the mappings of this process.
+    /// A single test, since all cases use the mappings of this process.
     #[test]
     fn a_process_is_taken_with_its_ring_staging_and_pinned_memory() {
         let own = std::process::id() as i32;
@@ -236,7 +236,7 @@ mod tests {
         let what: Vec<_> = taken.pinned.iter().map(|it| it.0).collect();
         let size = 3 * PAGE;
         assert_eq!(what, [Pinned { address, size, serial: 7 }]);
-        // The same file, not a copy.
+        // The result is the same file, not a copy.
         use std::os::unix::fs::MetadataExt;
         let inode = |file: &File| file.metadata().unwrap().ino();
         assert_eq!(inode(&taken.ring), inode(&ring));

@@ -1,6 +1,5 @@
-//! The state of a restore: what of each client is there, put together from the session and from the connections that
-//! the restored processes make. Each client has two machines, one for its worker and one for its process. When all clients
-//! are `Connected`, their rings open.
+//! The state of a restore, put together from the session and from the connections that the restored processes make. Each client
+//! has two machines, one for its worker and one for its process. When all clients are `Connected`, their rings open.
 //!
 //! | from | to | what a client's worker has loaded |
 //! |---|---|---|
@@ -30,10 +29,10 @@ use super::error::RestoreError;
 use super::made::{Made, Maker};
 use crate::limit::Limit;
 
-/// How many restores that were given up the daemon remembers.
+/// The number of given-up restores that the daemon remembers.
 const GIVEN_UP: usize = 16;
 
-/// The restores.
+/// The restores that go on, and the last ones that were given up.
 #[derive(Default)]
 pub(in crate::daemon) struct Restores(Mutex<Known>);
 
@@ -58,8 +57,8 @@ impl Restores {
         }
     }
 
-    /// A restored process has connected. If it is not awaited, its connection closes, and if that is because its restore
-    /// was given up, it is killed.
+    /// A restored process has connected. If no restore waits for it, its connection closes; if that is because its restore was
+    /// given up, the process is killed.
     pub(in crate::daemon) fn reattach(
         &self,
         restore: u64,
@@ -86,7 +85,7 @@ impl Restores {
 
 /// A restore.
 pub(super) struct Restore {
-    /// Cannot be guessed, so that no other process takes a client's place.
+    /// An identifier that cannot be guessed, so that no other process takes a client's place.
     id: u64,
     pub(super) clients: Vec<Restored>,
     /// Sockets of processes that were in the middle of their handshake.
@@ -106,12 +105,12 @@ pub(super) struct Restored {
 
 /// The states of the clients.
 pub(super) struct State {
-    /// By their places. Empty once the restore is over.
+    /// The clients by their places. Empty once the restore is over.
     clients: Vec<Progress>,
     open: bool,
 }
 
-/// How far a client is.
+/// The progress of a client.
 struct Progress {
     content: Content,
     presence: Presence,
@@ -124,7 +123,7 @@ enum Content {
     Failed(WorkerError),
 }
 
-/// How far a client's process is.
+/// The machine of a client's process.
 enum Presence {
     Absent,
     Reattached(Reattached),
@@ -216,7 +215,7 @@ impl Restore {
         self.clients.iter().map(|it| &it.worker)
     }
 
-    /// The sockets to connect anew.
+    /// The sockets that CRIU's plugin connects anew.
     pub(super) fn sockets(&self) -> Vec<RestoredSocket> {
         let of_clients = self.clients.iter().flat_map(|it| sockets_of(&it.record));
         of_clients.chain(self.unattached.iter().cloned()).collect()
@@ -227,7 +226,7 @@ impl Restore {
         &self.maker
     }
 
-    /// A client that has connected and died before it was complete.
+    /// Describes a client that has connected and died before it was complete.
     pub(super) fn has_lost(&self) -> Option<String> {
         let state = lock(&self.state);
         let mut places = 0..self.clients.len();
@@ -265,7 +264,7 @@ impl Restore {
         };
         self.maker.made().note(process);
         let mut state = lock(&self.state);
-        // The first counts. A later connection with the same number is closed.
+        // The first connection counts. A later connection with the same number is closed.
         if let Some(Progress { presence: presence @ Presence::Absent, .. }) = state.clients.get_mut(place) {
             let next = Presence::Reattached(Reattached { process, cookie, stream });
             transition::replace(&self.clients[place].name, presence, next);
@@ -274,7 +273,7 @@ impl Restore {
         self.changed.notify_all();
     }
 
-    /// A process is complete, so its client takes the place of its connection. Returns the connection, if it is there.
+    /// A process is complete, so its client takes the place of its connection. Returns the connection, if it has arrived.
     pub(super) fn connected(&self, place: usize, client: &Arc<Client>) -> Option<UnixStream> {
         let mut state = lock(&self.state);
         let presence = &mut state.clients.get_mut(place)?.presence;
@@ -325,7 +324,7 @@ impl Restore {
         lock(&self.state).open
     }
 
-    /// Kills the workers and what there is of the processes, unless they run by now.
+    /// Kills the workers and the processes made so far, unless they run by now.
     pub(super) fn give_up_unless_open(&self) {
         let mut state = lock(&self.state);
         state.clients.clear();

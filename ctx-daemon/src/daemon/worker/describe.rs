@@ -1,7 +1,7 @@
-//! How workers fare: memory and commands, for `ps`, NVML and dumps.
+//! Descriptions of workers: memory and commands, for `ps`, NVML and dumps.
 //!
-//! A worker may be busy, stopped or hang. Whoever asks many asks all of them before it waits for the first, and waits for
-//! all of them together no longer than for one.
+//! A worker may be busy, stopped or hang. A caller that asks many workers sends all requests before it waits for the first
+//! answer, and waits for all of them together no longer than for one.
 
 use std::sync::TryLockError;
 use std::sync::mpsc::Receiver;
@@ -13,14 +13,14 @@ use rekindle_wire::frame;
 use super::{Answered, DESCRIBE_TIMEOUT, Description, Worker, WorkerError, lock, sys};
 use crate::limit::{Deadline, Limit};
 
-/// How long a worker that is at something else may take to be through with it: most of what a worker is asked takes no time.
+/// How long a worker that is busy with another request may take to finish it: most requests take no time.
 const SOON: Limit = Limit::fixed(Duration::from_millis(100));
 const AT_ONCE: Limit = Limit::fixed(Duration::ZERO);
 
-/// Asks all of these at once. Returns what each says, in their order, and what it said last where it has no time now.
-/// Takes little more than a second, however many do not answer.
+/// Asks all of these at once. Returns each description, in their order; a worker that has no time now has its last one. Takes
+/// little more than a second, however many do not answer.
 pub(crate) fn describe_all(workers: &[&Worker]) -> Vec<Description> {
-    // The idle ones first, so that a busy one does not delay them.
+    // Idle workers come first, so that a busy one does not delay them.
     let idle = |worker: &&Worker| worker.ask_to_describe(AT_ONCE.begins());
     let mut asked: Vec<_> = workers.iter().map(idle).collect();
     let soon = SOON.begins();
@@ -33,12 +33,12 @@ pub(crate) fn describe_all(workers: &[&Worker]) -> Vec<Description> {
 }
 
 impl Worker {
-    /// How it fares; what it said last if it has no time to say so now.
+    /// The worker's description; its last one if it has no time now.
     pub(crate) fn describe(&self) -> Description {
         describe_all(&[self]).pop().unwrap_or_default()
     }
 
-    /// How much memory its client has on each device. Waits for the answer.
+    /// The memory of its client on each device. Waits for the answer.
     pub(crate) fn device_memory(&self, deadline: Deadline) -> Result<Vec<u64>, WorkerError> {
         match self.call(&WorkerRequest::Describe, &[], &[], deadline)?.reply {
             WorkerReply::Description { device_memory, .. } => Ok(device_memory),
@@ -46,7 +46,7 @@ impl Worker {
         }
     }
 
-    /// Asks how it fares, unless it is at something else until then, or its channel is full.
+    /// Sends the question, unless the worker is busy until then, or its channel is full.
     fn ask_to_describe(&self, until: Deadline) -> Option<Receiver<Answered>> {
         let reply = self.begin(Some(until))?.ok()?;
         match self.try_send(&WorkerRequest::Describe) {
@@ -57,7 +57,7 @@ impl Worker {
         None
     }
 
-    /// Sends what is small, unless that would take time.
+    /// Sends a small request, unless that would take time.
     fn try_send(&self, request: &WorkerRequest) -> Result<bool, frame::FrameError> {
         let _one_frame = match self.sending.try_lock() {
             Ok(guard) => guard,
