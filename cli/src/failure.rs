@@ -41,7 +41,7 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // With its causes, on one line. Many errors contain their cause already.
+        // The error with its causes, on one line. Many errors contain their cause already.
         let mut said = String::new();
         for cause in self.error.chain().map(ToString::to_string) {
             if !said.ends_with(&cause) {

@@ -40,7 +40,7 @@ pub(crate) fn table(rows: &[Vec<String>], numbers: &[usize]) -> String {
     text
 }
 
-/// A size for people.
+/// A size in a readable unit.
 pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes < 1024 {
@@ -56,7 +56,7 @@ pub(crate) fn size(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// A rate for people.
+/// A rate in a readable unit.
 pub(crate) fn rate(bytes: u64, time: std::time::Duration) -> String {
     let per_second = bytes as f64 / time.as_secs_f64().max(1e-6);
     match per_second {

@@ -15,11 +15,11 @@ impl Process {
     /// The process with this number, if there is one.
     pub(crate) fn find(pid: i32) -> Option<Self> {
         let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-        // Its name may be any bytes.
+        // The process's name may be any bytes.
         Self::parse(pid, &String::from_utf8_lossy(&stat))
     }
 
-    /// Behind the name, which may have brackets in it, are state, parent, group, session and terminal.
+    /// Parses the fields behind the name, which may have brackets in it: state, parent, group, session and terminal.
     fn parse(pid: i32, stat: &str) -> Option<Self> {
         let (_, fields) = stat.rsplit_once(')')?;
         let mut fields = fields.split_ascii_whitespace();

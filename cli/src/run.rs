@@ -63,7 +63,7 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
 
 /// The folder of Rekindle's libraries, as it is installed with this program.
 pub(crate) fn beside_program() -> anyhow::Result<PathBuf> {
-    // Through links: /usr/local/bin/rekindle may lead into the built tree.
+    // Links are resolved: /usr/local/bin/rekindle may lead into the built tree.
     let program = std::env::current_exe().and_then(|it| it.canonicalize());
     let program = program.context("cannot tell where this program is; use --lib")?;
     let directory = program.parent().unwrap_or(Path::new("/"));
@@ -83,7 +83,7 @@ fn library_directory(path: &Path) -> anyhow::Result<PathBuf> {
         bail!("{} is not named {LIBRARY}, by which programs look for it", file.display());
     }
     let directory = file.parent().unwrap_or(Path::new("."));
-    // Not resolved further: a link by the right name may lead to a file with another.
+    // The library itself is not resolved further: a link by the right name may lead to a file with another.
     let directory = directory.canonicalize().with_context(|| format!("cannot resolve {}", directory.display()))?;
     if directory.as_os_str().as_encoded_bytes().contains(&b':') {
         bail!("{} has a colon in it, which LD_LIBRARY_PATH cannot express", directory.display());
@@ -91,7 +91,7 @@ fn library_directory(path: &Path) -> anyhow::Result<PathBuf> {
     Ok(directory)
 }
 
-/// An empty entry would be the current directory, so there is none.
+/// The value with the directory in front. An empty entry would be the current directory, so there is none.
 fn prepended(directory: &OsStr, rest: Option<OsString>) -> OsString {
     let mut path = directory.to_owned();
     if let Some(rest) = rest.filter(|it| !it.is_empty()) {

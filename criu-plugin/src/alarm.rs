@@ -10,7 +10,7 @@ pub struct SuspendedAlarm {
 }
 
 impl SuspendedAlarm {
-    /// Suspends it.
+    /// Suspends the alarm.
     #[allow(clippy::new_without_default, reason = "it has an effect")]
     pub fn new() -> Self {
         // SAFETY: alarm has no precondition.

@@ -5,9 +5,9 @@ use std::os::fd::RawFd;
 /// The result of a hook that succeeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The plugin has done it.
+    /// The plugin has handled the call.
     Done,
-    /// The plugin has done it, with this descriptor as the result.
+    /// The plugin has handled the call; this descriptor is the result.
     Descriptor(RawFd),
     /// CRIU may ask another plugin, or do as it does without plugins.
     NotOurs,

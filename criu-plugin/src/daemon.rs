@@ -37,7 +37,7 @@ pub enum DaemonError {
     Silent {
         /// The socket.
         path: PathBuf,
-        /// What was wrong with the answer.
+        /// The error of the answer.
         source: FrameError,
     },
     /// The daemon refuses the request.
@@ -46,7 +46,7 @@ pub enum DaemonError {
     /// The connection broke.
     #[error("lost the daemon: {0}")]
     Lost(#[from] FrameError),
-    /// The reply belongs to another request.
+    /// The reply does not fit the request.
     #[error("the daemon sent an unexpected reply: {0:?}")]
     Unexpected(Box<Reply>),
 }
@@ -68,7 +68,7 @@ pub fn socket_path() -> PathBuf {
         .into()
 }
 
-/// Connects, also when a signal comes between.
+/// Connects to the daemon's socket, and tries again after a signal.
 pub fn connect(path: &Path) -> Result<UnixStream, DaemonError> {
     loop {
         match UnixStream::connect(path) {
@@ -81,7 +81,7 @@ pub fn connect(path: &Path) -> Result<UnixStream, DaemonError> {
     }
 }
 
-/// Checks that a daemon answers that understands this version, without a long wait.
+/// Checks, without a long wait, that a daemon answers and understands this version.
 pub fn probe(path: &Path) -> Result<(), DaemonError> {
     probe_within(path, PROBE_TIMEOUT)
 }
@@ -134,7 +134,7 @@ impl Daemon {
         }
         match frame::receive(&self.socket)?.body {
             Reply::Failed(failure) => {
-                // For scripts that read CRIU's log.
+                // Scripts that read CRIU's log use this line.
                 log::info(&format!("failure kind: {}", failure.kind.as_str()));
                 Err(DaemonError::Refused(failure))
             }
@@ -150,7 +150,7 @@ fn is_readable(socket: &UnixStream, time: Duration) -> bool {
     unsafe { libc::poll(&raw mut entry, 1, time.as_millis() as i32) > 0 }
 }
 
-/// The error for a reply that belongs to another request.
+/// The error for a reply that does not fit the request.
 pub fn unexpected(reply: Reply) -> DaemonError {
     DaemonError::Unexpected(Box::new(reply))
 }

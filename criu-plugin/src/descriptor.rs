@@ -26,7 +26,7 @@ pub struct Descriptor {
     hooks: [*const c_void; HOOKS],
 }
 
-/// What CRIU looks up in each library that it loads.
+/// The symbol that CRIU looks up in each library that it loads.
 #[unsafe(no_mangle)]
 pub static mut CR_PLUGIN_DESC: Descriptor = Descriptor {
     name: crate::NAME.as_ptr(),

@@ -28,7 +28,7 @@ use crate::host::{self, Control, Fate, HostError};
 use crate::socket::{self, SocketError};
 use crate::{log, numbers};
 
-/// A hook of a dump fails, and with it the dump.
+/// An error of a hook, which fails the dump.
 #[derive(Debug, Error)]
 pub enum DumpError {
     /// The request to the daemon failed.
@@ -59,7 +59,7 @@ pub enum Inactive {
     Daemon(DaemonError),
 }
 
-/// Where a dump stands.
+/// The state of a dump.
 #[derive(Debug, Default)]
 pub enum Dump {
     /// CRIU has not asked yet.
@@ -67,15 +67,15 @@ pub enum Dump {
     Idle,
     /// The plugin cannot ask a daemon.
     Inactive(Inactive),
-    /// None of the tree's processes is a client. But one may be frozen during a question to the daemon, and its connection
-    /// belongs to the dump then.
+    /// No process of the tree is a client. But a process may be frozen during a question to the daemon; its connection then
+    /// belongs to the dump.
     Foreign(Option<Saving>),
     /// There are clients, but they cannot be dumped.
     Failed,
     /// The clients are quiesced.
     Saving(Saving),
-    /// The image is durable. The connection stays open until CRIU ends: only then is it certain what became of the
-    /// tasks, which a script may have kept from being killed.
+    /// The image is durable. The connection stays open until CRIU ends: only then is the tasks' fate certain, since a script
+    /// may have kept them from being killed.
     Finished(Daemon),
 }
 
@@ -100,11 +100,11 @@ impl Dump {
         Self::Inactive(Inactive::OldCriu)
     }
 
-    /// PAUSE_DEVICES: first for the root, while all tasks run, then for its children one by one as CRIU freezes them.
-    /// The first call does it for all.
+    /// PAUSE_DEVICES: CRIU calls first for the root, while all tasks run, then for its children one by one as it freezes them.
+    /// The first call pauses all.
     pub fn pause(&mut self, pid: i32) -> Result<Answer, DumpError> {
         if let Self::Idle = self {
-            // After a failure below there is nothing more to ask.
+            // After a failure below, the plugin asks the daemon nothing more.
             *self = Self::Failed;
             *self = pause_tree(pid)?;
         }
@@ -161,7 +161,7 @@ impl Dump {
         let saving = match mem::take(self) {
             Self::Saving(saving) if status == 0 => saving,
             Self::Foreign(Some(saving)) if status == 0 => {
-                // An image of a dump before this one has lost the rest of its files.
+                // The image of a dump before this one has lost CRIU's files.
                 saving.tell(&Request::Finish);
                 return Exit::Return;
             }
@@ -236,7 +236,7 @@ fn pause_tree(root: i32) -> Result<Dump, DumpError> {
 
 fn inactive(error: DaemonError) -> Dump {
     match error {
-        // As on every host whose daemon is not running.
+        // The message is for information only, as on every host whose daemon is not running.
         DaemonError::Unreachable { .. } => log::info(&error.to_string()),
         _ => log::warn(&error.to_string()),
     }
@@ -272,7 +272,7 @@ impl Saving {
         let mut unread = false;
         loop {
             match self.ask(&Request::Socket { id, cookie })? {
-                // CRIU does not dump the queue of a socket, and this is the answer to the process's handshake; or the
+                // CRIU does not dump the queue of a socket, and the queue has the reply to the process's handshake; or the
                 // process has read the answer to a question since the daemon replied.
                 Reply::Socket { ours: true, again: false } if socket::has_unread(fd)? => {
                     if mem::replace(&mut unread, true) {

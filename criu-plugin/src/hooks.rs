@@ -1,4 +1,4 @@
-//! The hooks that CRIU calls. Each keeps panics from CRIU, logs errors, and returns a result that CRIU understands.
+//! The hooks that CRIU calls. Each hook keeps panics from CRIU, logs errors, and returns a result that CRIU understands.
 
 use std::ffi::c_int;
 use std::fmt::Display;
@@ -10,7 +10,7 @@ use crate::dump::{Dump, DumpError};
 use crate::log;
 use crate::restore::{Restore, RestoreError};
 
-/// The operation of this CRIU process, which does only one.
+/// The operation of this CRIU process, which has only one.
 #[derive(Debug)]
 enum Stage {
     /// A pre-dump, for which the plugin does nothing: CRIU calls no hook at which paused processes could continue.
@@ -43,7 +43,7 @@ fn answer(result: Option<Result<Answer, impl Display>>) -> c_int {
     }
 }
 
-/// Runs a hook that does something in dumps only.
+/// Runs a hook that acts in dumps only.
 fn in_dump(body: impl FnOnce(&mut Dump) -> Result<Answer, DumpError>) -> c_int {
     answer(guarded(|stage| match stage {
         Stage::Dump(dump) => body(dump),
@@ -100,7 +100,7 @@ pub extern "C" fn checkpoint_devices(pid: c_int) -> c_int {
     in_dump(|dump| dump.frozen(pid))
 }
 
-/// A socket leads outside.
+/// A socket leads outside the tree.
 pub extern "C" fn dump_unix_sk(fd: c_int, id: c_int) -> c_int {
     in_dump(|dump| dump.socket(fd, id.cast_unsigned()))
 }
@@ -120,7 +120,7 @@ pub extern "C" fn resume_devices_late(pid: c_int) -> c_int {
         _ => Ok(Answer::NotOurs),
     });
     if result.is_none() {
-        // It must not run.
+        // The process must not run.
         let _ = guarded(|stage| {
             if let Stage::Restore(restore) = stage {
                 restore.kill(pid);

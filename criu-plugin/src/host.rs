@@ -12,23 +12,23 @@ use crate::symbols::{function, symbol};
 /// This CRIU differs from what the plugin needs.
 #[derive(Debug, Error)]
 pub enum HostError {
-    /// It does not export a function or variable.
+    /// This CRIU does not export a function or variable.
     #[error("this CRIU has no symbol `{0}` for its plugins")]
     NoSymbol(&'static str),
-    /// It has an option that this version does not know.
+    /// CRIU has an option value that this version does not know.
     #[error("this CRIU leaves tasks in an unknown state, {0}")]
     UnknownFate(c_int),
-    /// It refuses to name the plugin in the image.
+    /// CRIU refuses to name the plugin in the image.
     #[error("CRIU cannot add the plugin to the image's inventory")]
     Inventory,
 }
 
-/// What becomes of the tasks after a dump, and the argument of `pstree_switch_state`: CRIU's `TASK_ALIVE` and so on.
+/// The fate of the tasks after a dump, and the argument of `pstree_switch_state`: CRIU's `TASK_ALIVE` and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// `--leave-running`.
     Alive = 1,
-    /// Killed, as usual.
+    /// Killed; the default.
     Dead = 2,
     /// `--leave-stopped`.
     Stopped = 3,
@@ -37,15 +37,15 @@ pub enum Fate {
 /// Whether the image's inventory names the plugin, that is, whether the dump included GPU processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inventory {
-    /// It names the plugin.
+    /// The inventory names the plugin.
     Names,
-    /// It does not name the plugin.
+    /// The inventory does not name the plugin.
     Omits,
     /// The dump, or this CRIU, is older than 4.1 and knows no such list.
     Unknown,
 }
 
-/// What the end of a dump needs beyond the functions that CRIU promises to plugins.
+/// The symbols of CRIU that the end of a dump needs beyond the functions that CRIU promises to plugins.
 #[derive(Debug)]
 pub struct Control {
     final_state: *const c_int,
@@ -66,7 +66,7 @@ pub fn hook_count() -> Option<u32> {
     // SAFETY: plain data, filled by dladdr1.
     let mut info: libc::Dl_info = unsafe { mem::zeroed() };
     let mut entry = ptr::null_mut::<c_void>();
-    // SAFETY: the pointers are to live locals; with RTLD_DL_SYMENT what is written is a pointer to a symbol.
+    // SAFETY: the pointers are to live locals; with RTLD_DL_SYMENT the function writes a pointer to a symbol.
     let found = unsafe { libc::dladdr1(table.as_ptr(), &raw mut info, &raw mut entry, RTLD_DL_SYMENT) };
     let entry = NonNull::new(entry.cast::<libc::Elf64_Sym>())?;
     if found == 0 {
@@ -87,7 +87,7 @@ pub fn image_dir() -> Option<RawFd> {
     (fd >= 0).then_some(fd)
 }
 
-/// Adds the plugin to the inventory, so that a CRIU without it refuses to restore. Nothing to do before CRIU 4.1.
+/// Adds the plugin to the inventory, so that a CRIU without it refuses to restore. Does nothing before CRIU 4.1.
 pub fn add_to_inventory() -> Result<(), HostError> {
     // SAFETY: the declaration in criu/include/image.h.
     let add = unsafe { function::<unsafe extern "C" fn(*const c_char) -> c_int>(c"add_inventory_plugin") };
@@ -130,7 +130,7 @@ impl Control {
         })
     }
 
-    /// What CRIU was told to do with the tasks.
+    /// The option that says what CRIU does with the tasks.
     pub fn fate(&self) -> Result<Fate, HostError> {
         // SAFETY: `final_state` is the first member of CRIU's options.
         match unsafe { self.final_state.read() } {
@@ -141,11 +141,11 @@ impl Control {
         }
     }
 
-    /// Lets the stopped tasks run, and leaves CRIU without a tree, so that its own step of the same kind does nothing.
-    /// Only from `exit` of a dump: CRIU has taken its code out of the tasks by then.
+    /// Lets the stopped tasks run, and leaves CRIU without a tree, so that its own step of the same kind does nothing. To be
+    /// called only from `exit` of a dump: CRIU has taken its code out of the tasks by then.
     pub fn resume_tasks(&self) {
-        // SAFETY: in `exit` of a dump `root_item` is the tree or null, which both that function and what follows in
-        // CRIU (`free_pstree`) allow.
+        // SAFETY: in `exit` of a dump `root_item` is the tree or null. Both that function and CRIU's later step (`free_pstree`)
+        // allow both.
         unsafe {
             (self.switch_state)(self.root_item.read(), Fate::Alive as c_int);
             self.root_item.write(ptr::null_mut());
@@ -153,8 +153,8 @@ impl Control {
     }
 }
 
-/// What CRIU does when a dump fails and has not done before `exit` of a dump that kills: unlocks connections, removes
-/// helper files and mounts. The same functions in the same order as its `cr_dump_finish`.
+/// Does the steps of CRIU after a failed dump that CRIU has not done before `exit` of a dump that kills: unlocks connections,
+/// removes helper files and mounts. Calls the same functions in the same order as CRIU's `cr_dump_finish`.
 pub fn roll_back() {
     // SAFETY: the declaration in criu/include/lsm.h.
     let unsuspend = unsafe { function::<unsafe extern "C" fn() -> c_int>(c"unsuspend_lsm") };

@@ -1,4 +1,4 @@
-//! The CRIU plugin, installed as `rekindle.so`. It asks the daemon what to do at each of CRIU's steps and does nothing
+//! The CRIU plugin, installed as `rekindle.so`. The plugin asks the daemon what to do at each of CRIU's steps and does nothing
 //! else: no GPU, no threads, no children.
 //!
 //! ```text

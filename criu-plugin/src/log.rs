@@ -7,24 +7,24 @@ use crate::symbols;
 /// CRIU's log levels.
 #[derive(Clone, Copy, Debug)]
 pub enum Level {
-    /// Why a dump or a restore fails.
+    /// The reason why a dump or a restore fails.
     Error = 1,
-    /// Shown by default.
+    /// CRIU shows this level by default.
     Warn = 2,
-    /// With `-v3`.
+    /// CRIU shows this level with `-v3`.
     Info = 3,
 }
 
-/// Writes one line, whatever the text holds: some of it comes from the daemon.
+/// Writes one line, whatever characters the text has: some of it comes from the daemon.
 pub fn write(level: Level, text: &str) {
-    // What runc and others look for in the log to explain a failure is "Error (".
+    // runc and others look for "Error (" in the log to explain a failure.
     let prefix = match level {
         Level::Error => "Error (rekindle): ",
         Level::Warn => "Warn  (rekindle): ",
         Level::Info => "rekindle: ",
     };
     let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    // `text` has no NUL any more.
+    // At this point `text` has no NUL.
     let Ok(line) = CString::new(format!("{prefix}{text}\n")) else {
         return;
     };

@@ -4,10 +4,10 @@ use crate::host;
 
 /// The number of hooks in the plugin: the newest is CHECKPOINT_DEVICES, 11.
 pub const HOOKS: usize = 12;
-/// The hooks of CRIU 3.17, the oldest that runs on kernels of today.
+/// The number of hooks in CRIU 3.17, the oldest that runs on kernels of today.
 const OLDEST_HOOKS: u32 = 10;
 
-/// A socket leads outside.
+/// A socket leads outside the tree.
 pub const DUMP_UNIX_SK: usize = 0;
 /// CRIU recreates a socket.
 pub const RESTORE_UNIX_SK: usize = 1;

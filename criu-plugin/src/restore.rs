@@ -28,7 +28,7 @@ use crate::{log, tree};
 /// The image that the daemon has written into CRIU's image directory.
 const MANIFEST: &std::ffi::CStr = c"rekindle.img";
 
-/// A hook of a restore fails, and with it the restore.
+/// An error of a hook, which fails the restore.
 #[derive(Debug, Error)]
 pub enum RestoreError {
     /// CRIU does not tell where the image is.
@@ -62,7 +62,7 @@ pub enum RestoreError {
     Resume {
         /// The process.
         pid: i32,
-        /// Why.
+        /// The cause.
         source: DaemonError,
     },
     /// Another process of the tree could not continue.
@@ -70,7 +70,7 @@ pub enum RestoreError {
     Killed,
 }
 
-/// Where a restore stands.
+/// The state of a restore.
 #[derive(Debug, Default)]
 pub enum Restore {
     /// The image has no GPU processes.

@@ -5,13 +5,13 @@ use std::os::fd::RawFd;
 
 use thiserror::Error;
 
-/// The kernel does not say something about a socket.
+/// The kernel does not tell a property of a socket.
 #[derive(Debug, Error)]
 pub enum SocketError {
-    /// It has no cookie.
+    /// The socket has no cookie.
     #[error("a socket has no cookie: {0}")]
     Cookie(io::Error),
-    /// The length of its queue is unknown.
+    /// The length of the socket's queue is unknown.
     #[error("cannot look at a socket's queue: {0}")]
     Queue(io::Error),
 }

@@ -1,4 +1,4 @@
-//! The image that a new one builds on: the daemon finds it by a link in the new one's directory.
+//! The image that a new one builds on: the daemon finds it by a link in the directory of the new image.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -23,8 +23,8 @@ pub(super) fn link(dir: &Path, on: &Path) -> Result<(), Failure> {
     Ok(symlink(target, &link).with_context(|| format!("cannot make {}", link.display()))?)
 }
 
-/// Removes a link that an earlier image has left in `dir`: what is made there builds on nothing that nobody asked for. The
-/// earlier image does not need it.
+/// Removes a link that an earlier image has left in `dir`, so that a new image there builds on no image by accident. The
+/// earlier image does not need the link.
 pub(super) fn unlink(dir: &Path) -> Result<(), Failure> {
     let link = dir.join(Base::LINK);
     if link.is_symlink() {

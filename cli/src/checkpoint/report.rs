@@ -1,4 +1,4 @@
-//! What the command shows of a checkpoint: a progress bar on a terminal, and at the end a line or a report.
+//! The output of `rekindle checkpoint`: a progress bar on a terminal, and at the end a line or a report.
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ const WIDTH: usize = 30;
 /// A progress bar: one line on a terminal.
 pub(super) struct Bar {
     shown: bool,
-    /// When the first bytes came, and how many.
+    /// The time of the first bytes, and their number.
     first: Option<(Instant, u64)>,
 }
 
@@ -48,7 +48,7 @@ impl Bar {
     }
 }
 
-/// The phase, how much of it, and how fast.
+/// The phase, its progress and its rate.
 fn line(info: &DumpInfo, since: Option<(Duration, u64)>) -> String {
     let filled = match info.bytes {
         0 => 0,

@@ -1,5 +1,5 @@
-//! Files of CRIU's: two words of magic, then entries of Protocol Buffers, each behind its length (criu/include/image.h,
-//! `pb_write_one`). Only their fields are told apart here, since few are of interest; fields that are not there are 0.
+//! CRIU's image files: two words of magic, then entries of Protocol Buffers, each behind its length (criu/include/image.h,
+//! `pb_write_one`). This parser only separates the fields, since few are of interest; missing fields are 0.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,7 +9,7 @@ use protobuf::CodedInputStream;
 use protobuf::rt::WireType;
 
 const MAGIC: usize = 8;
-/// No file of entries is longer: that is memory maps of millions of mappings.
+/// The largest file of entries: memory maps with millions of mappings.
 const LARGEST: u64 = 256 << 20;
 
 /// An entry's fields, in their order.
@@ -39,7 +39,7 @@ impl Entry {
         Some(Self(fields))
     }
 
-    /// A number.
+    /// The number in a field.
     pub(super) fn number(&self, field: u32) -> u64 {
         let found = self.0.iter().rev().find_map(|it| match it {
             (number, Value::Number(value)) if *number == field => Some(*value),
@@ -48,7 +48,7 @@ impl Entry {
         found.unwrap_or(0)
     }
 
-    /// Bytes or a text, each time that it is there.
+    /// Bytes or a text, for each occurrence of the field.
     pub(super) fn bytes(&self, field: u32) -> impl Iterator<Item = &[u8]> {
         self.0.iter().filter_map(move |it| match it {
             (number, Value::Bytes(value)) if *number == field => Some(value.as_slice()),
@@ -56,18 +56,18 @@ impl Entry {
         })
     }
 
-    /// The same as text, once.
+    /// The text in a field, once.
     pub(super) fn text(&self, field: u32) -> String {
         self.bytes(field).next().map(|it| String::from_utf8_lossy(it).into_owned()).unwrap_or_default()
     }
 
-    /// Entries in it.
+    /// The entries in a field.
     pub(super) fn entries(&self, field: u32) -> impl Iterator<Item = Entry> {
         self.bytes(field).filter_map(Entry::parse)
     }
 }
 
-/// All entries of a file; `None` where there is none, or something else.
+/// All entries of a file; `None` where the file is missing or of another kind.
 pub(super) fn read(path: &Path) -> Option<Vec<Entry>> {
     let mut bytes = Vec::new();
     File::open(path).ok()?.take(LARGEST).read_to_end(&mut bytes).ok()?;
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn entries_are_what_criu_writes_and_nothing_else() {
-        // Of a memfd.img: name, size, id.
+        // An entry of a memfd.img: name, size, id.
         let entry = b"\x0a\x04ring\x20\x80\x40\x28\x07";
         let file = [&[entry.len() as u8, 0, 0, 0][..], entry].concat();
         let entries = parse(&file).unwrap();

@@ -30,7 +30,7 @@ const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
 /// Bytes of memory in CRIU's image, by owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct CpuImage {
-    /// Commands and replies.
+    /// The rings: commands and replies.
     pub(crate) ring: u64,
     /// The bounce buffer.
     pub(crate) staging: u64,
@@ -40,12 +40,12 @@ pub(crate) struct CpuImage {
     pub(crate) pinned: u64,
     /// Other memory that processes share.
     pub(crate) shared: u64,
-    /// The processes' own.
+    /// The processes' own memory.
     pub(crate) private: u64,
 }
 
 impl CpuImage {
-    /// Of the images in a directory; `None` where none of CRIU's can be read.
+    /// The memory in the images of a directory; `None` where no image of CRIU can be read.
     pub(crate) fn of(dir: &Path) -> Option<Self> {
         let mut all = Self::default();
         let names = memfds(dir);
@@ -99,13 +99,13 @@ impl fmt::Display for CpuImage {
     }
 }
 
-/// Where pages are, as address or offset and length.
+/// Ranges of pages, as address or offset and length.
 struct Pages(Vec<(u64, u64)>);
 
 impl Pages {
     fn of(path: &Path) -> Option<Self> {
         let entries = entries::read(path)?;
-        // The first says in which file the pages are. Before CRIU 4.2 the number of pages had 32 bits, in another field.
+        // The first entry says in which file the pages are. Before CRIU 4.2 the number of pages had 32 bits, in another field.
         let pages = entries.iter().skip(1).filter(|it| it.number(4) & IN_PARENT == 0 && it.number(3) == 0);
         let count = |it: &Entry| it.number(2).max(it.number(5)).saturating_mul(PAGE);
         Some(Self(pages.map(|it| (it.number(1), count(it))).collect()))
@@ -136,7 +136,7 @@ fn libraries(dir: &Path) -> Vec<u64> {
     regular.filter(|it| ours(&it.text(6))).map(|it| it.number(1)).collect()
 }
 
-/// Where these libraries are mapped in a process: with what lies right behind them without being of a file, the rest of
+/// The ranges where these libraries are mapped in a process, with the anonymous memory right behind them, which has the rest of
 /// their variables.
 fn interposer(mm: &Path, libraries: &[u64]) -> Vec<std::ops::Range<u64>> {
     let mut found: Vec<std::ops::Range<u64>> = Vec::new();
@@ -207,7 +207,7 @@ mod tests {
         write(&at("mm-9.img"), &[mappings.concat()]);
         write(&at("pagemap-9.img"), &[number(1, 1), pages(0x2000, 2), pages(0x5000, 3)]);
         write(&at("pagemap-shmem-1.img"), &[number(1, 2), pages(0, 5)]);
-        // Of CRIU 4.2, and one that an earlier image has.
+        // An entry of CRIU 4.2, and one whose pages an earlier image has.
         let wide = [number(1, 0), number(2, 0), number(4, 4), number(5, 70)].concat();
         let earlier = [number(1, 0), number(2, 9), number(4, IN_PARENT)].concat();
         write(&at("pagemap-shmem-2.img"), &[number(1, 3), wide, earlier]);

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use super::Finding;
 
-/// `close_range` closes on exec since then, which the daemon's workers are started with.
+/// The first version whose `close_range` can set close-on-exec, which the start of workers needs.
 const OLDEST: (u32, u32) = (5, 11);
-/// CRIU asks for the pages of a mapping at once since then, and no longer page by page.
+/// The first version in which CRIU asks for the pages of a mapping at once, and not page by page.
 const PAGEMAP_SCAN: (u32, u32) = (6, 7);
 
 const CAP_SYS_ADMIN: u32 = 21;

@@ -1,5 +1,5 @@
-//! A process like one that uses the interposer: it holds a connection to the daemon and shares a sealed memfd with it.
-//! It counts in that memory, which shows whether it runs, and from where after a restore.
+//! A process like one that uses the interposer: it holds a connection to the daemon and shares a sealed memfd with it. The
+//! process counts in that memory, so a test sees whether it runs, and from where after a restore.
 
 use std::env;
 use std::fs::File;
@@ -15,21 +15,21 @@ use rekindle_wire::attach::{Answer, Attach};
 use rekindle_wire::control::{Opening, Request};
 use rekindle_wire::frame;
 
-/// What is in the shared memory, a word each.
+/// The words of the shared memory.
 pub(crate) const COUNT: usize = 0;
-/// Written by the daemon,
+/// A question that the daemon writes,
 pub(crate) const QUESTION: usize = 1;
-/// and copied here by the application.
+/// and the application copies here.
 pub(crate) const ANSWER: usize = 2;
 
 /// The name of the shared memfd.
 pub(crate) const RING: &str = "ring";
-/// Its size.
+/// The size of the shared memfd.
 pub(crate) const SIZE: usize = 4096;
 
-/// What sort of process: `client`, `foreign`, `tree`, which is a client with a client and a foreign child, or `forked`,
-/// which is a client with a child that has what the client had when it forked. With a
-/// `TEST_ECHO`, it also connects there and sends back what it gets.
+/// The kind of process: `client`, `foreign`, `tree`, which is a client with a client and a foreign child, or `forked`, which is
+/// a client with a child that has everything that the client had when it forked. With `TEST_ECHO` set, the process also
+/// connects there and sends back what it receives.
 pub(crate) const KIND: &str = "TEST_APPLICATION";
 pub(crate) const ECHO: &str = "TEST_ECHO";
 

@@ -366,7 +366,7 @@ mod tests {
         };
         assert!(starts(0, 0, 0, 1) && !starts(1, 0, 0, 1));
         assert!(!starts(1, 0, 3, 1));
-        // If no spares are kept, the pool still starts one that is needed.
+        // If no spares are kept, a question starts one worker.
         assert!(!starts(0, 0, 0, 0) && starts(0, 0, 3, 0) && !starts(1, 0, 3, 0));
         assert!(starts(1, 1, 0, 1) && !starts(2, 1, 3, 1));
     }

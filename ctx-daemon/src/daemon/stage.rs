@@ -130,7 +130,7 @@ impl Stage {
                 inner = lock(&self.inner);
             } else if let Some(unit) = inner.old.pop() {
                 drop(inner);
-                // The worker may have kept the unit mapped; it does not read it any more.
+                // A worker may have kept the unit mapped, and done nothing with it.
                 if let Err(error) = sys::free_pages(unit.file.as_fd(), self.unit) {
                     debug!(%error, "pages of the staging memory stay until no worker maps them");
                 }

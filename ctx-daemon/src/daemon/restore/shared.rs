@@ -1,6 +1,6 @@
 //! The memory that a restored process shares with its worker, taken from its mappings.
 //!
-//! CRIU gives a process new memfds. The daemon may open anything through `/proc/PID/map_files`, and the worker writes to it. So
+//! CRIU gives a process new memfds. The daemon may open anything through `/proc/PID/map_files`, and could then write to it. So
 //! the daemon hands on only files that are mapped shared and writable, are memfds with the names of ours, and have our seals
 //! and size: no process, and no image, can have it open another file.
 
