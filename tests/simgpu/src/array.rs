@@ -1,5 +1,5 @@
-//! Arrays: memory of a device that is only reached by copies, textures and surfaces. A real GPU lays their elements out
-//! in a way of its own; here their rows follow each other.
+//! Arrays: memory of a device that only copies, textures and surfaces reach. A real GPU lays out their elements in a private
+//! way; here their rows follow each other.
 
 use std::sync::Arc;
 
@@ -23,13 +23,13 @@ pub(crate) struct Array {
     pub(crate) context: u64,
     /// Its shape.
     pub(crate) desc: CudaArray3dDescriptor,
-    /// Where its memory begins.
+    /// The address of its memory.
     pub(crate) base: u64,
     /// Whether it is a level of a mipmapped array, whose memory it lies in.
     pub(crate) level: bool,
 }
 
-/// The flags below. Other flags are unknown here.
+/// The flags below. Other flags are errors.
 const FLAGS: u32 = 0x7f;
 
 /// Whether the driver would make an array of this shape.
@@ -42,7 +42,7 @@ pub(crate) fn check(d: &CudaArray3dDescriptor) -> Result<()> {
         (false, true) => d.width == d.height && d.depth == 6,
         (true, true) => d.width == d.height && d.depth > 0 && d.depth.is_multiple_of(6),
         (true, false) => d.depth > 0,
-        // Without height there is no depth.
+        // Without a height, the depth must be 0, too.
         (false, false) => d.height > 0 || d.depth == 0,
     };
     let gather = !flag(CUDA_ARRAY3D_TEXTURE_GATHER) || (d.height > 0 && d.depth == 0);
@@ -92,9 +92,9 @@ pub(crate) struct Mipmapped {
     pub(crate) handle: u64,
     /// The context it belongs to, by its handle.
     pub(crate) context: u64,
-    /// Where its memory begins.
+    /// The address of its memory.
     pub(crate) base: u64,
-    /// From the largest.
+    /// The levels, the largest first.
     pub(crate) levels: Vec<Arc<Array>>,
 }
 
@@ -114,7 +114,7 @@ impl Mipmapped {
     /// Makes a mipmapped array of that many levels, or as many as its size has.
     pub(crate) fn create(device: &Device, context: u64, desc: CudaArray3dDescriptor, levels: u32) -> Result<Self> {
         check(&desc)?;
-        /// What a level begins at a multiple of.
+        /// The alignment of a level's first byte.
         const ALIGN: usize = 512;
         let descs: Vec<_> = (0..levels.min(desc.most_levels())).map(|level| desc.level(level)).collect();
         let sizes: Option<Vec<usize>> = descs.iter().map(|d| Some(d.bytes()?.next_multiple_of(ALIGN))).collect();

@@ -1,4 +1,4 @@
-//! What `cuDeviceGetAttribute` says: an H200's values, but for what is configured and what is not supported here.
+//! The values of `cuDeviceGetAttribute`: an H200's, except for configured values and unsupported features.
 
 use rekindle_cuda_abi::types::CUdevice;
 
@@ -30,7 +30,7 @@ pub(crate) const MAX_BLOCK_THREADS: u32 = 1024;
 pub(crate) const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 /// The most blocks of a grid in x, y and z.
 pub(crate) const MAX_GRID: [u32; 3] = [2_147_483_647, 65_535, 65_535];
-/// Shared memory of a block without asking for more.
+/// Shared memory of a block that does not ask for more.
 pub(crate) const SHARED_DEFAULT: u32 = 48 << 10;
 /// Shared memory of a block that asks for it with `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 pub(crate) const SHARED_OPT_IN: u32 = 227 << 10;

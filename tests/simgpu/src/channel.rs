@@ -1,9 +1,9 @@
-//! Hardware queues: what streams share, and what a launch waits for when it is full.
+//! Hardware queues, which streams share, and a launch's wait for room in a full queue.
 //!
-//! A context has few of them, `CUDA_DEVICE_MAX_CONNECTIONS`. A stream without work takes one that has none, or the one
-//! that was taken longest ago, and keeps it as long as it has work. A queue takes about a thousand commands; a call that
-//! puts another one there blocks its thread, and no other. (Measured on an H100 with driver 580: 1,021 launches of all
-//! streams of a queue. That what is behind a wait in a queue waits too, whatever its stream, is not modelled.)
+//! A context has few of them, `CUDA_DEVICE_MAX_CONNECTIONS`. A stream without work takes a queue that has none, or the queue
+//! that was taken longest ago, and keeps it as long as the stream has work. A queue holds about a thousand commands; a call
+//! that adds a command to a full queue blocks its thread, and no other. (Measured on an H100 with driver 580: 1,021 launches of
+//! all streams of a queue. A command behind a wait in its queue waits too, whatever its stream; that is not modelled.)
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,11 +20,11 @@ pub(crate) struct Channels {
 
 #[derive(Debug)]
 struct State {
-    /// How many commands are in each.
+    /// The number of commands in each queue.
     pending: Vec<usize>,
-    /// Their numbers, the one that was taken longest ago first.
+    /// The queues' numbers, the one that was taken longest ago first.
     order: VecDeque<usize>,
-    /// The queue of each stream with work, and how much of it there is.
+    /// The queue of each stream with work, and the number of its commands.
     streams: HashMap<u64, (usize, usize)>,
 }
 
@@ -38,7 +38,7 @@ impl State {
 }
 
 impl Channels {
-    /// So many queues.
+    /// Makes this number of queues.
     pub(crate) fn new(count: usize) -> Self {
         let state = State { pending: vec![0; count], order: (0..count).collect(), streams: HashMap::new() };
         Self { state: Mutex::new(state), left: Condvar::new() }
@@ -48,7 +48,7 @@ impl Channels {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes room for a stream's command; waits for it until `cancelled` holds.
+    /// Makes room for a stream's command; waits for room until `cancelled` holds.
     pub(crate) fn enter(&self, stream: u64, cancelled: impl Fn() -> bool) {
         let mut state = self.state();
         let queue = loop {

@@ -18,10 +18,10 @@
 
 use std::sync::OnceLock;
 
-/// The configuration, as it was when it was first needed.
+/// The configuration, read when it is first needed.
 #[derive(Debug)]
 pub(crate) struct Config {
-    /// The devices, by their numbers among all that there are.
+    /// The devices, by their numbers among all devices of the machine.
     pub(crate) devices: Vec<usize>,
     /// Bytes of memory of each.
     pub(crate) memory: u64,
@@ -41,14 +41,14 @@ pub(crate) struct Config {
     pub(crate) connections: usize,
     /// Bytes before a module's first function.
     pub(crate) code_offset: u64,
-    /// Whether refusals and failures are told on stderr.
+    /// Whether refusals and failures are logged on stderr.
     pub(crate) log: bool,
-    /// Whether every call is.
+    /// Whether every call is logged.
     pub(crate) trace: bool,
 }
 
-/// How many multiprocessors a device has, unless the environment says something else. Fewer than an H200: grids are often
-/// made as large as the device, and the CPU runs them one after the other.
+/// The default number of multiprocessors. It is lower than an H200's: grids are often made as large as the device, and the CPU
+/// runs their blocks one after the other.
 const MULTIPROCESSORS: u32 = 16;
 
 /// The most devices that access masks have room for.
@@ -87,7 +87,7 @@ impl Config {
     }
 }
 
-/// The devices that a list names, up to the first word that names none; none at all if one is named twice.
+/// The devices that a list names, up to the first word that names no device; none at all if a device is named twice.
 fn visible(list: &str, count: usize) -> Vec<usize> {
     let mut found = Vec::new();
     for word in list.split(',').map(str::trim) {
@@ -113,14 +113,14 @@ fn uuid_text(number: usize) -> String {
     format!("GPU-{}", parts.join("-"))
 }
 
-/// The UUID of the device with that number of all that there are.
+/// The UUID of a device, by its number among all devices.
 pub(crate) fn uuid(number: usize) -> [u8; 16] {
     let mut uuid = *b"rekindle-simgpu\0";
     uuid[15] = number as u8;
     uuid
 }
 
-/// The PCI address of the device with that number of all that there are: domain, bus, device.
+/// The PCI address of a device, by its number among all devices: domain, bus, device.
 pub(crate) fn pci(number: usize) -> [i32; 3] {
     [0, 0x10 + number as i32, 0]
 }
@@ -141,7 +141,7 @@ fn capability(text: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Tells on stderr, where the environment asks for it.
+/// Logs a line on stderr, where the environment asks for that.
 macro_rules! log {
     ($($arg:tt)*) => {
         if $crate::config::config().log {

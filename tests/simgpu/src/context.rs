@@ -2,8 +2,8 @@
 //!
 //! The first failure of a command is the context's for good: every later call fails with that error. cuda.h says of most of
 //! these errors that they leave the process in an inconsistent state, in which any further CUDA work returns the same error
-//! until the process ends. Then all contexts of all devices have failed, and there is no new one. A driver with two H200s
-//! does so (`tests/apps/broken.cu` tests it). A reset succeeds, and leaves no context.
+//! until the process ends. After one of these, all contexts of all devices have failed, and no new one can be made. A driver
+//! with two H200s does so (`tests/apps/broken.cu` tests it). A reset succeeds, and leaves no context.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,10 +25,10 @@ use crate::texture::Bindings;
 /// `CU_LIMIT_*` from 0 on, with an H200's values: stack, printf buffer, malloc heap, ...
 const LIMITS: [usize; 10] = [1024, 7 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0];
 
-/// The error after which this process can do nothing more.
+/// The error after which no CUDA call of this process succeeds.
 static LOST: AtomicI32 = AtomicI32::new(CUDA_SUCCESS);
 
-/// An error if there can be no context in this process any more.
+/// An error if this process can have no context any more.
 pub(crate) fn process_is_well() -> Result<()> {
     match LOST.load(Ordering::SeqCst) {
         CUDA_SUCCESS => Ok(()),
@@ -41,7 +41,7 @@ pub(crate) fn process_is_well() -> Result<()> {
 pub(crate) struct Context {
     /// Its handle.
     pub(crate) handle: u64,
-    /// What `cuCtxGetId` says.
+    /// The result of `cuCtxGetId`.
     pub(crate) id: u64,
     /// Its device.
     pub(crate) device: &'static Device,
@@ -49,7 +49,7 @@ pub(crate) struct Context {
     pub(crate) flags: AtomicU32,
     /// `cuCtxSetCacheConfig`'s hint, which has no effect.
     pub(crate) cache_config: AtomicU32,
-    /// How many `cuCtxAttach` were not followed by a `cuCtxDetach`.
+    /// The number of `cuCtxAttach` calls without a `cuCtxDetach` yet.
     pub(crate) attached: AtomicU32,
     /// Device memory for `malloc` in kernels.
     pub(crate) malloc: MallocHeap,
@@ -125,7 +125,7 @@ impl Context {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until every stream has done what it has so far.
+    /// Waits until every stream has done its present commands.
     pub(crate) fn synchronize(&self) -> Result<()> {
         let marks = self.order().unreached();
         marks.iter().for_each(Mark::wait);
@@ -134,12 +134,12 @@ impl Context {
         self.check()
     }
 
-    /// Takes what a kernel prints.
+    /// Keeps a kernel's printed text.
     pub(crate) fn print(&self, text: &[u8]) {
         self.prints.add(text);
     }
 
-    /// Takes what a failed assertion of a kernel's says.
+    /// Keeps the message of a kernel's failed assertion.
     pub(crate) fn complain(&self, text: &[u8]) {
         self.complaints.add(text);
     }
@@ -165,12 +165,12 @@ impl Context {
         Ok(())
     }
 
-    /// Notes that the context may access another device's memory; answers whether that is new.
+    /// Notes that the context may access another device's memory; returns whether that is new.
     pub(crate) fn add_peer(&self, device: usize) -> bool {
         self.peers.fetch_or(1 << device, Ordering::SeqCst) & (1 << device) == 0
     }
 
-    /// Ends what [`Self::add_peer`] noted; answers whether there was anything to end.
+    /// Undoes [`Self::add_peer`]; returns whether there was anything to undo.
     pub(crate) fn remove_peer(&self, device: usize) -> bool {
         self.peers.fetch_and(!(1 << device), Ordering::SeqCst) & (1 << device) != 0
     }

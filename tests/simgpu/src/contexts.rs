@@ -42,8 +42,8 @@ pub(crate) fn create(handle: u64, device: &'static Device, flags: u32) -> Arc<Co
     context
 }
 
-/// Ends a device's primary context, if it is active. It is active until it has ended: destructors of what libraries keep
-/// with it still use it.
+/// Ends a device's primary context, if it is active. It stays active until it has ended: destructors of libraries' data still
+/// use it.
 pub(crate) fn end_primary(device: &Device) {
     let Some(context) = primary(device).active.clone() else { return };
     end(&context);

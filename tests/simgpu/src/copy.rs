@@ -1,8 +1,8 @@
-//! Copies and fills: what is checked and staged when they are asked for, and their execution in a stream.
+//! Copies and fills: their checks and staging in the call, and their execution in a stream.
 //!
-//! As the driver documents it: a copy from pageable memory has taken the bytes when the call returns, one to pageable
-//! memory has delivered them, and one between devices or page-locked memory only waits if the call is synchronous
-//! and the host is involved.
+//! As the driver documents: a copy from pageable memory has read the bytes when the call returns, and a copy to pageable memory
+//! has written them. A copy between devices or page-locked memory waits only if the call is synchronous and the host is
+//! involved.
 
 use std::sync::Arc;
 
@@ -19,13 +19,13 @@ use crate::memory::space::{self, Kind, Region, View};
 use crate::status::{Result, ensure};
 use crate::stream::Stream;
 
-/// How much is copied between two looks at whether the memory is still there.
+/// The amount that is copied between two checks whether the memory still exists.
 const CHUNK: usize = 1 << 20;
 
 /// One side of a copy: `depth` slices of `height` rows, the first of which begins at `address`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Side {
-    /// Where the first byte is.
+    /// The address of the first byte.
     pub(crate) address: u64,
     /// Bytes from one row to the next.
     pub(crate) pitch: usize,
@@ -75,7 +75,7 @@ impl Side {
         slices.checked_add(rows)?.checked_add(width).map(|n| n as u64)
     }
 
-    /// The memory it lies in, `None` for pageable memory of the host.
+    /// The memory that the side lies in, `None` for pageable memory of the host.
     fn memory(&self, context: &Context, size: [usize; 3], write: bool) -> Result<Option<Region>> {
         let extent = self.extent(size).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let Some(region) = space::find(self.address) else {
@@ -89,8 +89,8 @@ impl Side {
     }
 }
 
-/// Whether a device's copies may access a region. They reach what kernels do not: memory of other devices without
-/// peer access, and constants.
+/// Whether a device's copies may access a region. Copies reach memory that kernels cannot: other devices' memory without peer
+/// access, and constants.
 pub(crate) fn may_copy(region: &Region, device: usize, write: bool) -> bool {
     let mask = if write { region.writers } else { region.readers };
     region.kind != Kind::Mapped || mask & (1 << device | 1 << region.device) != 0
@@ -127,7 +127,7 @@ pub(crate) fn copy(stream: &Arc<Stream>, dst: Side, src: Side, size: [usize; 3],
     Ok(())
 }
 
-/// What [`copy`] says at once.
+/// The errors that [`copy`] returns at once.
 pub(crate) fn check(context: &Context, dst: Side, src: Side, size: [usize; 3]) -> Result<()> {
     ensure(!size.contains(&0), CUDA_ERROR_INVALID_VALUE)?;
     dst.memory(context, size, true)?;
@@ -135,13 +135,13 @@ pub(crate) fn check(context: &Context, dst: Side, src: Side, size: [usize; 3]) -
     Ok(())
 }
 
-/// What [`fill`] says at once of rows of bytes.
+/// The errors that [`fill`] returns at once for rows of bytes.
 pub(crate) fn check_fill(context: &Context, dst: Side, [row, height]: [usize; 2]) -> Result<()> {
     dst.memory(context, [row, height, 1], true)?.map(drop).ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
-/// A copy of a graph's that is launched: it happens when the stream comes to it, to pageable memory too; but what comes from
-/// pageable memory and goes to a device is taken now (driver 580 does so).
+/// A copy in a graph that is launched: it runs when the stream comes to it, also to pageable memory. But bytes that go from
+/// pageable memory to a device are read now (driver 580 does so).
 pub(crate) fn of_launch(stream: &Stream, dst: Side, src: Side, size: [usize; 3]) -> Result<Copy> {
     let context = stream.context()?;
     let [to, from] = [dst.memory(&context, size, true)?, src.memory(&context, size, false)?];
@@ -165,14 +165,14 @@ pub(crate) struct Copy {
     src: Side,
     size: [usize; 3],
     direction: Option<Direction>,
-    /// The bytes to copy from, row by row, if they had to be taken at once.
+    /// The source bytes, row by row, if they had to be read at once.
     staged: Option<Vec<u8>>,
-    /// Whether destination and source are memory that devices do not know.
+    /// Whether destination and source are pageable.
     pageable: [bool; 2],
 }
 
 impl Copy {
-    /// Takes the bytes now.
+    /// Reads the source bytes now.
     ///
     /// # Safety
     ///
@@ -190,7 +190,7 @@ impl Copy {
         self.staged = Some(bytes);
     }
 
-    /// Copies.
+    /// Does the copy.
     pub(crate) fn run(&self, context: &Context) -> Result<()> {
         fault::point("copy")?;
         let view = View::open(context.device.ordinal);
@@ -229,7 +229,7 @@ impl Copy {
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, count) };
             at += count;
             if let Some(direction) = self.direction {
-                // Who unmaps memory need not wait for the link.
+                // A thread that unmaps memory need not wait for the link.
                 view.refresh();
                 context.device.pass_link(direction, count as u64);
             }

@@ -1,4 +1,4 @@
-//! What is per thread: the stack of current contexts, and which default stream a stream of 0 means.
+//! The state of each thread: the stack of current contexts, and the kind of default stream that a stream of 0 means.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ thread_local! {
     };
 }
 
-/// Runs a function of the kind that takes a stream of 0 as the per-thread default stream.
+/// Runs a function whose stream of 0 means the per-thread default stream.
 pub(crate) fn with_thread_stream(body: impl FnOnce() -> CUresult) -> CUresult {
     let before = PER_THREAD_DEFAULT.replace(true);
     let result = body();
@@ -33,7 +33,7 @@ pub(crate) fn with_thread_stream(body: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-/// Works on this thread's stack. A thread that is ending may have none any more.
+/// Works on this thread's stack. A thread that is ending may have lost its stack.
 fn with_stack<T>(body: impl FnOnce(&mut Vec<u64>) -> T) -> Option<T> {
     STACK.try_with(|stack| body(&mut stack.borrow_mut())).ok()
 }
@@ -72,7 +72,7 @@ pub(crate) fn forget(context: u64) {
     });
 }
 
-/// The context that a handle names. A primary context that is not active is named, but destroyed.
+/// The context that a handle names. An inactive primary context counts as destroyed.
 pub(crate) fn named(handle: u64) -> Result<Arc<Context>> {
     for device in devices() {
         if device.primary == handle {
@@ -82,8 +82,8 @@ pub(crate) fn named(handle: u64) -> Result<Arc<Context>> {
     handles::get(handle).map_err(|_| CUDA_ERROR_INVALID_CONTEXT)
 }
 
-/// Whether a handle can be made current. A primary context can before it is active: the runtime makes it current
-/// first and retains it then.
+/// Whether a handle can be made current. A primary context's can be while it is inactive: the runtime makes it current first
+/// and retains it then.
 pub(crate) fn ensure_known(handle: u64) -> Result<()> {
     match named(handle) {
         Ok(_) | Err(CUDA_ERROR_CONTEXT_IS_DESTROYED) => Ok(()),
@@ -100,7 +100,7 @@ pub(crate) fn or_named(context: u64) -> Result<Arc<Context>> {
 pub(crate) fn current() -> Result<Arc<Context>> {
     match handle() {
         0 => Err(CUDA_ERROR_INVALID_CONTEXT),
-        // On the stack, but no longer there: destroyed meanwhile.
+        // The context on the stack was destroyed meanwhile.
         context => named(context).map_err(|_| CUDA_ERROR_CONTEXT_IS_DESTROYED),
     }
 }

@@ -1,4 +1,4 @@
-//! Devices: what they are called, their memory, and how fast they copy.
+//! Devices: their names, their memory, and the rate of their copies.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,19 +26,19 @@ const INTERNAL_HEAPS: u64 = 0x0600_0000_0000;
 pub(crate) struct Device {
     /// Its number.
     pub(crate) ordinal: usize,
-    /// Its number among all that there are, also those that this process does not see.
+    /// The device's number among all devices, including those that this process does not see.
     pub(crate) number: usize,
-    /// How much of its memory is taken, and which devices may access it.
+    /// The amount of memory that is taken, and the devices that may access it.
     pub(crate) memory: Account,
-    /// What programs allocate.
+    /// The heap of programs' allocations.
     heap: Heap,
-    /// Code of modules, and their variables.
+    /// The heap of modules' code and variables.
     code: Heap,
-    /// What else the driver allocates.
+    /// The heap of the driver's other allocations.
     internal: Heap,
     /// Pools of stream-ordered allocation.
     pub(crate) pools: Pools,
-    /// The link to the host: when it is free again, from the host and to it.
+    /// For each direction of the link to the host, the time when it is free again.
     links: [Mutex<Option<Instant>>; 2],
     /// The handle of its primary context, whether that is active or not.
     pub(crate) primary: u64,
@@ -65,7 +65,7 @@ pub(crate) fn devices() -> &'static [Device] {
     DEVICES.get().map_or(&[], Vec::as_slice)
 }
 
-/// Gives up what the pools of all devices have in reserve beyond their thresholds: the program has waited for something.
+/// Releases the reserves of all devices' pools beyond their thresholds: the program has waited for some command.
 pub(crate) fn release_pools() {
     devices().iter().for_each(|device| device.pools.release());
 }
@@ -102,7 +102,7 @@ impl Device {
         config::pci(self.number)
     }
 
-    /// Waits as long as bytes take over the link to the host.
+    /// Waits as long as so many bytes take over the link to the host.
     pub(crate) fn pass_link(&self, direction: Direction, bytes: u64) {
         let Some(rate) = config().copy_rate else { return };
         let link = &self.links[usize::from(direction == Direction::Out)];
@@ -140,7 +140,7 @@ impl Device {
         }
     }
 
-    /// The block that holds an address of what programs allocate.
+    /// The block that holds an address of a program's allocation.
     pub(crate) fn block(&self, address: u64) -> Option<Place> {
         self.heap.block(address)
     }

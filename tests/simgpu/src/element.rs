@@ -9,7 +9,7 @@ pub(crate) struct Format {
     pub(crate) format: u32,
     /// Components of an element.
     pub(crate) channels: u32,
-    /// Whether integers are read as such, instead of as numbers from 0 or -1 to 1.
+    /// Whether integers are read as integers, instead of as numbers from 0 or -1 to 1.
     pub(crate) integers: bool,
 }
 
@@ -23,7 +23,7 @@ pub(crate) enum Element {
 }
 
 impl Element {
-    /// As numbers, for filters.
+    /// The components as numbers, for filters.
     pub(crate) fn floats(self) -> [f32; 4] {
         match self {
             Element::Floats(values) => values,
@@ -31,7 +31,7 @@ impl Element {
         }
     }
 
-    /// As the bits of registers.
+    /// The components as the bits of registers.
     pub(crate) fn bits(self) -> [u32; 4] {
         match self {
             Element::Floats(values) => values.map(f32::to_bits),
@@ -59,17 +59,17 @@ impl Format {
         matches!(self.format, 0x10 | 0x20)
     }
 
-    /// Integers of 32 bits stay what they are, however they are read.
+    /// Whether elements are read as integers. Integers of 32 bits always are.
     fn as_integers(&self) -> bool {
         !self.float() && (self.integers || self.channel() == 4)
     }
 
-    /// The color of what lies outside.
+    /// The color outside the texture.
     pub(crate) fn border(&self, color: [f32; 4]) -> Element {
         if self.as_integers() { Element::Integers(color.map(f32::to_bits)) } else { Element::Floats(color) }
     }
 
-    /// The components of an element's bytes. Those that it has not are 0, the last 1.
+    /// The components of an element's bytes. Missing components are 0, the last 1.
     pub(crate) fn decode(&self, raw: &[u8; 16]) -> Element {
         let size = self.channel();
         let bits = |i: usize| {

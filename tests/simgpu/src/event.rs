@@ -21,11 +21,11 @@ const INTERPROCESS: u32 = 4;
 /// An event.
 #[derive(Debug)]
 pub(crate) struct Event {
-    /// The context it was made in.
+    /// The context that the event was made in.
     pub(crate) context: Weak<Context>,
     flags: u32,
     last: Mutex<Option<Record>>,
-    /// Of one that other processes may have.
+    /// The shared part of an event that other processes may open.
     shared: Option<SharedEvent>,
 }
 
@@ -37,18 +37,18 @@ struct Record {
 }
 
 impl Event {
-    /// An event that has not been recorded.
+    /// Makes an event that has not been recorded.
     pub(crate) fn new(context: Weak<Context>, flags: u32) -> Result<Self> {
         let shared = if flags & INTERPROCESS == 0 { None } else { Some(SharedEvent::new()?) };
         Ok(Self { context, flags, last: Mutex::default(), shared })
     }
 
-    /// An event of another process.
+    /// Opens an event of another process.
     pub(crate) fn open(context: Weak<Context>, shared: SharedEvent) -> Self {
         Self { context, flags: INTERPROCESS | DISABLE_TIMING, last: Mutex::default(), shared: Some(shared) }
     }
 
-    /// What other processes know of it.
+    /// The part that other processes share.
     pub(crate) fn shared(&self) -> Option<&SharedEvent> {
         self.shared.as_ref()
     }
@@ -57,7 +57,7 @@ impl Event {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Records the moment when the stream has done what it has so far.
+    /// Records the moment when the stream has done its present commands.
     pub(crate) fn record(&self, stream: &Arc<Stream>) -> Result<()> {
         let time = Arc::new(AtomicU64::new(0));
         let clock = time.clone();
@@ -73,7 +73,7 @@ impl Event {
         Ok(())
     }
 
-    /// Whether what it recorded is done; one that has recorded nothing is.
+    /// Whether the recorded moment has come; true for an event that was never recorded.
     pub(crate) fn is_done(&self) -> bool {
         let shared = self.shared.as_ref().is_none_or(|shared| shared.last().is_none_or(|last| last.is_done()));
         shared && self.last().is_none_or(|record| record.mark.reached())
@@ -102,7 +102,7 @@ impl Object for Event {
     }
 }
 
-/// Nanoseconds since the first time this was asked.
+/// Nanoseconds since the first call of this function.
 pub(crate) fn now() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64

@@ -41,7 +41,7 @@ pub(crate) fn point(name: &str) -> Result<()> {
     let rules = RULES.get_or_init(|| {
         let text = std::env::var("SIMGPU_FAULT").unwrap_or_default();
         parse(&text).unwrap_or_else(|bad| {
-            // A test whose fault never comes would pass for the wrong reason.
+            // With a rule that is not understood, a test would pass for the wrong reason.
             eprintln!("simgpu: SIMGPU_FAULT: not understood: {bad}");
             std::process::abort();
         })

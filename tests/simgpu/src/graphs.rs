@@ -1,4 +1,4 @@
-//! Graphs: `rekindle-graphs` keeps them, and a launch does a graph's steps one after the other in its stream.
+//! Graphs: `rekindle-graphs` keeps them, and a launch runs a graph's steps one after the other in its stream.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -24,22 +24,22 @@ use crate::stream::{self, Stream};
 use crate::word::{perform_words, words_are_good};
 use crate::{current, device};
 
-/// What [`rekindle_graphs`] asks.
+/// The services that [`rekindle_graphs`] needs.
 struct Software;
 
-/// Has this library's graphs be executed here.
+/// Makes this library execute its graphs.
 pub(crate) fn register() {
     rekindle_graphs::register(&Software);
 }
 
-/// When the last launch of each executable graph is done: launches of one do not overlap.
+/// The moment when the last launch of each executable graph is done: launches of one graph do not overlap.
 static LAUNCHED: Mutex<Option<HashMap<u64, Mark>>> = Mutex::new(None);
 
 fn launched() -> MutexGuard<'static, Option<HashMap<u64, Mark>>> {
     LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The launch shape that a node has.
+/// The launch shape of a node.
 fn shape(kernel: &Kernel) -> Result<Shape> {
     let mut shape = Shape::plain(kernel.grid, kernel.block, kernel.shared_bytes);
     let value = |id| kernel.attributes.get(&id);
@@ -118,7 +118,7 @@ impl Driver for Software {
     }
 
     fn release(&self, address: CUdeviceptr) {
-        // What was enqueued before may use it.
+        // Commands that were submitted before may use the graph's memory.
         if let Ok(context) = current::current() {
             let _ = context.synchronize();
         }
@@ -153,10 +153,10 @@ impl Driver for Software {
         if let Some(mark) = before.filter(|m| !m.reached()) {
             stream.hold(mark)?;
         }
-        // The first waits for room, and what follows is part of the same launch.
+        // The first command waits for room, and the following ones are part of the same launch.
         stream.submit(|_| Ok(()))?;
         let steps = || flat.steps.iter().filter(|step| step.enabled);
-        // Before anything of the launch happens: some take from memory that the others may write.
+        // Read before any step of the launch runs: some steps read memory that the others may write.
         let copies = steps().map(|step| taken(&stream, step)).collect::<Result<Vec<_>>>()?;
         stream::as_one(|| {
             steps().zip(copies).try_for_each(|(step, copy)| match copy {
@@ -177,7 +177,7 @@ impl Driver for Software {
     }
 }
 
-/// A step that copies, with what it has to take at once.
+/// The copy of a step, with the bytes that it must read at once.
 fn taken(stream: &Stream, step: &Step) -> Result<Option<copy::Copy>> {
     let Task::Copy(copy) = &step.task else { return Ok(None) };
     let ([dst, src], size) = sides(&copy.copy)?;

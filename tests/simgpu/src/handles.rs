@@ -1,6 +1,6 @@
-//! Handles: numbers that stand for objects, and are the address of nothing.
+//! Handles: numbers that stand for objects. A handle is not the address of anything.
 //!
-//! Each kind of object says by [`Object`] how it depends on contexts, so nothing here knows the kinds.
+//! Each kind of object says by [`Object`] how it depends on contexts, so this file need not know the kinds.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ pub(crate) trait Object: Any + Debug + Send + Sync {
         false
     }
 
-    /// Forgets what the object has in the context of that id, which has ended.
+    /// Removes the object's data for the context of that id, which has ended.
     fn forget_context(&self, _id: u64) {}
 }
 
@@ -42,11 +42,11 @@ pub(crate) fn remove(handle: u64) {
     let mut objects = OBJECTS.write().unwrap_or_else(PoisonError::into_inner);
     let gone = objects.as_mut().and_then(|o| o.remove(&handle));
     drop(objects);
-    // Dropping an object may end other handles, so not under the lock.
+    // Dropped without the lock, since dropping an object may end other handles.
     drop(gone);
 }
 
-/// Ends the handles of the objects that end together with a context, and has the others forget it.
+/// Ends the handles of objects that end together with a context, and removes the context's data from the others.
 pub(crate) fn end_context(handle: u64, id: u64) {
     let mut objects = OBJECTS.write().unwrap_or_else(PoisonError::into_inner);
     let Some(map) = objects.as_mut() else { return };

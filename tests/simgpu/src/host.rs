@@ -1,4 +1,4 @@
-//! What the private tables of `cuGetExportTable` ask of the driver around them.
+//! The services of the driver that the private tables of `cuGetExportTable` need.
 
 use rekindle_cuda_abi::private::{DeviceIdentity, Host};
 use rekindle_cuda_abi::types::{CUcontext, CUdevice, CUfunction, CUmodule, CUresult, CUstream};
@@ -7,7 +7,7 @@ use crate::device::{create, device};
 use crate::module::Module;
 use crate::{current, handles};
 
-/// The version that `cuDriverGetVersion` says: CUDA 13.0.
+/// The version that `cuDriverGetVersion` returns: CUDA 13.0.
 pub(crate) const DRIVER_VERSION: i32 = 13_000;
 
 /// This driver.

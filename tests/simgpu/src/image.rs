@@ -18,7 +18,7 @@ use crate::status::Result;
 /// A parsed image, shared by all modules and libraries that were loaded from the same text.
 #[derive(Debug)]
 pub(crate) struct Image {
-    /// What the text holds.
+    /// The parsed text.
     pub(crate) ptx: rekindle_ptx::Module,
     /// Ten times the compute capability that it was made for, `CU_FUNC_ATTRIBUTE_PTX_VERSION`: templates of libraries
     /// choose their parameters by it.
@@ -27,7 +27,7 @@ pub(crate) struct Image {
     pub(crate) code_bytes: u64,
 }
 
-/// Why an image could not be loaded: the driver's code, and what its compiler would say.
+/// Why an image could not be loaded: the driver's code, and the compiler's message.
 #[derive(Debug)]
 pub(crate) struct Unloadable {
     pub(crate) code: i32,
@@ -46,7 +46,7 @@ impl Unloadable {
     }
 }
 
-/// Loads what a program passed to `cuModuleLoadData` or `cuLibraryLoadData`.
+/// Loads an image that a program passed to `cuModuleLoadData` or `cuLibraryLoadData`.
 ///
 /// # Safety
 ///
@@ -64,7 +64,7 @@ pub(crate) unsafe fn load(image: *const u8) -> std::result::Result<Arc<Image>, U
     if !matches!(&first, Err(error) if error.code == CUDA_ERROR_NO_BINARY_FOR_GPU) {
         return parse(&first?);
     }
-    // The device linker's output has no PTX; it is kept for each of the files that were linked, and linked again here.
+    // The device linker's output has no PTX; each of the linked files has its own, and this library links it again.
     let others = parts.filter(|part| !matches!(part, Err(e) if e.code == CUDA_ERROR_NO_BINARY_FOR_GPU));
     let others: Vec<String> = others.collect::<std::result::Result<_, _>>()?;
     if others.is_empty() {
@@ -78,7 +78,7 @@ pub(crate) unsafe fn load(image: *const u8) -> std::result::Result<Arc<Image>, U
 pub(crate) fn load_file(path: &str) -> std::result::Result<Arc<Image>, Unloadable> {
     let mut bytes =
         std::fs::read(path).map_err(|error| Unloadable::new(CUDA_ERROR_FILE_NOT_FOUND, format!("{path}: {error}")))?;
-    // PTX is a text that ends in NUL, which a file does not have.
+    // PTX is a text that ends in NUL, which a file lacks.
     bytes.push(0);
     load_bytes(&bytes)
 }
@@ -102,7 +102,7 @@ pub(crate) fn ptx_of(bytes: &[u8]) -> std::result::Result<String, Unloadable> {
 /// CUDA 13.0's compiler takes PTX up to 9.0.
 const NEWEST_PTX: u32 = 9;
 
-/// Parses a text once, however often it is loaded while someone has it.
+/// Parses a text once, and shares the result while any module or library has it.
 fn parse(text: &str) -> std::result::Result<Arc<Image>, Unloadable> {
     static PARSED: Mutex<Option<HashMap<u64, Weak<Image>>>> = Mutex::new(None);
     let mut hasher = DefaultHasher::new();
@@ -113,7 +113,7 @@ fn parse(text: &str) -> std::result::Result<Arc<Image>, Unloadable> {
     if let Some(image) = parsed.get(&key).and_then(Weak::upgrade) {
         return Ok(image);
     }
-    // Some driver is to come that understands it; this one is of CUDA 13.0.
+    // A later driver may understand the text; this one is of CUDA 13.0.
     let version = text.lines().find_map(|line| line.trim_start().strip_prefix(".version"));
     let major = version.and_then(|v| v.trim().split('.').next()?.parse::<u32>().ok());
     if major.is_some_and(|major| major > NEWEST_PTX) {
@@ -128,7 +128,7 @@ fn parse(text: &str) -> std::result::Result<Arc<Image>, Unloadable> {
     Ok(image)
 }
 
-/// Turns a load's failure into its code, and writes its words where the caller's options ask for them.
+/// Turns a load's failure into its code, and writes the message where the caller's options ask for it.
 ///
 /// # Safety
 ///
@@ -145,7 +145,7 @@ pub(crate) unsafe fn answer(
     loaded.map_err(|error| error.code)
 }
 
-/// Writes the compiler's words where the caller's options ask for them.
+/// Writes the compiler's messages where the caller's options ask for them.
 ///
 /// # Safety
 ///

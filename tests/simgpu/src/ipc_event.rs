@@ -1,4 +1,4 @@
-//! Events that processes share: two words in a file, how often the event was recorded, and how far that is done.
+//! Events that processes share: two words in a file, the number of records and the number of those that are done.
 
 use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -13,14 +13,14 @@ use crate::status::{Result, ensure};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"simgpu e");
 
-/// What processes know of an event together. Its page stays mapped as long as the process lives: streams may still use it.
+/// The shared part of an event. Its page stays mapped as long as the process lives: streams may still use it.
 #[derive(Debug)]
 pub(crate) struct SharedEvent {
     file: OwnedFd,
     words: &'static [AtomicU64; 2],
 }
 
-/// A record of it.
+/// A record of the event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Last {
     words: &'static [AtomicU64; 2],
@@ -28,12 +28,12 @@ pub(crate) struct Last {
 }
 
 impl Last {
-    /// Whether it is done.
+    /// Whether the record is done.
     pub(crate) fn is_done(&self) -> bool {
         self.words[1].load(Ordering::SeqCst) >= self.count
     }
 
-    /// Waits until it is.
+    /// Waits until the record is done.
     pub(crate) fn wait(&self) {
         while !self.is_done() {
             std::thread::sleep(std::time::Duration::from_micros(50));
@@ -54,7 +54,7 @@ impl SharedEvent {
         Ok(Self { file, words })
     }
 
-    /// What a stream that comes to a record writes.
+    /// The words that a stream writes when it comes to a record.
     pub(crate) fn words(&self) -> &'static [AtomicU64; 2] {
         self.words
     }
@@ -70,7 +70,7 @@ impl SharedEvent {
         (count > 0).then_some(Last { words: self.words, count })
     }
 
-    /// What applications pass on.
+    /// The handle that applications pass on.
     pub(crate) fn handle(&self) -> [u8; 64] {
         let mut handle = [0; 64];
         let words = [MAGIC, u64::from(std::process::id()), self.file.as_raw_fd() as u64];
@@ -80,7 +80,7 @@ impl SharedEvent {
         handle
     }
 
-    /// The event of another process.
+    /// Opens the event of another process.
     pub(crate) fn open(handle: &[u8; 64]) -> Result<Self> {
         let word =
             |at: usize| handle[at * 8..at * 8 + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));

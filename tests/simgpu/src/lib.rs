@@ -1,9 +1,9 @@
 //! A software GPU: a `libcuda.so.1` that runs on the CPU, for tests.
 //!
-//! Programs built by nvcc find it through `LD_LIBRARY_PATH` and run on it: their PTX is interpreted, kernels of
-//! different streams run at the same time, and errors are those of the driver. What it does not support, it refuses
-//! with `CUDA_ERROR_NOT_SUPPORTED`. `config` lists the environment variables that shape the devices, `fault` how
-//! faults are injected.
+//! Programs built by nvcc find it through `LD_LIBRARY_PATH` and run on it: their PTX is interpreted, kernels of different
+//! streams run at the same time, and errors are those of the driver. The library refuses unsupported calls with
+//! `CUDA_ERROR_NOT_SUPPORTED`. `config` lists the environment variables that shape the devices, `fault` how faults are
+//! injected.
 //!
 //! An exported symbol passes `process::entry` and calls the function of its name in `api/`. A file imports from its own
 //! layer and from those above it in this table.

@@ -32,7 +32,7 @@ pub(crate) struct Kernel {
     pub(crate) handle: u64,
     /// The library's handle.
     pub(crate) library: u64,
-    /// How it is declared.
+    /// The kernel's declaration.
     pub(crate) declared: rekindle_ptx::Kernel,
     /// The target for which its image was made.
     pub(crate) target: u32,
@@ -68,7 +68,7 @@ impl Library {
         library
     }
 
-    /// Unloads it everywhere.
+    /// Unloads the library in every context.
     pub(crate) fn unload(&self) {
         handles::remove(self.handle);
         for kernel in &self.kernels {
@@ -87,7 +87,7 @@ impl Library {
         self.instances.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its module in a context, loaded if it is not yet.
+    /// The library's module in a context, loaded if it is not yet.
     pub(crate) fn module(&self, context: &Arc<Context>) -> Result<Arc<Module>> {
         let mut instances = self.instances();
         if let Some(module) = instances.get(&context.id) {
@@ -115,7 +115,7 @@ impl Library {
 }
 
 impl Kernel {
-    /// The function it is in a context.
+    /// The kernel's function in a context.
     pub(crate) fn function(&self, context: &Arc<Context>) -> Result<Arc<Function>> {
         let library = self.of.upgrade().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         library.module(context)?.function(&self.declared.name)
@@ -130,7 +130,7 @@ impl Object for Library {
 
 impl Object for Kernel {}
 
-/// A function or a kernel: the runtime passes kernels where functions are meant.
+/// A function or a kernel: the runtime passes kernels in the place of functions.
 pub(crate) enum Code {
     /// A function of a module.
     Function(Arc<Function>),

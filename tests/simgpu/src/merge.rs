@@ -1,12 +1,12 @@
 //! Linking: several modules of PTX become one text.
 //!
-//! What a module only declares is what another one defines. Names that a module keeps to itself are changed where
-//! another one has the same. Functions are declared before anything else, so that their order does not matter.
+//! A symbol that a module only declares is defined by another module. Private names of a module are changed where another one
+//! has the same. Functions are declared before everything else, so that their order does not matter.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
-/// Functions that the device runtime provides: nobody defines them.
+/// Functions that the device runtime provides, so no module defines them.
 const PROVIDED: [&str; 4] = ["vprintf", "__assertfail", "malloc", "free"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ struct Statement {
 }
 
 impl Statement {
-    /// Whether it says what its name stands for.
+    /// Whether the statement defines its name.
     fn defines(&self) -> bool {
         match self.kind {
             Kind::Function | Kind::Kernel => self.text.contains('{'),
@@ -45,13 +45,13 @@ impl Statement {
         }
     }
 
-    /// What declares a function, up to its body.
+    /// A function's declaration, up to its body.
     fn head(&self) -> &str {
         self.text.split('{').next().unwrap_or_default().trim_end().trim_end_matches(';')
     }
 }
 
-/// One text of several, or what is wrong with them.
+/// One text made of several, or the error.
 pub(crate) fn merge(texts: &[String]) -> Result<String, String> {
     let mut modules: Vec<Vec<Statement>> = texts.iter().map(|text| statements(&without_comments(text))).collect();
     rename_locals(&mut modules);
@@ -84,7 +84,7 @@ pub(crate) fn merge(texts: &[String]) -> Result<String, String> {
             let emitted = match defined.get(statement.name.as_str()) {
                 _ if kind == Kind::Other => true,
                 Some(definition) => std::ptr::eq(*definition, *statement),
-                // Dynamic shared memory is declared by everybody and defined by nobody.
+                // Modules declare dynamic shared memory, but none defines it.
                 None if statement.text.contains(".shared") => declared.insert(&statement.name),
                 None if kind == Kind::Variable => {
                     return Err(format!("error   : Undefined reference to '{}'", statement.name));

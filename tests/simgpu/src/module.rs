@@ -26,14 +26,14 @@ pub(crate) struct Module {
     pub(crate) handle: u64,
     /// The context it was loaded into.
     pub(crate) context: Weak<Context>,
-    /// Whether it is a library's, which alone can unload it.
+    /// Whether it belongs to a library, which alone can unload it.
     pub(crate) of_library: bool,
     functions: Vec<Arc<Function>>,
     code: Arc<Code>,
 }
 
-/// The code of a module. Under lazy loading it takes addresses when one of its functions is first used. They are the
-/// lowest ones that are free at that time in the context's blocks, so they depend on what was loaded, used and unloaded
+/// The code of a module. Under lazy loading the code gets addresses when one of its functions is first used: the lowest ones
+/// that are free at that time in the context's blocks. So they depend on the modules that were loaded, used and unloaded
 /// before.
 #[derive(Debug)]
 pub(crate) struct Code {
@@ -70,7 +70,7 @@ pub(crate) struct Function {
     pub(crate) module: u64,
     /// The code of its module.
     pub(crate) code: Arc<Code>,
-    /// How it is declared.
+    /// The function's declaration.
     pub(crate) kernel: Kernel,
     /// The target for which its image was made.
     pub(crate) target: u32,
@@ -133,7 +133,7 @@ impl Module {
                 bytes.resize((global.size as usize).max(bytes.len()), 0);
                 bytes
             } else {
-                // It may hold a function's address, which must be known now.
+                // The image may hold a function's address, which must be known now.
                 code.program()?.image(global)
             };
             // SAFETY: the memory was just allocated for these bytes, and no other code knows it.
@@ -236,7 +236,7 @@ impl Code {
         Ok(program)
     }
 
-    /// Whether it has addresses.
+    /// Whether the code has addresses.
     pub(crate) fn is_placed(&self) -> bool {
         self.placed().is_some()
     }
@@ -248,7 +248,7 @@ impl Function {
         attribute_of(&self.kernel, self.target, &self.settings, attribute)
     }
 
-    /// Whether the interpreter can run it. This is a use of its code.
+    /// An error if the interpreter cannot run the function. This counts as a use of its code.
     pub(crate) fn ensure_supported(&self) -> Result<()> {
         self.code.program()?.supported(&self.kernel.name).map_err(|unsupported| {
             eprintln!("simgpu: a kernel cannot be run: {unsupported}");
@@ -273,7 +273,7 @@ fn max_threads(kernel: &Kernel) -> u32 {
     declared.map_or(MAX_BLOCK_THREADS, |[x, y, z]| x.saturating_mul(y).saturating_mul(z).min(MAX_BLOCK_THREADS))
 }
 
-/// How many registers each kernel is said to use.
+/// The number of registers that is reported for each kernel.
 pub(crate) const REGISTERS: u32 = 32;
 
 /// An attribute of a kernel, `CU_FUNC_ATTRIBUTE_*`.
@@ -312,7 +312,7 @@ impl Settings {
                 self.max_dynamic_shared.store(value, Ordering::Relaxed);
             }
             FIRST_OTHER..=15 => {
-                // The first is the carveout: a percentage, or -1 for the default.
+                // The first of these is the carveout: a percentage, or -1 for the default.
                 let good = attribute != FIRST_OTHER || (-1..=100).contains(&value);
                 ensure(good, CUDA_ERROR_INVALID_VALUE)?;
                 let place = (attribute - FIRST_OTHER) as usize;

@@ -1,4 +1,4 @@
-//! The order of a context's commands: how far each of its streams has come, and the commands for which a new one waits.
+//! The order of a context's commands: the progress of each of its streams, and the commands for which a new one waits.
 //!
 //! ```text
 //!   legacy default stream   waits for the last command of every blocking stream of the context
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Which of the kinds of streams one is.
+/// The kind of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// The legacy default stream.
@@ -21,20 +21,20 @@ pub(crate) enum Role {
     NonBlocking,
 }
 
-/// How far a stream has come: how many commands it was given, and how many of them are done.
+/// The progress of a stream: the numbers of commands that it was given and that are done.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     /// The stream's kind.
     pub(crate) role: Role,
     submitted: AtomicU64,
     done: AtomicU64,
-    /// Set when the stream is destroyed, which may leave work.
+    /// Set when the stream is destroyed, which may still have work.
     destroyed: AtomicBool,
     waiters: Mutex<()>,
     advanced: Condvar,
 }
 
-/// A moment in a stream: when so many of its commands are done.
+/// A moment in a stream: when this number of its commands is done.
 #[derive(Clone, Debug)]
 pub(crate) struct Mark {
     timeline: Arc<Timeline>,
@@ -53,12 +53,12 @@ impl Timeline {
         }
     }
 
-    /// The moment when all that has been submitted so far is done.
+    /// The moment when all commands submitted so far are done.
     pub(crate) fn last(self: &Arc<Self>) -> Mark {
         Mark { timeline: self.clone(), count: self.submitted.load(Ordering::SeqCst) }
     }
 
-    /// Counts a new command; gives the moment when it is done.
+    /// Counts a new command; returns the moment when it is done.
     pub(crate) fn submit(self: &Arc<Self>) -> Mark {
         Mark { timeline: self.clone(), count: self.submitted.fetch_add(1, Ordering::SeqCst) + 1 }
     }
@@ -105,7 +105,7 @@ impl Order {
         timeline
     }
 
-    /// Notes that a stream is destroyed. It counts until what it was given is done.
+    /// Notes that a stream is destroyed. Its timeline counts until its commands are done.
     pub(crate) fn remove(&mut self, timeline: &Timeline) {
         timeline.destroyed.store(true, Ordering::SeqCst);
         self.0.retain(|it| !it.destroyed.load(Ordering::SeqCst) || !it.last().reached());

@@ -1,5 +1,5 @@
-//! Pools of stream-ordered allocation, as numbers: how much was allocated from a pool, and how much it has in reserve.
-//! A reserve grows in steps, as the driver's does, and is given up when the program waits for something.
+//! The bookkeeping of pools of stream-ordered allocation: the amount allocated from a pool, and its reserve. A reserve grows in
+//! steps, as the driver's does, and is released when the program waits for a command.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,18 +21,18 @@ pub(crate) struct Pools {
 struct State {
     created: BTreeMap<u64, Arc<Pool>>,
     current: u64,
-    /// Which pool an allocation came from, by its address.
+    /// The pool that each allocation came from, by its address.
     origin: BTreeMap<u64, Arc<Pool>>,
-    /// Allocations whose free is ahead in a stream.
+    /// Allocations whose free is still ahead in a stream.
     leaving: BTreeMap<u64, Leaving>,
-    /// How many frees there were.
+    /// The number of frees so far.
     frees: u64,
 }
 
 /// A free that a stream has not come to.
 #[derive(Debug)]
 struct Leaving {
-    /// Which of all frees it is.
+    /// The free's number among all frees.
     number: u64,
     stream: u64,
     pool: u64,
@@ -44,7 +44,7 @@ const STEP: u64 = 32 << 20;
 /// The multiple to which sizes are rounded up.
 const ALIGN: u64 = 512;
 
-/// A pool: mostly numbers that can be set and asked for.
+/// A pool: mostly settings and counters.
 #[derive(Debug)]
 pub(crate) struct Pool {
     /// Its handle.
@@ -55,7 +55,7 @@ pub(crate) struct Pool {
     used_high: AtomicU64,
     /// A bit for each other device that was let in.
     pub(crate) access: AtomicU64,
-    /// The sizes of what is in reserve, used or not.
+    /// The sizes of the reserve's segments, used or not.
     segments: Mutex<Vec<u64>>,
     reserved_high: AtomicU64,
 }
@@ -96,7 +96,7 @@ impl Pool {
         self.used.fetch_sub(bytes.next_multiple_of(ALIGN), Ordering::Relaxed);
     }
 
-    /// Gives up what is not used as long as `keep` bytes remain.
+    /// Releases unused segments, as long as `keep` bytes remain.
     pub(crate) fn trim(&self, keep: u64) {
         let mut segments = self.segments();
         if self.used.load(Ordering::Relaxed) > 0 {
@@ -206,7 +206,7 @@ impl Pools {
         }
     }
 
-    /// Notes that an allocation's free is on its way in a stream; answers which free it is, if it was not before.
+    /// Notes that an allocation's free is ahead in a stream; returns the free's number, unless a free was ahead already.
     pub(crate) fn leave(&self, base: u64, bytes: u64, stream: u64) -> Option<u64> {
         let pool = self.origin(base).unwrap_or(0);
         self.forget(base, bytes);
@@ -217,7 +217,7 @@ impl Pools {
         before.is_none().then_some(number)
     }
 
-    /// Notes that the stream has come to a free; answers whether the memory was not allocated anew meanwhile.
+    /// Notes that the stream has come to a free; returns whether the memory has not been allocated anew meanwhile.
     pub(crate) fn left(&self, base: u64, number: u64) -> bool {
         let mut state = self.state();
         let is_it = state.leaving.get(&base).is_some_and(|leaving| leaving.number == number);
@@ -227,7 +227,7 @@ impl Pools {
         is_it
     }
 
-    /// Memory of this size that the stream frees: what follows in the stream comes after the free, and may have it.
+    /// Memory of this size whose free is ahead in the stream: later commands of the stream come after the free, and may use it.
     pub(crate) fn reuse(&self, pool: u64, bytes: u64, stream: u64) -> Option<u64> {
         let mut state = self.state();
         let fits = |l: &Leaving| l.stream == stream && l.pool == pool && l.bytes == bytes;
@@ -236,7 +236,7 @@ impl Pools {
         Some(base)
     }
 
-    /// Ends all pools but the default one. Returns what is allocated.
+    /// Ends all pools but the default one. Returns the remaining allocations.
     pub(crate) fn reset(&self) -> Vec<u64> {
         let mut state = self.state();
         state.created.clear();
@@ -247,7 +247,7 @@ impl Pools {
         state.origin.keys().copied().collect()
     }
 
-    /// Gives up what the pools have in reserve beyond their thresholds.
+    /// Releases the pools' reserves beyond their thresholds.
     pub(crate) fn release(&self) {
         let state = self.state();
         for pool in state.created.values().chain([&self.default]) {

@@ -19,14 +19,14 @@ use crate::{device, fault};
 
 const NEW: u8 = 0;
 const READY: u8 = 1;
-/// A child of a process that had initialised CUDA: it can never use it.
+/// The process is a child of one that had initialised CUDA: it can never use CUDA.
 const FORKED: u8 = 2;
 /// The process is exiting.
 const OVER: u8 = 3;
 
 static STATE: AtomicU8 = AtomicU8::new(NEW);
 
-/// What may be called before `cuInit`, in a forked child, and at exit; those of IPC look at their pointers first.
+/// Functions that may be called before `cuInit`, in a forked child, and at exit; those of IPC check their pointers first.
 const ALWAYS: &[&str] = &[
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -61,8 +61,8 @@ unsafe extern "C" fn forked() {
     STATE.store(FORKED, Ordering::SeqCst);
 }
 
-/// The program's own exit handlers were registered before and so run after this: what they still call is refused,
-/// as the real driver does. Kernels end; threads end with the process.
+/// The program's own exit handlers were registered before and so run after this function: their calls are refused, as by the
+/// real driver. Kernels end; threads end with the process.
 extern "C" fn exiting() {
     let _ = catch_unwind(|| {
         // In a forked child there is nothing to end, and locks may be held by threads that are not there.
@@ -96,7 +96,7 @@ pub(crate) fn initialized() -> Result<()> {
     ensure(state()?, CUDA_ERROR_NOT_INITIALIZED)
 }
 
-/// Passes a call of the function at that place of the table. Panics stay inside.
+/// Passes a call of the function at that place of the table. Panics do not leave this function.
 pub(crate) fn entry(index: usize, body: impl FnOnce() -> CUresult) -> CUresult {
     let gate = || -> Result<()> {
         if !ALWAYS.contains(&name(index)) {
@@ -113,7 +113,7 @@ pub(crate) fn entry(index: usize, body: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-/// Answers for a function that is not implemented.
+/// The reply of a function that is not implemented.
 pub(crate) fn refuse(index: usize) -> CUresult {
     log!("{} is not supported", name(index));
     CUDA_ERROR_NOT_SUPPORTED

@@ -1,4 +1,4 @@
-//! How functions say what went wrong: with the driver's error codes.
+//! The results of functions: the driver's error codes.
 
 use rekindle_cuda_abi::arguments::Text;
 use rekindle_cuda_abi::raw;
@@ -10,7 +10,7 @@ pub(crate) use rekindle_cuda_abi::types::{check, ensure};
 /// A value, or the driver's error code.
 pub(crate) type Result<T> = std::result::Result<T, CUresult>;
 
-/// Runs a driver function's body and turns its answer into a code.
+/// Runs a driver function's body and turns its result into a code.
 pub(crate) fn status(body: impl FnOnce() -> Result<()>) -> CUresult {
     code(body())
 }

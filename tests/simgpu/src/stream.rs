@@ -1,9 +1,9 @@
-//! Streams: queues of commands, each worked off by a thread of its own.
+//! Streams: queues of commands. Each has a thread that executes them.
 //!
-//! A command waits for its predecessor in the stream and for the marks it was given, runs, and is done; the stream's
-//! [`Timeline`] counts what is done. `order.rs` says for which marks of other streams a command waits.
+//! A command waits for its predecessor in the stream and for its marks, runs, and is done; the stream's [`Timeline`] counts
+//! finished commands. `order.rs` says for which marks of other streams a command waits.
 //!
-//! Commands of a context that has failed are not run, but done, so that a thread that waits goes on and sees the error.
+//! Commands of a failed context do not run, but count as done, so that a thread that waits goes on and sees the error.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +22,7 @@ use crate::status::Result;
 const IDLE: Duration = Duration::from_secs(2);
 
 thread_local! {
-    /// The steps of a graph are being put into a queue: together they take the place of one command.
+    /// Whether this thread is adding the steps of a graph to a queue: together they take the place of one command.
     static IN_GRAPH: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
@@ -39,11 +39,11 @@ pub(crate) fn as_one<T>(work: impl FnOnce() -> T) -> T {
 pub(crate) struct Stream {
     /// Its handle; the default streams' is their name's number.
     pub(crate) handle: u64,
-    /// What `cuStreamGetId` says.
+    /// The result of `cuStreamGetId`.
     pub(crate) id: u64,
     /// Its priority.
     pub(crate) priority: i32,
-    /// What `cuStreamSetAttribute` has set: hints, without an effect.
+    /// The attributes that `cuStreamSetAttribute` has set: hints, without an effect.
     pub(crate) attributes: Mutex<HashMap<u32, [u64; 8]>>,
     context: Weak<Context>,
     queue: Mutex<Queue>,
@@ -55,7 +55,7 @@ pub(crate) struct Stream {
 struct Queue {
     commands: VecDeque<Command>,
     has_thread: bool,
-    /// The stream was destroyed: nothing follows what is queued.
+    /// Whether the stream was destroyed: no command follows the queued ones.
     ends: bool,
 }
 
@@ -65,7 +65,7 @@ type Work = Box<dyn FnOnce(&Context, Result<()>) -> Result<()> + Send>;
 struct Command {
     after: Vec<Mark>,
     work: Work,
-    /// Whether it takes room of its own in a hardware queue.
+    /// Whether the command takes room of its own in a hardware queue.
     counts: bool,
 }
 
@@ -105,29 +105,29 @@ impl Stream {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When all that has been submitted so far will be done.
+    /// The moment when all commands submitted so far are done.
     pub(crate) fn last(&self) -> Mark {
         self.timeline.last()
     }
 
-    /// Puts a command at the end, which is skipped if the context has failed by then.
+    /// Adds a command at the end; it is skipped if the context has failed by then.
     pub(crate) fn submit(self: &Arc<Self>, work: impl FnOnce(&Context) -> Result<()> + Send + 'static) -> Result<Mark> {
         self.submit_always(|context, state| state.and_then(|()| work(context)))
     }
 
-    /// Puts a command at the end, which also runs if the context has failed by then.
+    /// Adds a command at the end; it also runs if the context has failed by then.
     pub(crate) fn submit_always(
         self: &Arc<Self>,
         work: impl FnOnce(&Context, Result<()>) -> Result<()> + Send + 'static,
     ) -> Result<Mark> {
         let context = self.context()?;
         context.check()?;
-        // A graph's steps take no room of their own.
+        // The steps of a graph take no room of their own.
         let counts = !IN_GRAPH.get();
         if counts {
             context.channels.enter(self.id, || context.check().is_err());
         }
-        // From here on, no command can come between those that this one has to wait for and itself.
+        // From here on, no command can come between this one and those that it has to wait for.
         let order = context.order();
         let after = order.predecessors(&self.timeline);
         let mut queue = self.queue();
@@ -141,7 +141,7 @@ impl Stream {
         Ok(mark)
     }
 
-    /// A command is done that had taken room.
+    /// A command that had taken room is done.
     fn leave(&self, context: &Context, counts: bool) {
         if counts {
             context.channels.leave(self.id);
@@ -185,31 +185,31 @@ impl Stream {
         }
     }
 
-    /// Counts in the order of its context only until what it holds is done.
+    /// Counts in the order of its context only until its commands are done.
     pub(crate) fn leave_order(&self, context: &Context) {
         context.order().remove(&self.timeline);
     }
 
-    /// Has its thread end with what is queued, and not wait for more: a program that makes and destroys streams without a
-    /// pause would have thousands of threads.
+    /// Has its thread end after the queued commands, without waiting for more: a program that makes and destroys streams
+    /// without a pause would have thousands of threads.
     pub(crate) fn end(&self) {
         self.queue().ends = true;
         self.changed.notify_all();
     }
 
-    /// What the legacy default stream waits for beside its own commands; nothing for other streams.
+    /// The marks that the legacy default stream waits for beside its own commands; none for other streams.
     fn awaited(&self, context: &Context) -> Vec<Mark> {
         if self.role() == Role::Legacy { context.order().predecessors(&self.timeline) } else { Vec::new() }
     }
 
-    /// Whether all that has been submitted is done; for the legacy default stream, also what it would wait for.
+    /// Whether all submitted commands are done; for the legacy default stream, also those that it would wait for.
     pub(crate) fn is_idle(&self) -> Result<bool> {
         let context = self.context()?;
         let before = self.awaited(&context);
         Ok(self.last().reached() && before.iter().all(Mark::reached))
     }
 
-    /// Lets what follows wait for a moment in another stream.
+    /// Makes later commands wait for a moment in another stream.
     pub(crate) fn hold(self: &Arc<Self>, mark: Mark) -> Result<()> {
         self.submit(move |context| {
             mark.wait_unless(|| context.check().is_err());
@@ -218,7 +218,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Waits for all that has been submitted so far; in the legacy default stream, also for what it waits for.
+    /// Waits for all commands submitted so far; in the legacy default stream, also for those that it waits for.
     pub(crate) fn synchronize(&self) -> Result<()> {
         let context = self.context()?;
         let before = self.awaited(&context);

@@ -1,4 +1,4 @@
-//! Stream-ordered allocation: memory is taken from a pool when asked for, and given back when the stream comes to it.
+//! Stream-ordered allocation: memory is taken from a pool in the call, and returned when the stream comes to the free.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::pool::Pool;
 use crate::status::Result;
 use crate::stream::Stream;
 
-/// Ends the pools of a device that is reset, and what is allocated from them.
+/// Ends the pools of a device that is reset, and their allocations.
 pub(crate) fn reset(device: &Device) {
     for base in device.pools.reset() {
         if let Some(region) = space::remove(base, |r| r.kind == Kind::Device) {
@@ -27,8 +27,8 @@ pub(crate) fn find(handle: u64) -> Result<(&'static Device, Arc<Pool>)> {
     found.ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
-/// Allocates in a stream's order: memory that the stream frees before it is there at once, and of other sizes it can be
-/// waited for.
+/// Allocates in a stream's order: memory of the same size that the stream frees before can be used at once; for other sizes the
+/// call can wait.
 pub(crate) fn allocate(stream: &Arc<Stream>, pool: u64, bytes: u64) -> Result<u64> {
     let context = stream.context()?;
     let (device, pool) = find(pool)?;
@@ -53,7 +53,7 @@ pub(crate) fn allocate(stream: &Arc<Stream>, pool: u64, bytes: u64) -> Result<u6
     Ok(base)
 }
 
-/// Frees when the stream comes to it.
+/// Frees the memory when the stream comes to this command.
 pub(crate) fn free(stream: &Arc<Stream>, base: u64) -> Result<()> {
     let region = space::find(base).filter(|r| r.base == base && r.kind == Kind::Device);
     let region = region.ok_or(CUDA_ERROR_INVALID_VALUE)?;

@@ -46,7 +46,7 @@ pub(crate) fn open(context: &Arc<Context>) {
     STREAMS.write().unwrap_or_else(PoisonError::into_inner).insert(context.id, streams);
 }
 
-/// Has the threads of all streams of a context end with what is queued.
+/// Has the threads of all streams of a context end after their queued commands.
 pub(crate) fn close(context: &Context) {
     let Some(streams) = STREAMS.write().unwrap_or_else(PoisonError::into_inner).remove(&context.id) else { return };
     streams.legacy.end();
@@ -54,7 +54,7 @@ pub(crate) fn close(context: &Context) {
     state.per_thread.values().chain(&state.created).for_each(|stream| stream.end());
 }
 
-/// Creates a stream; answers its handle.
+/// Creates a stream; returns its handle.
 pub(crate) fn create(context: &Arc<Context>, role: Role, priority: i32) -> Result<u64> {
     let streams = of(context)?;
     let stream = Stream::new(context, handles::next(), role, priority);
@@ -64,7 +64,7 @@ pub(crate) fn create(context: &Arc<Context>, role: Role, priority: i32) -> Resul
     Ok(handle)
 }
 
-/// Ends a stream's handle. What the stream holds is still done.
+/// Ends a stream's handle. The stream's commands are still executed.
 pub(crate) fn destroy(stream: &Arc<Stream>) -> Result<()> {
     let context = stream.context()?;
     handles::remove(stream.handle);
@@ -76,7 +76,7 @@ pub(crate) fn destroy(stream: &Arc<Stream>) -> Result<()> {
     Ok(())
 }
 
-/// The stream that a handle means in a context, to a thread.
+/// The stream that a handle means to a thread in a context.
 pub(crate) fn find(context: &Arc<Context>, handle: u64, thread: u64) -> Result<Arc<Stream>> {
     match handle {
         CU_STREAM_LEGACY => Ok(of(context)?.legacy.clone()),

@@ -38,7 +38,7 @@ pub fn cuArrayCreate_v2(out: Out<CUarray>, desc: In<CudaArrayDescriptor>) -> CUr
     })
 }
 
-/// A level of a mipmapped array goes with it, not by itself.
+/// A level of a mipmapped array ends with that array, not by itself.
 pub fn cuArrayDestroy(array: CUarray) -> CUresult {
     status(|| {
         let array = handles::get::<Array>(array)?;
@@ -63,7 +63,7 @@ pub fn cuArrayGetDescriptor_v2(out: Out<CudaArrayDescriptor>, array: CUarray) ->
     })
 }
 
-/// These three are of kinds of arrays that are not made here.
+/// These three functions are for kinds of arrays that are not made here.
 fn of_another_kind(array: CUarray) -> CUresult {
     status(|| handles::get::<Array>(array).and(Err(CUDA_ERROR_INVALID_VALUE)))
 }

@@ -1,4 +1,4 @@
-//! Copies in batches. `cuda.h` leaves their order open; here they are done one after the other in their stream.
+//! Copies in batches. `cuda.h` leaves their order open; this library does them one after the other in their stream.
 
 use rekindle_cuda_abi::arguments::Out;
 use rekindle_cuda_abi::batch::{self, SOURCE_DURING_CALL, array, attributes_of};
@@ -12,7 +12,7 @@ use crate::array::Array;
 use crate::status::{Result, check, ensure, status};
 use crate::{current, handles};
 
-/// Runs the copies of a batch. Where one fails, `fail_index` gets its place.
+/// Runs the copies of a batch. If a copy fails, `fail_index` gets its place.
 fn each(count: usize, on: CUstream, fail_index: Out<usize>, one: impl FnMut(usize) -> Result<bool>) -> Result<()> {
     if rekindle_graphs::hook::captures(on) {
         return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);

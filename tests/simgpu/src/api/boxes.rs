@@ -54,7 +54,7 @@ pub fn cuMemcpy3DAsync_v2(copy: In<CudaMemcpy3d>, stream: CUstream) -> CUresult 
     described(copy, stream, false)
 }
 
-/// The contexts of memory must exist; an array's is known.
+/// The contexts of memory must exist; the context of an array is known.
 fn peer(copy: In<CudaMemcpy3d>, stream: CUstream, wait: bool) -> CUresult {
     let known = status(|| {
         if !wait {

@@ -19,7 +19,7 @@ use crate::handles;
 use crate::memory::space::{self, Kind};
 use crate::status::{Result, ensure, read, status};
 
-/// Of the ways in which the CPU may wait a context has one; what lies beyond them are single bits.
+/// Checks a context's flags: at most one of the ways in which the CPU may wait; the flags beyond these are single bits.
 pub(super) fn check_flags(flags: u32) -> Result<()> {
     const SCHEDULING: u32 = 7;
     ensure(flags & !0xff == 0 && matches!(flags & SCHEDULING, 0 | 1 | 2 | 4), CUDA_ERROR_INVALID_VALUE)
@@ -49,7 +49,7 @@ pub fn cuCtxCreate(out: Out<CUcontext>, flags: u32, dev: CUdevice) -> CUresult {
     cuCtxCreate_v2(out, flags, dev)
 }
 
-/// Execution affinities are a matter of MPS; without it there are none, of whatever kind.
+/// Execution affinities need MPS; without it none is supported, of whatever kind.
 pub fn cuDeviceGetExecAffinitySupport(supported: Out<i32>, kind: u32, dev: CUdevice) -> CUresult {
     status(|| {
         device(dev)?;
@@ -62,7 +62,7 @@ pub unsafe fn cuCtxGetExecAffinity(affinity: *mut c_void, kind: u32) -> CUresult
     status(|| {
         let context = current::current()?;
         ensure(!affinity.is_null() && kind == 0, CUDA_ERROR_INVALID_VALUE)?;
-        // All of the device's multiprocessors.
+        // The affinity is all of the device's multiprocessors.
         let all = crate::attributes::value(16, context.device.ordinal as CUdevice).unwrap_or(0) as u32;
         // SAFETY: not null, so room for a kind and a number by the caller's promise.
         unsafe { affinity.cast::<[u32; 2]>().write_unaligned([kind, all]) };
@@ -79,7 +79,7 @@ pub fn cuCtxAttach(out: Out<CUcontext>, flags: u32) -> CUresult {
     })
 }
 
-/// Takes a user from the current context; without any left it is destroyed.
+/// Takes a user from the current context; a context without users is destroyed.
 pub fn cuCtxDetach(context: CUcontext) -> CUresult {
     let mut last = false;
     let result = status(|| {
@@ -93,7 +93,7 @@ pub fn cuCtxDetach(context: CUcontext) -> CUresult {
 }
 
 pub unsafe fn cuCtxCreate_v4(out: Out<CUcontext>, parameters: *mut c_void, flags: u32, dev: CUdevice) -> CUresult {
-    // Execution affinities, their number, and an interop context: nothing of that is supported.
+    // Execution affinities, their number, and an interop context: none is supported.
     // SAFETY: null, or three words by the caller's promise.
     if unsafe { read(parameters.cast::<[u64; 3]>()) }.is_ok_and(|it| it != [0; 3]) {
         return CUDA_ERROR_NOT_SUPPORTED;
@@ -190,7 +190,7 @@ pub fn cuCtxSetFlags(flags: u32) -> CUresult {
     })
 }
 
-/// What `cuda.h` has said since 3.2.
+/// The version that `cuda.h` has had since 3.2.
 pub fn cuCtxGetApiVersion(context: CUcontext, version: Out<u32>) -> CUresult {
     status(|| {
         current::or_named(context)?;
@@ -234,7 +234,7 @@ pub fn cuCtxSetCacheConfig(config: u32) -> CUresult {
     })
 }
 
-/// Banks are four bytes wide on every current GPU.
+/// Shared memory's banks are four bytes wide on every current GPU.
 pub fn cuCtxGetSharedMemConfig(config: Out<u32>) -> CUresult {
     status(|| {
         current::healthy()?;
@@ -291,7 +291,7 @@ pub fn cuCtxDisablePeerAccess(peer: CUcontext) -> CUresult {
     })
 }
 
-/// Lets a device into what another one has allocated, or no longer.
+/// Lets a device access another device's allocations, or ends that.
 fn open_to_peer(owner: usize, peer: usize, open: bool) {
     space::change_all(|region| {
         if region.device == owner && matches!(region.kind, Kind::Device | Kind::Code | Kind::Internal) {

@@ -12,7 +12,7 @@ use crate::copy::{Side, copy};
 use crate::current;
 use crate::status::status;
 
-/// One end of a copy: its kind of memory, `CU_MEMORYTYPE_*`, and where it is.
+/// One end of a copy: its kind of memory, `CU_MEMORYTYPE_*`, and its address.
 type End = (u32, u64);
 
 fn side((kind, address): End) -> Side {
@@ -67,7 +67,7 @@ pub fn cuMemcpyPeer(
     bytes: usize,
 ) -> CUresult {
     status(|| {
-        // After all that was asked for in either context, and before all that will be.
+        // The copy runs after all earlier commands of both contexts, and before all later ones.
         let [to, from] = [current::or_named(dst_context)?, current::or_named(src_context)?];
         to.synchronize()?;
         from.synchronize()?;

@@ -98,7 +98,7 @@ pub fn cuDeviceGetByPCIBusId(out: Out<CUdevice>, id: Text) -> CUresult {
         let id = utf8(id)?.to_ascii_lowercase();
         let formed = !id.is_empty() && id.chars().all(|c| c.is_ascii_hexdigit() || ":.".contains(c));
         ensure(formed, CUDA_ERROR_INVALID_VALUE)?;
-        // Domain and function may be left out.
+        // Domain and function may be left out of the address.
         let found = devices().iter().find(|device| {
             let full = bus_id(device);
             let short = full.trim_end_matches(".0");
@@ -119,7 +119,7 @@ pub fn cuDeviceGetP2PAttribute(value: Out<i32>, attribute: u32, src: CUdevice, d
     status(|| {
         ensure(device(src)?.ordinal != device(dst)?.ordinal, CUDA_ERROR_INVALID_DEVICE)?;
         let answer = match attribute {
-            // Rank, access, atomics; arrays there are none.
+            // Supported: rank, access, atomics. Not supported: arrays.
             1 => 0,
             2 | 3 => i32::from(config().peers),
             4 | 5 => 0,
@@ -156,7 +156,7 @@ pub fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> CUresult {
     })
 }
 
-/// The first version takes one release too many for nothing.
+/// The first version allows one release too many, without an effect.
 pub fn cuDevicePrimaryCtxRelease(dev: CUdevice) -> CUresult {
     match cuDevicePrimaryCtxRelease_v2(dev) {
         CUDA_ERROR_INVALID_CONTEXT => CUDA_SUCCESS,
@@ -164,7 +164,7 @@ pub fn cuDevicePrimaryCtxRelease(dev: CUdevice) -> CUresult {
     }
 }
 
-/// Whoever has retained the context keeps it, to be active again when it is next retained.
+/// Programs that have retained the context keep it; it is active again when it is next retained.
 pub fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
     status(|| {
         let device = device(dev)?;

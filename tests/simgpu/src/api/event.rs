@@ -16,7 +16,7 @@ use crate::status::{ensure, status};
 
 pub fn cuEventCreate(out: Out<CUevent>, flags: u32) -> CUresult {
     status(|| {
-        // Blocking waits, no timing, for other processes: the last needs the second.
+        // Flags: blocking waits, no timing, for other processes; the last needs the second.
         ensure(flags & !7 == 0 && flags & 6 != 4, CUDA_ERROR_INVALID_VALUE)?;
         let context = current::healthy()?;
         let handle = handles::next();
@@ -88,7 +88,7 @@ pub fn cuEventElapsedTime(milliseconds: Out<f32>, start: CUevent, end: CUevent) 
         hook::events_compared(start, end)?;
         let (start, end) = (handles::get::<Event>(start)?, handles::get::<Event>(end)?);
         let elapsed = Event::elapsed(&start, &end)?;
-        // The answer of the driver to a null place.
+        // The driver's error for a null pointer.
         ensure(!milliseconds.is_null(), CUDA_ERROR_INVALID_HANDLE)?;
         milliseconds.put(elapsed)
     })

@@ -11,7 +11,7 @@ use crate::library::function;
 use crate::module::Function;
 use crate::status::{ensure, status};
 
-/// Not of a kernel, which has `cuKernelGetAttribute` (driver 580 answers so, though it takes kernels elsewhere).
+/// A kernel is an error here, since it has `cuKernelGetAttribute` (driver 580 answers so, though it takes kernels elsewhere).
 pub fn cuFuncGetAttribute(value: Out<i32>, attribute: u32, handle: CUfunction) -> CUresult {
     status(|| value.put(handles::get::<Function>(handle)?.attribute(attribute)?))
 }

@@ -17,7 +17,7 @@ use crate::process;
 use crate::status::{ensure, status};
 
 pub fn cuIpcGetMemHandle(out: Out<CUipcMemHandle>, pointer: CUdeviceptr) -> CUresult {
-    // The driver looks at this first, before there is a context or it is initialized.
+    // The driver checks this first, even without a context or initialisation.
     if out.is_null() || pointer == 0 {
         return CUDA_ERROR_INVALID_VALUE;
     }

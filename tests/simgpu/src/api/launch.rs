@@ -98,7 +98,7 @@ unsafe fn launch_or_capture(
         }
         Ok(kernel)
     });
-    // Read before the launch: afterwards the kernel may have broken the context.
+    // Read before the launch: the kernel may break the context.
     let (block, shared) = (shape.block, shape.shared);
     let found = current::healthy().and_then(|context| {
         let function = function_in(&context, handle)?;
@@ -111,7 +111,7 @@ unsafe fn launch_or_capture(
         // SAFETY: the caller's promise.
         None => unsafe { launch(handle, shape, stream, params, extra) },
     }?;
-    // The launch overwrites the settings that were made one by one (cuda.h at `cuLaunch` and `cuLaunchCooperativeKernel`).
+    // The launch overwrites the settings that separate calls made (cuda.h at `cuLaunch` and `cuLaunchCooperativeKernel`).
     if let Ok((parameters, function)) = found {
         *function.legacy.lock().unwrap_or_else(PoisonError::into_inner) = LegacyLaunch::new(block, shared, parameters);
     }
@@ -129,11 +129,11 @@ pub(super) unsafe fn shape(config: &CUlaunchConfig) -> Result<Shape> {
     for attribute in unsafe { config.attributes() }? {
         let value = CUlaunchAttributeValue(attribute.value);
         match attribute.id {
-            // What is cached, how is waited, priorities, memory domains, carveouts: hints.
+            // Hints: caching, ways of waiting, priorities, memory domains, carveouts.
             0 | 1 | 3 | 5 | CU_LAUNCH_ATTRIBUTE_PRIORITY | 9 | 10 | 11 | 14 => {}
             CU_LAUNCH_ATTRIBUTE_COOPERATIVE => shape.cooperative = value.word() != 0,
             CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION => shape.cluster = value.cluster(),
-            // A kernel may begin before its predecessor has ended, and need not.
+            // A kernel may begin before its predecessor has ended, but need not.
             6 => {}
             // Events are recorded behind the kernel, see `cuLaunchKernelEx`.
             id if is_event(id) => drop(handles::get::<Event>(value.0[0])?),
@@ -167,7 +167,7 @@ pub unsafe fn cuLaunchKernelEx(
         if captures {
             return Ok(());
         }
-        // Programmatic and launch completion events: at the latest moment that they may trigger at.
+        // Programmatic and launch completion events trigger at the latest moment that is allowed.
         for attribute in attributes.iter().filter(|it| is_event(it.id)) {
             handles::get::<Event>(attribute.value[0])?.record(&current::stream(config.stream)?)?;
         }

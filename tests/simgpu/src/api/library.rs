@@ -99,7 +99,7 @@ pub fn cuLibraryGetGlobal(address: Out<CUdeviceptr>, bytes: Out<usize>, library:
     })
 }
 
-/// There are no managed variables.
+/// Managed variables are not supported.
 pub fn cuLibraryGetManaged(
     _address: *mut CUdeviceptr,
     _bytes: *mut usize,
@@ -125,7 +125,7 @@ pub fn cuKernelGetName(name: Out<*const c_char>, kernel: CUkernel) -> CUresult {
     })
 }
 
-/// Null is a wrong value to the calls that ask with a function or kernel.
+/// Checks a handle. Null is a wrong value for calls with a function or kernel.
 pub(super) fn not_null(handle: u64) -> Result<u64> {
     ensure(handle != 0, CUDA_ERROR_INVALID_VALUE).map(|()| handle)
 }

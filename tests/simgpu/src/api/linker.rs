@@ -1,4 +1,4 @@
-//! The linker. Its output is one text of PTX, which loads where a real linker's machine code does.
+//! The linker. Its output is one text of PTX, which loads wherever a real linker's machine code does.
 
 use std::ffi::{c_char, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -40,7 +40,7 @@ fn link(handle: u64) -> Result<Arc<Link>> {
 }
 
 impl State {
-    /// Notes what is wrong, and says it where the caller wants it.
+    /// Records an error, and writes it where the caller's options ask for it.
     fn tell(&mut self, result: std::result::Result<(), Unloadable>) -> Result<()> {
         if let Err(error) = &result {
             self.errors.push_str(&error.text);
@@ -52,7 +52,7 @@ impl State {
     }
 }
 
-/// The PTX of everything that nvcc has put into an object file or a library of them.
+/// The PTX in an object file of nvcc, or in a library of object files.
 fn inside(bytes: &[u8]) -> std::result::Result<Vec<String>, Unloadable> {
     let magic = code::FATBIN_MAGIC.to_le_bytes();
     let places = bytes.windows(magic.len()).enumerate().filter(|(_, w)| *w == magic).map(|(at, _)| at);

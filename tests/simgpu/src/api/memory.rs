@@ -20,7 +20,7 @@ pub fn cuMemAlloc_v2(out: Out<CUdeviceptr>, bytes: usize) -> CUresult {
     status(|| allocate(out, bytes as u64))
 }
 
-/// Rows are padded to what copies and textures like best.
+/// Rows are padded for the alignment that copies and textures prefer.
 pub fn cuMemAllocPitch_v2(
     out: Out<CUdeviceptr>,
     pitch: Out<usize>,
@@ -37,10 +37,10 @@ pub fn cuMemAllocPitch_v2(
     })
 }
 
-/// The driver waits for what may still use the memory; so does this.
+/// Waits, as the driver does, for commands that may still use the memory.
 pub fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
     status(|| {
-        // Without a current context, too: the address says whose it is.
+        // This works without a current context, too: the address determines the owner.
         let current = if current::handle() == 0 { None } else { Some(current::healthy()?) };
         if pointer == 0 {
             return Ok(());
@@ -52,7 +52,7 @@ pub fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
         let region = allocation(pointer)?;
         let context = current.map_or_else(|| current::named(region.context), Ok)?;
         context.check()?;
-        // Of memory from a pool it takes the program's word that nothing uses it.
+        // For memory from a pool the call relies on the program that nothing uses it.
         if devices().get(region.device).is_some_and(|d| d.pools.origin(region.base).is_some()) {
             return release(&region);
         }

@@ -14,7 +14,7 @@ use crate::current;
 use crate::handles;
 use crate::status::{ensure, status};
 
-/// More levels than the size has are as many as it has.
+/// If more levels are asked for than the size allows, the array has as many as the size allows.
 pub fn cuMipmappedArrayCreate(out: Out<CUmipmappedArray>, desc: In<CudaArray3dDescriptor>, levels: u32) -> CUresult {
     status(|| {
         let context = current::healthy()?;
@@ -51,7 +51,7 @@ pub fn cuMipmappedArrayDestroy(mipmapped: CUmipmappedArray) -> CUresult {
     })
 }
 
-/// These two are of kinds of arrays that are not made here.
+/// These two functions are for kinds of arrays that are not made here.
 pub fn cuMipmappedArrayGetMemoryRequirements(
     _requirements: *mut CudaArrayMemoryRequirements,
     mipmapped: CUmipmappedArray,

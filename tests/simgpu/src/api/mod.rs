@@ -1,11 +1,11 @@
-//! The driver's functions, by their exported names. `cuda.h` describes them; comments here say what it does not.
+//! The driver's functions, by their exported names. `cuda.h` describes them; comments here add only to that.
 //!
 //! The library refuses other functions with `CUDA_ERROR_NOT_SUPPORTED`: texture references, views of textures, managed
 //! memory, external memory, green contexts, multicast. To export a function, add it to a file of this folder.
 //!
-//! Parameters carry what the C caller promises of its pointers ([`rekindle_cuda_abi::arguments`]), so most functions are
-//! safe. A function is unsafe where `cuda.h` leaves the type or the length of what a pointer points to to another argument,
-//! or to code of the caller's. The *caller's promise* in safety comments is that the arguments are as `cuda.h` wants them.
+//! Parameter types carry the C caller's promises about its pointers ([`rekindle_cuda_abi::arguments`]), so most functions are
+//! safe. A function is unsafe where `cuda.h` leaves the type or the length of pointed-to memory to another argument, or to code
+//! of the caller's. The *caller's promise* in safety comments is that the arguments are as `cuda.h` wants them.
 
 #![allow(non_snake_case, unreachable_pub, clippy::too_many_arguments, reason = "the names and signatures are cuda.h's")]
 

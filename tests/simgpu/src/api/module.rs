@@ -96,7 +96,7 @@ pub unsafe fn cuModuleEnumerateFunctions(out: *mut CUfunction, room: u32, module
 pub fn cuModuleGetGlobal_v2(address: Out<CUdeviceptr>, bytes: Out<usize>, module: CUmodule, name: Text) -> CUresult {
     status(|| {
         let (module, name) = (handles::get::<Module>(module)?, utf8(name)?);
-        // What is a kernel's name is a wrong value, not one that is not found.
+        // The name of a kernel is a wrong value, not a name that is not found.
         ensure(module.function(name).is_err(), CUDA_ERROR_INVALID_VALUE)?;
         let variable = module.global(name)?;
         address.put_if(variable.address);

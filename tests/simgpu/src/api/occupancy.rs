@@ -12,7 +12,7 @@ use crate::execution::launch::blocks_of_multiprocessor;
 use crate::library::function;
 use crate::status::{ensure, status};
 
-/// `CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE`, the one flag that there is.
+/// `CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE`, the only flag.
 const DISABLE_CACHING_OVERRIDE: u32 = 1;
 
 pub fn cuOccupancyMaxActiveBlocksPerMultiprocessor(

@@ -10,7 +10,7 @@ use crate::memory::pinned;
 use crate::memory::space::{self, Kind};
 use crate::status::{Result, ensure, status};
 
-/// `CU_MEMHOSTALLOC_DEVICEMAP`: with unified addresses, all of it is.
+/// `CU_MEMHOSTALLOC_DEVICEMAP`: with unified addresses, all page-locked memory is mapped.
 const MAPPED: u32 = 2;
 
 pub fn cuMemHostAlloc(out: Out<*mut c_void>, bytes: usize, flags: u32) -> CUresult {
@@ -28,7 +28,7 @@ pub fn cuMemAllocHost_v2(out: Out<*mut c_void>, bytes: usize) -> CUresult {
     cuMemHostAlloc(out, bytes, 0)
 }
 
-/// As for device memory, what may still use it comes first.
+/// Waits, as for device memory, for commands that may still use the memory.
 pub fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
     status(|| {
         if pointer.is_null() {
@@ -71,7 +71,7 @@ pub fn cuMemHostGetDevicePointer_v2(out: Out<CUdeviceptr>, pointer: *mut c_void,
     })
 }
 
-/// Of memory from `cuMemHostAlloc` alone.
+/// Only for memory from `cuMemHostAlloc`.
 pub fn cuMemHostGetFlags(out: Out<u32>, pointer: *mut c_void) -> CUresult {
     status(|| {
         current::healthy()?;

@@ -24,7 +24,7 @@ const DEVICE: u64 = 2;
 /// `CU_DEVICE_INVALID`.
 const NO_DEVICE: i32 = -2;
 
-/// `CU_POINTER_ATTRIBUTE_*`, of memory that is known or not.
+/// The value of `CU_POINTER_ATTRIBUTE_*` for an address, in known memory or not.
 fn value(attribute: u32, pointer: u64, region: Option<&Region>) -> Result<Value> {
     let of = |get: &dyn Fn(&Region) -> u64| region.map_or(0, get);
     let pool = |r: &Region| devices().get(r.device).and_then(|d| d.pools.origin(r.base)).unwrap_or(0);
@@ -79,7 +79,7 @@ pub unsafe fn cuPointerGetAttribute(data: *mut c_void, attribute: u32, pointer: 
     })
 }
 
-/// Of memory that is not known, this says so by defaults, without an error.
+/// For unknown memory the results are defaults, without an error.
 pub unsafe fn cuPointerGetAttributes(
     count: u32,
     attributes: *mut u32,
@@ -97,8 +97,8 @@ pub unsafe fn cuPointerGetAttributes(
     })
 }
 
-/// Allocations with `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, by their ids. Copies here never return before the host's part is
-/// done, whatever it asks.
+/// Allocations with `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, by their ids. Copies here never return before the host's part is done,
+/// with the attribute or without.
 fn synchronous() -> MutexGuard<'static, BTreeSet<u64>> {
     static SYNCHRONOUS: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
     SYNCHRONOUS.lock().unwrap_or_else(PoisonError::into_inner)

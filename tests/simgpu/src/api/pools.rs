@@ -26,7 +26,7 @@ pub fn cuDeviceGetMemPool(out: Out<u64>, dev: CUdevice) -> CUresult {
     status(|| out.put(named(dev)?.pools.current()))
 }
 
-/// Of a device that there is not these calls say that it is a wrong value.
+/// The named device. For these calls an unknown device is a wrong value.
 fn named(dev: CUdevice) -> Result<&'static Device> {
     device(dev).map_err(|_| CUDA_ERROR_INVALID_VALUE)
 }
@@ -84,7 +84,7 @@ pub fn cuMemPoolDestroy(pool: u64) -> CUresult {
     status(|| stream_ordered::find(pool)?.0.pools.destroy(pool))
 }
 
-/// The attributes 1 to 3 are of 32 bits, the others of 64.
+/// Attributes 1 to 3 have 32 bits, the others 64.
 pub unsafe fn cuMemPoolGetAttribute(pool: u64, attribute: u32, value: *mut c_void) -> CUresult {
     status(|| {
         let number = stream_ordered::find(pool)?.1.attribute(attribute)?;
@@ -114,8 +114,8 @@ pub fn cuMemPoolTrimTo(pool: u64, keep: usize) -> CUresult {
     status(|| stream_ordered::find(pool).map(|(_, found)| found.trim(keep as u64)))
 }
 
-/// Lets devices into what is and will be allocated. The device's own access is always there, and that of others is to
-/// all memory of the device, as with `cuCtxEnablePeerAccess`.
+/// Lets devices access the pool's present and future allocations. The device itself always has access, and other devices'
+/// access is to all memory of the device, as with `cuCtxEnablePeerAccess`.
 pub fn cuMemPoolSetAccess(pool: u64, descriptors: InArray<CUmemAccessDesc>, count: Count) -> CUresult {
     status(|| {
         let descriptors = descriptors.values(count)?;

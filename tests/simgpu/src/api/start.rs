@@ -39,7 +39,7 @@ fn error_text(error: CUresult, out: Out<*const c_char>, name: bool) -> CUresult 
     if found.is_none() { CUDA_ERROR_INVALID_VALUE } else { put }
 }
 
-/// A name that is not found is an error for the old form, and a status for the new one.
+/// A name that is not found is an error in the old form of the call, and a status in the new one.
 pub fn cuGetProcAddress_v2(
     symbol: Text,
     function: Out<*mut c_void>,
@@ -75,7 +75,7 @@ pub unsafe fn cuGetExportTable(table: *mut *const c_void, uuid: *const [u8; 16])
     unsafe { private::export_table(&SoftwareGpu, uuid, table) }
 }
 
-/// The driver has refused this since 12.0.
+/// The driver has refused this call since 12.0.
 pub fn cuProfilerInitialize(_: *const c_char, _: *const c_char, _: u32) -> CUresult {
     CUDA_ERROR_NOT_SUPPORTED
 }
@@ -88,7 +88,7 @@ pub fn cuProfilerStop() -> CUresult {
     status(|| current::current().map(drop))
 }
 
-/// Libraries that would load everything at start ask for this first.
+/// Libraries that can load all their code at start ask this first.
 pub fn cuModuleGetLoadingMode(mode: Out<u32>) -> CUresult {
     const LAZY: u32 = 2;
     let answer: Result<()> = mode.put(LAZY);

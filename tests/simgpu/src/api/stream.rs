@@ -23,7 +23,7 @@ pub fn cuStreamCreate(out: Out<CUstream>, flags: u32) -> CUresult {
     cuStreamCreateWithPriority(out, flags, 0)
 }
 
-/// A priority outside the range is taken as the nearest inside. It has no effect here.
+/// A priority outside the range counts as the nearest one inside. Priorities have no effect here.
 pub fn cuStreamCreateWithPriority(out: Out<CUstream>, flags: u32, priority: i32) -> CUresult {
     status(|| {
         ensure(flags & !NON_BLOCKING == 0 && !out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
@@ -88,7 +88,7 @@ pub fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> CUresu
 type HostFunction = unsafe extern "C" fn(*mut c_void);
 type Callback = unsafe extern "C" fn(CUstream, CUresult, *mut c_void);
 
-/// The argument of a callback. It is the program's pointer, which this library passes on as a number.
+/// The argument of a callback: the program's pointer, which this library passes on as a number.
 fn opaque(pointer: *mut c_void) -> usize {
     pointer as usize
 }
@@ -112,7 +112,7 @@ pub unsafe fn cuLaunchHostFunc(stream: CUstream, function: *mut c_void, data: *m
     })
 }
 
-/// Unlike a host function, a callback is also called when the context has failed, and told so.
+/// Unlike a host function, a callback is also called after the context has failed, with the error.
 pub unsafe fn cuStreamAddCallback(stream: CUstream, callback: *mut c_void, data: *mut c_void, flags: u32) -> CUresult {
     status(|| {
         ensure(!callback.is_null() && flags == 0, CUDA_ERROR_INVALID_VALUE)?;

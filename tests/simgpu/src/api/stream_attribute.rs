@@ -1,4 +1,4 @@
-//! Attributes of streams: kept, without an effect.
+//! Attributes of streams: stored, without an effect.
 
 use std::ffi::c_void;
 use std::sync::PoisonError;
@@ -17,7 +17,7 @@ fn initial(stream: &Stream, attribute: u32) -> Result<Value> {
     let first = |word| [word, 0, 0, 0, 0, 0, 0, 0];
     Ok(match attribute {
         1 | 10 => [0; 8],
-        // Nothing was said about how to wait.
+        // No way of waiting was set.
         3 => first(u64::from(u32::MAX)),
         8 => first(u64::from(stream.priority as u32)),
         9 => first(0x100),

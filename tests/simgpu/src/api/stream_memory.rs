@@ -1,4 +1,4 @@
-//! Words of memory that streams write, and wait for.
+//! Stream commands that write words of memory, or wait for them.
 
 use std::ffi::c_void;
 
@@ -13,7 +13,7 @@ use crate::status::{ensure, status, values};
 use crate::word::{Word, perform_words, wait_word, write_word};
 
 fn write(stream: u64, address: u64, wide: bool, value: u64, flags: u32) -> CUresult {
-    /// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`, the one flag that there is.
+    /// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`, the only flag.
     const NO_MEMORY_BARRIER: u32 = 1;
     status(|| {
         ensure(flags <= NO_MEMORY_BARRIER, CUDA_ERROR_INVALID_VALUE)?;
@@ -37,7 +37,7 @@ fn wait(stream: u64, address: u64, wide: bool, value: u64, condition: u32) -> CU
     })
 }
 
-/// The calls' first version: as `CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1` has said since CUDA 12.
+/// The first version of the calls is not supported, as `CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1` has said since CUDA 12.
 fn first_version() -> CUresult {
     status(|| current::current().and(Err(CUDA_ERROR_NOT_SUPPORTED)))
 }

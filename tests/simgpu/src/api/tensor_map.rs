@@ -8,11 +8,11 @@ use crate::config::config;
 use crate::current;
 use crate::status::{Result, ensure, put, status, values};
 
-/// A `CUtensorMap`: the address first, then what it was encoded from.
+/// A `CUtensorMap`: the address first, then the parameters of the encoding.
 type Map = [u64; 16];
 const ALIGNMENT: usize = 64;
 const MAGIC: u64 = 0x7465_6e73_6f72_6d61;
-/// Where in the map: that it is one, and how its address must be aligned.
+/// The places of words in the map: the mark of a map, and the alignment of its address.
 const MAGIC_AT: usize = 1;
 const ALIGNED_AT: usize = 2;
 
@@ -26,7 +26,7 @@ const ELEMENT_BITS: [u64; 16] = [8, 16, 32, 32, 64, 64, 16, 32, 64, 16, 32, 32, 
 /// The packed types, by number: 4 bits aligned to 8 bytes, then those aligned to 16 bytes.
 const PACKED_8B: u32 = 13;
 
-/// What all ways to encode share.
+/// The part that all encodings share.
 struct Tensor {
     data_type: u32,
     interleave: u32,
@@ -82,7 +82,7 @@ impl Tensor {
         Ok(Self { data_type, interleave, swizzle, dims, alignment })
     }
 
-    /// Elements of the innermost dimension that are moved at a time: as many bytes as the swizzle spans at most.
+    /// Checks the elements of the innermost dimension that are moved at a time: at most as many bytes as the swizzle spans.
     fn fits(&self, elements: u64) -> Result<()> {
         let bytes = elements * ELEMENT_BITS[self.data_type as usize] / 8;
         let span = match self.swizzle {
@@ -199,7 +199,7 @@ pub unsafe fn cuTensorMapEncodeIm2colWide(
         // SAFETY: arrays of a rank's length, by the caller's promise.
         let tensor = unsafe { Tensor::new(map, data_type, rank, address, dims, strides, steps, modes) }?;
         good(rank >= 3 && mode as u32 <= 1)?;
-        // These are of later devices than most are here.
+        // These maps need later devices than the configured ones usually are.
         ensure(config().capability.0 >= 10, CUDA_ERROR_NOT_SUPPORTED)?;
         good([lower, upper].iter().all(|corner| corners(3).contains(corner)))?;
         good((1..=256).contains(&channels) && pixels <= 1024)?;

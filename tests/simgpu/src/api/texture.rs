@@ -45,7 +45,7 @@ fn check(desc: &CudaTextureDesc) -> Result<()> {
     const SRGB: u32 = 0x10;
     ensure(desc.flags & !0x73 == 0 && desc.filter_mode <= 1, CUDA_ERROR_INVALID_VALUE)?;
     ensure(desc.address_mode.iter().all(|mode| *mode <= 3), CUDA_ERROR_INVALID_VALUE)?;
-    // There is nothing between two integers.
+    // Integers cannot be interpolated.
     ensure(desc.filter_mode == 0 || desc.flags & READ_AS_INTEGER == 0, CUDA_ERROR_INVALID_VALUE)?;
     ensure(desc.flags & SRGB == 0, CUDA_ERROR_NOT_SUPPORTED)
 }
@@ -62,7 +62,7 @@ pub fn cuTexObjectCreate(
         let (described, texture) = (*described.read()?, *texture.read()?);
         check(&texture)?;
         let resource = resource(&described)?;
-        // A view that reads elements as others, or some of them only.
+        // A view reads elements as another type, or only some of them.
         ensure(view.is_null(), CUDA_ERROR_NOT_SUPPORTED)?;
         let bound = Bound { described, texture: Some(texture), view: None, resource };
         out.put(context.bindings.bind(bound))
@@ -97,7 +97,7 @@ pub fn cuSurfObjectCreate(out: Out<CUsurfObject>, described: In<CudaResourceDesc
         ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let described = *described.read()?;
         ensure(described.kind == CU_RESOURCE_TYPE_ARRAY, CUDA_ERROR_INVALID_VALUE)?;
-        // Whether the array was made for it the driver does not ask.
+        // The driver does not check whether the array was made for surfaces.
         let resource = resource(&described)?;
         out.put(context.bindings.bind(Bound { described, texture: None, view: None, resource }))
     })

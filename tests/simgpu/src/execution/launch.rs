@@ -25,7 +25,7 @@ use crate::module::{Function, REGISTERS, attribute_of};
 use crate::status::{Result, ensure};
 use crate::stream::Stream;
 
-/// Blocks of a cluster: how many every device has room for, and how many this one.
+/// The blocks of a cluster that every device supports, and those that this one supports.
 const PORTABLE_CLUSTER: u64 = 8;
 const MAX_CLUSTER: u64 = 16;
 /// `CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED`.
@@ -77,7 +77,7 @@ pub(crate) unsafe fn launch(
     let context = current::healthy()?;
     context.flush_prints();
     let stream = current::stream(stream)?;
-    // Copies may go to streams of other contexts, launches may not.
+    // Copies may go to streams of other contexts, but launches may not.
     ensure(stream.context()?.id == context.id, CUDA_ERROR_INVALID_HANDLE)?;
     // SAFETY: the caller's promise.
     unsafe { launch_in(&context, &stream, function, shape, params, extra) }
@@ -100,7 +100,7 @@ pub(crate) unsafe fn launch_in(
     let function = function_in(context, function)?;
     ensure(function.context.upgrade().is_some_and(|c| c.id == context.id), CUDA_ERROR_INVALID_HANDLE)?;
     let mut shape = shape;
-    // A kernel that says its clusters' size is launched in them.
+    // A kernel that declares its clusters' size is launched in such clusters.
     if let (Some(required), [1, 1, 1]) = (function.kernel.required_cluster, shape.cluster) {
         shape.cluster = required;
     }
@@ -193,7 +193,7 @@ fn run(context: &Context, function: &Function, shape: &Shape, params: &[u8]) -> 
     launched.map_err(|fault| code(context, &fault))
 }
 
-/// The heap of a context, as its kernels use it.
+/// The heap of a context in the form that kernels use.
 struct KernelHeap<'c>(&'c Context);
 
 impl Heap for KernelHeap<'_> {
@@ -222,7 +222,7 @@ fn code(context: &Context, fault: &LaunchFault) -> CUresult {
         FaultKind::Cancelled => return context.check().err().unwrap_or(CUDA_ERROR_LAUNCH_FAILED),
         FaultKind::Trap | FaultKind::StackOverflow => CUDA_ERROR_LAUNCH_FAILED,
         FaultKind::Deadlock(_) | FaultKind::Unsupported(_) => {
-            // A GPU would hang, or would have run it: worth a line, whatever the log's setting.
+            // A GPU would hang, or would have run the kernel: this line is written whatever the log's setting.
             eprintln!("simgpu: {fault}");
             CUDA_ERROR_LAUNCH_FAILED
         }

@@ -13,7 +13,7 @@ pub(crate) struct MallocHeap(Mutex<Option<Arena>>);
 struct Arena {
     base: u64,
     len: u64,
-    /// Offset and length of what is taken.
+    /// Offset and length of each allocation.
     used: BTreeMap<u64, u64>,
 }
 

@@ -1,4 +1,4 @@
-//! What kernels print, and what failed assertions say: kept until the program synchronises, then written to its output.
+//! Text that kernels print, and messages of failed assertions: kept until the program synchronises, then written to its output.
 
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
@@ -8,9 +8,9 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) struct Prints(Mutex<Vec<u8>>);
 
 unsafe extern "C" {
-    /// C's `stdout`: text written through it keeps its place among what the program prints itself.
+    /// C's `stdout`: text written through it keeps its place among the program's own output.
     pub(crate) static stdout: *mut libc::FILE;
-    /// And its `stderr`.
+    /// C's `stderr`.
     pub(crate) static stderr: *mut libc::FILE;
 }
 
@@ -20,7 +20,7 @@ impl Prints {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(text);
     }
 
-    /// Writes it out to one of C's streams.
+    /// Writes the text to one of C's streams.
     pub(crate) fn flush(&self, stream: *mut libc::FILE) {
         let mut text = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !text.is_empty() {

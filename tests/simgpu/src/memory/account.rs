@@ -1,4 +1,4 @@
-//! How much of a device's memory is taken, and which devices may access it.
+//! The account of a device's memory: the amount taken, and the devices that may access it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,7 +46,7 @@ impl Account {
         1 << self.device | self.peers.load(Ordering::SeqCst)
     }
 
-    /// Lets the contexts of another device access the memory, or no longer.
+    /// Lets the contexts of another device access the memory, or ends that.
     pub(crate) fn set_peer(&self, other: usize, on: bool) {
         if on {
             self.peers.fetch_or(1 << other, Ordering::SeqCst);

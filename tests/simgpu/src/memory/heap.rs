@@ -28,16 +28,16 @@ const LARGE: u64 = BLOCK / 2;
 #[derive(Debug)]
 pub(crate) struct Heap {
     window: u64,
-    /// The file behind its memory, so that other processes can map it: each address lies at its offset in the window.
+    /// The file behind the heap's memory, so that other processes can map it: each address lies at its offset in the window.
     file: OnceLock<Option<OwnedFd>>,
     state: Mutex<State>,
 }
 
-/// Where the block of an allocation is.
+/// The place of an allocation's block.
 pub(crate) struct Place {
     pub(crate) base: u64,
     pub(crate) len: u64,
-    /// In this descriptor of this process.
+    /// The descriptor of the file in this process.
     pub(crate) file: i32,
     pub(crate) offset: u64,
 }
@@ -51,14 +51,14 @@ struct State {
 #[derive(Debug)]
 struct Block {
     len: u64,
-    /// What is allocated in it, offset to length; nothing for a block that something else in the process sits on.
+    /// The allocations in the block, offset to length; empty for a block whose addresses another part of the process has taken.
     used: BTreeMap<u64, u64>,
-    /// The context whose code shares it, or 0 for what programs allocate; none, if it is of one large allocation.
+    /// The context whose code shares the block, or 0 for programs' allocations; none for a block of one large allocation.
     shared: Option<u64>,
 }
 
 impl Block {
-    /// How many bytes of it the device counts. A real context has room for code from its start on.
+    /// The bytes of a block that the device counts. A real context has room for code from its start on.
     fn charge(len: u64, shared: Option<u64>) -> u64 {
         if shared.is_some_and(|context| context != 0) { 0 } else { len }
     }
@@ -77,13 +77,13 @@ impl Heap {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes memory of the device. It is the device's alone; peers are let in by their contexts.
+    /// Takes memory of the device. Only the device has access; contexts of peers give them access.
     pub(crate) fn allocate(&self, account: &Account, context: u64, kind: Kind, len: u64) -> Result<u64> {
         ensure(len > 0, CUDA_ERROR_INVALID_VALUE)?;
         fault::point("alloc")?;
         let size = len.checked_next_multiple_of(ALIGN).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let mut state = self.state();
-        // Code of a context shares no block with another's; what programs allocate does.
+        // Code of a context shares no block with another context's; programs' allocations share theirs.
         let sharers = if kind == Kind::Code { context } else { 0 };
         let at = if size >= LARGE {
             let size = size.checked_next_multiple_of(BLOCK).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -191,7 +191,7 @@ impl State {
         at
     }
 
-    /// Room in a block that these share: its offset, and the offset in it.
+    /// A place in a block for these sharers: the block's offset, and the offset in it.
     fn room_for(&self, size: u64, sharers: u64) -> Option<(u64, u64)> {
         self.blocks.iter().filter(|(_, block)| block.shared == Some(sharers)).find_map(|(&start, block)| {
             let mut at = 0;

@@ -1,5 +1,5 @@
-//! Memory that other processes have allocated, opened by handles. A handle names the process, and the file that backs its
-//! device's memory there. To open a handle is to map the block's part of that file.
+//! Memory that other processes have allocated, opened by handles. A handle names the process, and the file behind its device's
+//! memory. Opening a handle maps the block's part of that file.
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
@@ -22,7 +22,7 @@ pub(crate) type Handle = [u8; 64];
 
 const MAGIC: u64 = u64::from_le_bytes(*b"simgpu m");
 
-/// Memory that is open.
+/// An open allocation.
 struct Open {
     base: u64,
     context: u64,
@@ -59,7 +59,7 @@ pub(crate) fn handle(address: u64) -> Result<Handle> {
     Ok(handle)
 }
 
-/// Opens memory of another process in a context; what is open already is counted once more.
+/// Opens memory of another process in a context; memory that is open already is counted once more.
 pub(crate) fn open(context: &Context, handle: &Handle) -> Result<u64> {
     let word = |at: usize| handle[at * 8..at * 8 + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
     let [magic, pid, file, ordinal, offset, len, inside, size] = std::array::from_fn(word);
@@ -96,7 +96,7 @@ pub(crate) fn open(context: &Context, handle: &Handle) -> Result<u64> {
     })
 }
 
-/// Closes it, when it has been closed as often as it was opened.
+/// Closes memory when it has been closed as often as it was opened.
 pub(crate) fn close(base: u64) -> Result<()> {
     with_opened(|opened| {
         let handle = opened.iter().find(|(_, open)| open.base == base).map(|(handle, _)| *handle);

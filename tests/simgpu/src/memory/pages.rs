@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// What x86-64 calls a page.
+/// The size of a page on x86-64.
 pub(crate) const PAGE: u64 = 4096;
 
 const NONE: libc::c_int = libc::PROT_NONE;

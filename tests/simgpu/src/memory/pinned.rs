@@ -1,4 +1,4 @@
-//! Host memory that devices access: page-locked allocations and registered memory. It has the same address there.
+//! Host memory that devices access: page-locked allocations and registered memory. Devices use the host's addresses.
 
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, CUDA_ERROR_INVALID_VALUE,
@@ -57,7 +57,7 @@ fn paged(len: u64) -> Result<u64> {
     len.checked_next_multiple_of(pages::PAGE).ok_or(CUDA_ERROR_OUT_OF_MEMORY)
 }
 
-/// Whether every page of a range is mapped: a bad one is refused, as by the driver, instead of crashing later.
+/// Whether every page of a range is mapped: as in the driver, a bad range is refused instead of causing a crash later.
 fn readable(base: u64, len: usize) -> bool {
     let first = base & !(pages::PAGE - 1);
     let bytes = (base + len as u64 - first).next_multiple_of(pages::PAGE);

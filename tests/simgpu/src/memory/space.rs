@@ -1,9 +1,9 @@
-//! The address space as devices see it: every range that exists, who may read and write it, and snapshots of that.
+//! The address space of the devices: every range that exists, the rights of devices in it, and snapshots of both.
 //!
-//! Kernels and copies look at a [`View`], which takes no lock that allocation holds for long. A view is a reader in
-//! the sense of RCU: it works on an immutable snapshot, and says from time to time that it has let go of older ones
-//! ([`View::refresh`]). Who unmaps memory takes its region out first, and then waits until no view can still use it.
-//! A kernel that goes on using such memory finds it unmapped, as on a GPU, instead of crashing the process.
+//! Kernels and copies use a [`View`], which takes no lock that allocation holds for long. A view is a reader in the sense of
+//! RCU: it works on an immutable snapshot, and reports from time to time that it no longer uses older ones ([`View::refresh`]).
+//! A thread that unmaps memory takes its region out first, and then waits until no view can still use it. A kernel that goes on
+//! using such memory finds it unmapped, as on a GPU, instead of crashing the process.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rekindle_ptx::{Fault, FaultKind, Memory, Span};
 
-/// What kind of memory a region is.
+/// The kind of a region's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Memory of a device from `cuMemAlloc` and the like.
@@ -23,7 +23,7 @@ pub(crate) enum Kind {
     Opened,
     /// Host memory from `cuMemHostAlloc`, with its flags.
     Pinned(u32),
-    /// Host memory that was registered, with the flags it was registered with.
+    /// Host memory that was registered, with its flags.
     Registered(u32),
     /// A module's code, or one of its variables.
     Code,
@@ -45,7 +45,7 @@ pub(crate) struct Region {
     pub(crate) base: u64,
     /// Its length in bytes.
     pub(crate) len: u64,
-    /// What it is.
+    /// The kind of its memory.
     pub(crate) kind: Kind,
     /// The ordinal of the device it belongs to (for host memory, of the context that asked for it).
     pub(crate) device: usize,
@@ -60,7 +60,7 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Where it ends.
+    /// The address behind its last byte.
     pub(crate) fn end(&self) -> u64 {
         self.base + self.len
     }
@@ -69,7 +69,7 @@ impl Region {
 struct Space {
     regions: BTreeMap<u64, Region>,
     snapshot: Option<Snapshot>,
-    /// What each open view has last said that it let go of.
+    /// The generation that each open view has last reported.
     views: Vec<Arc<AtomicU64>>,
 }
 
@@ -77,7 +77,7 @@ type Snapshot = Arc<Vec<Region>>;
 
 static SPACE: Mutex<Space> = Mutex::new(Space { regions: BTreeMap::new(), snapshot: None, views: Vec::new() });
 
-/// Counts the changes. Read without the lock, so that a view that is up to date takes none.
+/// Counts the changes. Views read it without the lock, so that a view that is up to date takes none.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 
 fn space() -> MutexGuard<'static, Space> {
@@ -119,7 +119,7 @@ pub(crate) fn insert(region: Region) -> Result<(), Region> {
     Ok(())
 }
 
-/// Takes the region that begins at `base` out, if `wanted` says so, and waits until nothing accesses it any more.
+/// Takes out the region that begins at `base`, if `wanted` accepts it, and waits until nothing accesses it any more.
 pub(crate) fn remove(base: u64, wanted: impl FnOnce(&Region) -> bool) -> Option<Region> {
     let mut space = space();
     let region = *space.regions.get(&base).filter(|r| wanted(r))?;
@@ -130,7 +130,7 @@ pub(crate) fn remove(base: u64, wanted: impl FnOnce(&Region) -> bool) -> Option<
     Some(region)
 }
 
-/// Takes all regions out that `wanted` says, and waits until nothing accesses them any more.
+/// Takes out all regions that `wanted` accepts, and waits until nothing accesses them any more.
 pub(crate) fn remove_all(wanted: impl Fn(&Region) -> bool) -> Vec<Region> {
     let mut space = space();
     let gone: Vec<Region> = space.regions.values().filter(|r| wanted(r)).copied().collect();
@@ -145,8 +145,8 @@ pub(crate) fn remove_all(wanted: impl Fn(&Region) -> bool) -> Vec<Region> {
     gone
 }
 
-/// Changes the regions from `base` to `base + len`, which must be covered by regions of that kind without gaps.
-/// Answers whether it was.
+/// Changes the regions from `base` to `base + len`, which must be covered by regions of that kind without gaps. Returns whether
+/// they were.
 pub(crate) fn change(base: u64, len: u64, kind: Kind, mut with: impl FnMut(&mut Region)) -> bool {
     let mut space = space();
     if !covered(base, len, |at| space.regions.range(..=at).next_back().map(|r| *r.1), |r| r.kind == kind) {
@@ -157,7 +157,7 @@ pub(crate) fn change(base: u64, len: u64, kind: Kind, mut with: impl FnMut(&mut 
     }
     let generation = space.changed();
     drop(space);
-    // Rights may have been taken away.
+    // The change may have taken rights away.
     wait_for_views(generation);
     true
 }
@@ -207,7 +207,7 @@ fn wait_for_views(generation: u64) {
     }
 }
 
-/// Memory as one kernel or copy on a device sees it.
+/// The memory that one kernel or copy on a device sees.
 #[derive(Debug)]
 pub(crate) struct View {
     device: usize,
@@ -226,7 +226,7 @@ impl View {
         Self { device, seen, current: Mutex::new((generation, snapshot)) }
     }
 
-    /// Says that nothing found before is used any more. Answers a number that changes when it cannot be.
+    /// Reports that no earlier result is used any more. Returns a number that changes when earlier results are no longer valid.
     pub(crate) fn refresh(&self) -> u64 {
         let generation = self.update().0;
         self.seen.store(generation, Ordering::SeqCst);
@@ -242,7 +242,7 @@ impl View {
         current
     }
 
-    /// The region that holds an address, whoever may access it. It is there until the next refresh.
+    /// The region that holds an address, whatever its rights. The region exists until the next refresh.
     pub(crate) fn find(&self, address: u64) -> Option<Region> {
         let current = self.update();
         let after = current.1.partition_point(|r| r.base <= address);

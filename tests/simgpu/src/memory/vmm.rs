@@ -1,4 +1,4 @@
-//! Virtual memory management: reserved addresses, physical pieces of memory, and mappings of one at the other.
+//! Virtual memory management: reserved addresses, physical pieces of memory, and mappings of pieces at addresses.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -16,18 +16,18 @@ use crate::fault;
 use crate::handles;
 use crate::status::{Result, ensure};
 
-/// A piece of a device's memory, mapped any number of times. Gone with its last handle and mapping.
+/// A piece of a device's memory, mapped any number of times. It ends with its last handle and mapping.
 #[derive(Debug)]
 pub(crate) struct Piece {
     /// The number that names it in calls.
     pub(crate) handle: u64,
     /// Its length in bytes.
     pub(crate) len: u64,
-    /// What it was created with.
+    /// The properties that it was created with.
     pub(crate) properties: CUmemAllocationProp,
     device: &'static Device,
     file: OwnedFd,
-    /// Whether its memory is counted on this process's device; that of an imported piece is counted elsewhere.
+    /// Whether this process's device counts its memory; for an imported piece, the exporting process counts it.
     charged: bool,
 }
 
@@ -42,9 +42,9 @@ impl Drop for Piece {
 #[derive(Default)]
 struct Vmm {
     reservations: BTreeMap<u64, u64>,
-    /// What is mapped: base to length and piece.
+    /// The mappings: base to length and piece.
     mappings: BTreeMap<u64, (u64, Arc<Piece>)>,
-    /// Pieces that the program holds, and how often.
+    /// Pieces that the program holds, with the number of holds.
     held: HashMap<u64, (Arc<Piece>, usize)>,
 }
 
@@ -63,10 +63,10 @@ fn is_blocks(value: u64) -> bool {
     value != 0 && value.is_multiple_of(MEMORY_GRANULARITY)
 }
 
-/// The least reservation that is put where it is asked for (driver 580: between 8 and 64 MiB).
+/// The least reservation that is placed at its hint (driver 580: between 8 and 64 MiB).
 const LEAST_PLACED: u64 = 32 << 20;
 
-/// Reserves addresses: those hinted at where they are free, others where not.
+/// Reserves addresses: the hinted ones if they are free, otherwise others.
 pub(crate) fn reserve(len: u64, align: u64, hint: u64) -> Result<u64> {
     ensure(is_blocks(len) && (align == 0 || align.is_power_of_two()), CUDA_ERROR_INVALID_VALUE)?;
     let align = align.max(MEMORY_GRANULARITY);
@@ -123,7 +123,7 @@ fn hold_new(piece: Piece) -> u64 {
     handle
 }
 
-/// Lets go of a piece once.
+/// Releases one hold of a piece.
 pub(crate) fn release(handle: u64) -> Result<()> {
     with(|vmm| {
         let (_, times) = vmm.held.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
@@ -135,7 +135,7 @@ pub(crate) fn release(handle: u64) -> Result<()> {
     })
 }
 
-/// Holds, once more, the piece that is mapped at an address.
+/// Adds a hold of the piece that is mapped at an address.
 pub(crate) fn retain_at(address: u64) -> Result<u64> {
     with(|vmm| {
         let piece = vmm.piece_at(address).ok_or(CUDA_ERROR_INVALID_VALUE)?.clone();
@@ -160,7 +160,8 @@ pub(crate) fn map(base: u64, len: u64, offset: u64, handle: u64) -> Result<()> {
         let end = base.checked_add(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let reserved = vmm.reservations.range(..=base).next_back();
         ensure(reserved.is_some_and(|(&start, &size)| end <= start + size), CUDA_ERROR_INVALID_VALUE)?;
-        // What is being unmapped has no region any more, but its pages yet: they would be taken from the new mapping.
+        // A mapping that is being removed has no region any more, but still has its pages, which would be taken from the new
+        // mapping.
         let before = vmm.mappings.range(..end).next_back();
         ensure(before.is_none_or(|(&start, (size, _))| start + size <= base), CUDA_ERROR_INVALID_VALUE)?;
         let region = Region {
@@ -199,7 +200,7 @@ pub(crate) fn unmap(base: u64, len: u64) -> Result<()> {
     Ok(())
 }
 
-/// Sets what a device may do with mapped addresses.
+/// Sets a device's rights in mapped addresses.
 pub(crate) fn set_access(base: u64, len: u64, device: &Device, read: bool, write: bool) -> Result<()> {
     let bit = 1 << device.ordinal;
     let set = |mask: &mut u64, on: bool| *mask = if on { *mask | bit } else { *mask & !bit };
@@ -210,7 +211,7 @@ pub(crate) fn set_access(base: u64, len: u64, device: &Device, read: bool, write
     ensure(len > 0 && changed, CUDA_ERROR_INVALID_VALUE)
 }
 
-/// What the descriptor of a piece is called; the ordinal of its device follows.
+/// The name of a piece's descriptor; the ordinal of its device follows.
 const FILE_NAME: &str = "simgpu-device-";
 
 /// A descriptor by which another process can map the piece.
@@ -246,7 +247,7 @@ pub(crate) fn import(fd: i32) -> Result<u64> {
     Ok(hold_new(Piece { handle: handles::next(), len, properties, device, file, charged: false }))
 }
 
-/// The reservation that holds an address: where it begins, and its length.
+/// The reservation that holds an address: its base and its length.
 pub(crate) fn reservation_at(address: u64) -> Option<(u64, u64)> {
     with(|vmm| {
         let (&base, &len) = vmm.reservations.range(..=address).next_back()?;
