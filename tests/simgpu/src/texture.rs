@@ -1,4 +1,4 @@
-//! Texture and surface objects: what is bound to a handle, and what a kernel reads of it.
+//! Texture and surface objects: the resource behind a handle, and a kernel's reads of it.
 //!
 //! ```text
 //!   sample   coordinates ──normalise, address mode──> elements ──filter──> four components
@@ -19,12 +19,12 @@ use crate::array::Array;
 use crate::element::{Element, Format};
 use crate::status::Result;
 
-/// What is behind a texture or surface.
+/// The resource of a texture or surface.
 #[derive(Clone, Debug)]
 pub(crate) enum Resource {
     /// An array, or the levels of a mipmapped one.
     Levels(Vec<Arc<Array>>),
-    /// Memory of the program's.
+    /// Linear memory of the program.
     Linear(LinearResource),
 }
 
@@ -33,9 +33,9 @@ pub(crate) enum Resource {
 pub(crate) struct Bound {
     /// How the program described its resource.
     pub(crate) described: CudaResourceDesc,
-    /// How it is read; none for a surface.
+    /// The way of reading; none for a surface.
     pub(crate) texture: Option<CudaTextureDesc>,
-    /// As the program gave it.
+    /// The view that the program gave.
     pub(crate) view: Option<CudaResourceViewDesc>,
     /// The resource.
     pub(crate) resource: Resource,
@@ -61,12 +61,12 @@ impl Bindings {
         handle
     }
 
-    /// What a handle means.
+    /// The object of a handle.
     pub(crate) fn get(&self, handle: u64) -> Result<Arc<Bound>> {
         self.all().get(&handle).cloned().ok_or(CUDA_ERROR_INVALID_HANDLE)
     }
 
-    /// Ends a handle; `texture` says of which kind it must be.
+    /// Ends a handle, which must be a texture's or a surface's as `texture` says.
     pub(crate) fn unbind(&self, handle: u64, texture: bool) -> Result<()> {
         let mut all = self.all();
         let known = all.get(&handle).is_some_and(|bound| bound.texture.is_some() == texture);
@@ -78,7 +78,7 @@ impl Bindings {
     }
 }
 
-/// A level of a resource: where its elements are.
+/// A level of a resource, and the place of its elements.
 struct Level {
     base: u64,
     /// Elements along each axis; layers count along none.
@@ -129,7 +129,7 @@ impl Bound {
     }
 }
 
-/// One fetch under way.
+/// A fetch.
 struct Sampler<'s> {
     bound: &'s Bound,
     desc: CudaTextureDesc,
@@ -137,7 +137,7 @@ struct Sampler<'s> {
     memory: &'s dyn Memory,
 }
 
-/// How far a place between two elements is from the first: hardware has eight bits for it.
+/// The distance of a place between two elements from the first: hardware has eight bits for it.
 fn fraction(x: f32) -> f32 {
     ((x - x.floor()) * 256.0).round() / 256.0
 }
@@ -240,7 +240,7 @@ impl Sampler<'_> {
         Ok(found)
     }
 
-    /// Levels of detail, from the largest: the number, between two of them perhaps.
+    /// The level of detail, counted from the largest; it may lie between two levels.
     fn detail(&self, detail: Detail, axes: usize) -> f32 {
         let lod = match detail {
             Detail::Base => 0.0,
@@ -268,7 +268,7 @@ impl Sampler<'_> {
         let mut at = match fetch.at {
             Coordinates::Exact(at) => {
                 let inside = (0..axes).all(|a| at[a] >= 0 && (at[a] as usize) < base.size[a]);
-                // Outside of linear memory there is nothing, whatever the mode.
+                // A read outside linear memory gives nothing, whatever the mode.
                 if !inside && matches!(self.bound.resource, Resource::Linear(_)) {
                     return Ok([0; 4]);
                 }
@@ -333,7 +333,7 @@ impl Textures for Bindings {
         let mut outside = spot.geometry.layered() && spot.layer as usize >= layers;
         let layer = (spot.layer as usize).min(layers.saturating_sub(1));
         for (axis, found) in place.iter_mut().enumerate().take(axes) {
-            // The first counts bytes, of whole elements.
+            // The first axis counts bytes, of whole elements.
             let (size, last) = match axis {
                 0 => (level.pitch, level.pitch.saturating_sub(spot.bytes as usize)),
                 _ => (level.size[axis], level.size[axis].saturating_sub(1)),

@@ -15,14 +15,14 @@ use crate::stream::Stream;
 /// A word of memory that a stream writes, or waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Word {
-    /// Where it is.
+    /// The address of the word.
     pub(crate) address: u64,
-    /// Whether it has 64 bits instead of 32.
+    /// Whether the word has 64 bits instead of 32.
     pub(crate) wide: bool,
 }
 
 impl Word {
-    /// What is wrong with it, if anything.
+    /// Checks the word's address and alignment.
     pub(crate) fn check(self, context: &Context) -> Result<()> {
         let bytes = if self.wide { 8 } else { 4 };
         let device = context.device.ordinal;
@@ -98,7 +98,7 @@ fn word_of(op: &CUstreamBatchMemOpParams) -> Option<Word> {
     }
 }
 
-/// Checks operations as far as that can be done before they run.
+/// Does the checks of operations that are possible before they run.
 pub(crate) fn words_are_good(context: &Context, operations: &[CUstreamBatchMemOpParams]) -> Result<()> {
     operations.iter().try_for_each(|op| match word_of(op) {
         Some(word) => word.check(context),
@@ -106,7 +106,7 @@ pub(crate) fn words_are_good(context: &Context, operations: &[CUstreamBatchMemOp
     })
 }
 
-/// Does operations in a stream, in their order.
+/// Runs operations in a stream, in their order.
 pub(crate) fn perform_words(stream: &Arc<Stream>, operations: &[CUstreamBatchMemOpParams]) -> Result<()> {
     for op in operations {
         let word = |wide| Word { address: op.address, wide };

@@ -1,5 +1,5 @@
-//! What the parser makes of the text: functions as lists of instructions, names resolved as far as
-//! one function goes.
+//! The syntax tree that the parser makes of the text: functions as lists of instructions, with the names of each function
+//! resolved.
 
 use std::collections::HashMap;
 
@@ -112,7 +112,7 @@ pub(crate) struct Function {
     pub(crate) body: Option<Body>,
 }
 
-/// What stands between a function's braces.
+/// The content of a function's braces.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Body {
     /// The type of each register.
@@ -120,9 +120,9 @@ pub(crate) struct Body {
     /// Parameters, then return values, then variables of all scopes.
     pub(crate) vars: Vec<Var>,
     pub(crate) instructions: Vec<Instruction>,
-    /// What [`Operand::Name`] stands for.
+    /// The meanings of [`Operand::Name`].
     pub(crate) names: Vec<NameRef>,
-    /// Something that keeps the function from being executed: the line and what.
+    /// The reason why the function cannot be executed, if there is one: the line and the construct.
     pub(crate) refused: Option<(u32, String)>,
 }
 
@@ -135,7 +135,7 @@ pub(crate) enum NameRef {
     Targets(Vec<u32>),
     /// `.callprototype`.
     Prototype(Prototype),
-    /// `.calltargets`: all functions an indirect call may reach.
+    /// `.calltargets`: all functions that an indirect call may reach.
     Functions(Vec<String>),
     /// A symbol of the module.
     Symbol(String),
@@ -200,15 +200,15 @@ pub(crate) enum Operand {
     Not(Box<Operand>),
     /// `_`.
     Sink,
-    /// Something no supported instruction takes.
+    /// An operand that no supported instruction takes.
     Other,
 }
 
-/// What a module declares, other than variables with addresses of their own.
+/// The declarations of a module, except variables with addresses of their own.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ast {
     pub(crate) functions: Vec<Function>,
-    /// From a name to the function's index. A definition wins over its declaration.
+    /// The index of each function by its name. A definition replaces its declaration.
     pub(crate) function_index: HashMap<String, u32>,
     /// Shared variables of the module's scope.
     pub(crate) shared: Vec<Var>,

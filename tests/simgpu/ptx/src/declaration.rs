@@ -7,13 +7,13 @@ pub struct Kernel {
     pub name: String,
     /// Its parameters, in order.
     pub params: Vec<Param>,
-    /// How many bytes the parameters take together.
+    /// The bytes of all parameters together.
     pub param_bytes: u32,
-    /// `.maxntid`: the largest block it was compiled for, if it says so.
+    /// `.maxntid`: the largest block that the kernel was compiled for, if given.
     pub max_threads: Option<[u32; 3]>,
-    /// `.reqntid`: the only block it may be launched with, if it says so.
+    /// `.reqntid`: the only block size that it may be launched with, if given.
     pub required_threads: Option<[u32; 3]>,
-    /// `.reqnctapercluster`: the only cluster it may be launched in, if it says so.
+    /// `.reqnctapercluster`: the only cluster size that it may be launched in, if given.
     pub required_cluster: Option<[u32; 3]>,
     /// Static shared memory in bytes, its own and that of the functions it can call.
     pub shared_bytes: u32,
@@ -26,15 +26,15 @@ pub struct Kernel {
 /// A kernel's parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Param {
-    /// Where it begins in the parameter buffer.
+    /// The parameter's offset in the parameter buffer.
     pub offset: u32,
-    /// How many bytes it has.
+    /// The parameter's size in bytes.
     pub size: u32,
     /// The alignment of its offset.
     pub align: u32,
 }
 
-/// Where a variable of a module lives.
+/// The memory of a module's variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Space {
     /// `.global`: device memory.
@@ -48,17 +48,17 @@ pub enum Space {
 pub struct Global {
     /// Its (mangled) name.
     pub name: String,
-    /// Where it lives.
+    /// The variable's memory.
     pub space: Space,
-    /// How many bytes it has.
+    /// The variable's size in bytes.
     pub size: u64,
     /// The alignment of its address.
     pub align: u64,
-    /// Its first bytes; the rest, often all of them, is zero.
+    /// The variable's first bytes; the rest, often all of them, is zero.
     pub init: Vec<u8>,
     /// Addresses to be added into those bytes.
     pub relocations: Vec<Relocation>,
-    /// Whether it is only declared here (`.extern`), so something else must define it.
+    /// Whether this module only declares it (`.extern`), so another must define it.
     pub external: bool,
     /// Whether the host may ask for it by name (`.visible`, `.weak`, or `.extern`).
     pub visible: bool,
@@ -67,14 +67,14 @@ pub struct Global {
 /// A place in a variable's first content that holds the address of a symbol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Relocation {
-    /// Where in the variable.
+    /// The offset in the variable.
     pub offset: u64,
-    /// How many bytes are written there.
+    /// The number of bytes that are written there.
     pub width: u8,
     /// By how many bits the address is shifted right first (bytes of an address one by one).
     pub shift: u8,
     /// The variable or function.
     pub symbol: String,
-    /// What is added to its address.
+    /// The number that is added to the symbol's address.
     pub addend: i64,
 }

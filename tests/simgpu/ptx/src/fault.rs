@@ -1,4 +1,4 @@
-//! What can go wrong: in the text, in linking, and in a launch.
+//! Errors: in the text, in linking, and in a launch.
 
 use thiserror::Error;
 
@@ -8,14 +8,14 @@ use thiserror::Error;
 pub struct ParseError {
     /// The line, counted from one.
     pub line: u32,
-    /// What was wrong there.
+    /// The error.
     pub what: String,
 }
 
-/// A module cannot be made into a program at all.
+/// Why a module cannot be made into a program at all.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LinkError {
-    /// No address was given for a variable, or nothing defines the name.
+    /// A variable has no address, or no module defines the name.
     #[error("symbol {0} has no address")]
     Undefined(String),
 }
@@ -28,7 +28,7 @@ pub struct Unsupported {
     pub function: String,
     /// The line of the PTX text.
     pub line: u32,
-    /// The instruction, or what about it is not supported.
+    /// The instruction, or the part of it that is not supported.
     pub what: String,
 }
 
@@ -50,7 +50,7 @@ pub enum FaultKind {
     /// An assertion failed (CUDA error 710); its text went to the print sink.
     #[error("device-side assert")]
     Assert,
-    /// An indirect call of something that is no function, or of the wrong shape (CUDA error 718).
+    /// An indirect call of an address that is no function, or of a function of the wrong shape (CUDA error 718).
     #[error("invalid program counter")]
     BadCall,
     /// Recursion used up the thread's stack (CUDA error 719).
@@ -62,7 +62,7 @@ pub enum FaultKind {
     /// The launch itself is wrong: dimensions, parameter size, unknown kernel (CUDA error 1 or 9).
     #[error("invalid launch: {0}")]
     InvalidLaunch(String),
-    /// The kernel uses what this interpreter does not execute.
+    /// The kernel uses an instruction that this interpreter does not execute.
     #[error("unsupported: {0}")]
     Unsupported(Unsupported),
     /// [`Env::cancel`](crate::Env::cancel) was set.
@@ -74,7 +74,7 @@ pub enum FaultKind {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{kind} at {addr:#x}")]
 pub struct Fault {
-    /// Why.
+    /// The kind of failure.
     pub kind: FaultKind,
     /// The address of the access; zero where none is involved.
     pub addr: u64,
@@ -86,7 +86,7 @@ pub struct Fault {
 pub struct LaunchFault {
     /// The kernel that was launched.
     pub kernel: String,
-    /// What failed.
+    /// The failure.
     pub fault: Fault,
     /// The line of the PTX text that was being executed; zero where none was.
     pub line: u32,

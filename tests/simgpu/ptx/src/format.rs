@@ -17,12 +17,12 @@ pub(crate) struct Spec {
     pub(crate) conversion: u8,
 }
 
-/// Widths and precisions beyond this are cut: nobody reads that much padding.
+/// Widths and precisions beyond this are cut: no program needs that much padding.
 const WIDTH_LIMIT: usize = 4096;
 
 impl Spec {
-    /// Reads a conversion, behind its percent sign, and gives what follows it. None if there is no
-    /// valid one.
+    /// Reads a conversion, behind its percent sign, and returns it with the rest of the text. None if the conversion is
+    /// invalid.
     pub(crate) fn parse(mut text: &[u8]) -> Option<(Spec, &[u8])> {
         let mut spec = Spec::default();
         loop {
@@ -61,13 +61,13 @@ impl Spec {
         known.then_some((spec, &text[1..]))
     }
 
-    /// `*`: a negative width means to the left.
+    /// Sets the width for `*`: a negative one means to the left.
     pub(crate) fn set_width(&mut self, width: i32) {
         self.left |= width < 0;
         self.width = (width.unsigned_abs() as usize).min(WIDTH_LIMIT);
     }
 
-    /// `.*`: a negative precision counts as none.
+    /// Sets the precision for `.*`: a negative one counts as none.
     pub(crate) fn set_precision(&mut self, precision: i32) {
         self.precision = usize::try_from(precision).ok().map(|p| p.min(WIDTH_LIMIT));
     }

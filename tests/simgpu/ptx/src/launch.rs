@@ -34,7 +34,7 @@ impl<'a> LaunchConfig<'a> {
 pub trait Heap: Sync {
     /// A new allocation's address, or none. [`Memory`](crate::Memory) must have it from then on.
     fn malloc(&self, bytes: u64) -> Option<u64>;
-    /// Gives one back.
+    /// Frees an allocation.
     fn free(&self, addr: u64);
 }
 
@@ -45,24 +45,24 @@ pub struct Env<'a> {
     pub cancel: &'a AtomicBool,
     /// Nanoseconds since some moment, for `%globaltimer` and `%clock`.
     pub clock: &'a (dyn Fn() -> u64 + Sync),
-    /// Takes what the kernel prints, one call of `printf` at a time.
+    /// Receives the text that the kernel prints, one call of `printf` at a time.
     pub print: &'a (dyn Fn(&[u8]) + Sync),
-    /// Takes what a failed assertion says.
+    /// Receives the message of a failed assertion.
     pub complain: &'a (dyn Fn(&[u8]) + Sync),
-    /// Where `malloc` takes memory from. Without one, a kernel that executes `malloc` fails.
+    /// The heap for `malloc`. Without one, a kernel that executes `malloc` fails.
     pub heap: Option<&'a dyn Heap>,
     /// The textures and surfaces. Without them, a kernel that uses one fails.
     pub textures: Option<&'a dyn Textures>,
-    /// How many bytes of stack a thread has.
+    /// The bytes of a thread's stack.
     pub stack_bytes: u32,
-    /// `%nsmid`: how many multiprocessors the device has.
+    /// `%nsmid`: the number of the device's multiprocessors.
     pub multiprocessors: u32,
     /// `%gridid`: the number of this launch.
     pub grid_id: u64,
 }
 
 impl<'a> Env<'a> {
-    /// An environment that prints to nowhere, has no heap, and reads the process's clock.
+    /// An environment that discards printed text, has no heap, and reads the process's clock.
     #[must_use]
     pub fn new(cancel: &'a AtomicBool) -> Self {
         Self {

@@ -15,7 +15,7 @@ pub(crate) enum Token<'t> {
     F32(u32),
     /// The bits of a double precision number (`0d...`, or a decimal one).
     F64(u64),
-    /// What stands between quotation marks.
+    /// The text between quotation marks.
     Text(&'t str),
     /// Any other character.
     Mark(u8),
@@ -73,7 +73,7 @@ impl<'t> Lexer<'t> {
                     self.line += 1;
                     self.at += 1;
                 }
-                // A zero byte ends the text that drivers are given, and is blank anywhere else.
+                // A zero byte ends the text in a driver's image, and is blank anywhere else.
                 (b' ' | b'\t' | b'\r' | 0, _) => self.at += 1,
                 (b'/', b'/') => {
                     while self.at < self.bytes.len() && self.bytes[self.at] != b'\n' {

@@ -37,8 +37,8 @@
 //!
 //! # Addresses
 //!
-//! A generic address says by its value which space it belongs to. The windows lie above the
-//! 47 bits that a Linux process can map, so no address of the caller's is ever in one:
+//! The value of a generic address shows its space. The windows lie above the 47 bits that a Linux process can map, so no
+//! address of the caller's is ever in one:
 //!
 //! ```text
 //!  0x0000_0000_0000_0000 ┐
@@ -74,13 +74,13 @@ pub use module::Module;
 pub use program::Program;
 pub use texture::{Boundary, Coordinates, Detail, Fetch, Geometry, Spot, Textures};
 
-/// Where shared memory begins in the generic address space.
+/// The beginning of shared memory in the generic address space.
 pub const SHARED_WINDOW: u64 = 0x0000_8000_0000_0000;
-/// Where local memory begins in the generic address space.
+/// The beginning of local memory in the generic address space.
 pub const LOCAL_WINDOW: u64 = 0x0000_8100_0000_0000;
-/// Where a kernel's parameters begin in the generic address space.
+/// The beginning of a kernel's parameters in the generic address space.
 pub const PARAM_WINDOW: u64 = 0x0000_8200_0000_0000;
-/// Where the workspace of a cooperative launch begins, which `%envreg1` and `%envreg2` name.
+/// The beginning of a cooperative launch's workspace, which `%envreg1` and `%envreg2` name.
 pub const GRID_WINDOW: u64 = 0x0000_8300_0000_0000;
-/// A good place for the addresses of functions, for [`Module::link`].
+/// A suitable base for the addresses of functions, for [`Module::link`].
 pub const CODE_WINDOW: u64 = 0x0000_8400_0000_0000;

@@ -1,15 +1,15 @@
-//! The caller's memory: what global and constant accesses reach.
+//! The caller's memory, which global and constant accesses reach.
 
 use crate::fault::Fault;
 
-/// A run of mapped bytes, as the host sees it.
+/// A run of mapped bytes in the host's address space.
 #[derive(Debug, Clone, Copy)]
 pub struct Span {
     /// The device address of its first byte.
     pub base: u64,
-    /// How many bytes it has; never zero.
+    /// The number of bytes; never zero.
     pub len: u64,
-    /// Where the first byte lies in this process. It must be aligned as `base` is, modulo 8.
+    /// The address of the first byte in this process, aligned as `base` is, modulo 8.
     pub host: *mut u8,
     /// Whether the kernel may write there.
     pub writable: bool,
@@ -38,10 +38,9 @@ pub unsafe trait Memory: Sync {
     /// Nothing that may be accessed so is mapped at `addr`.
     fn resolve(&self, addr: u64, write: bool) -> Result<Span, Fault>;
 
-    /// Called regularly (every few milliseconds) while no pointer into a span is in use. Answers a
-    /// number; when it differs from the last one, spans resolved before are forgotten. So memory
-    /// can be unmapped under a kernel that runs: an implementation may, for instance, hold a read
-    /// lock for the whole launch and let go of it for a moment here.
+    /// Called regularly (every few milliseconds) while no pointer into a span is in use. Returns a number; when the number
+    /// differs from the last one, earlier spans are forgotten. So memory can be unmapped under a running kernel: an
+    /// implementation may, for instance, hold a read lock for the whole launch and release it for a moment here.
     fn safe_point(&self) -> u64 {
         0
     }

@@ -1,4 +1,4 @@
-//! A parsed module, as a loader sees it.
+//! A parsed module, for a loader.
 
 use crate::declaration::{Global, Kernel};
 use crate::fault::{LinkError, ParseError};

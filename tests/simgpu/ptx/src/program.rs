@@ -1,4 +1,4 @@
-//! A linked module: what a launch executes.
+//! A linked module, which a launch executes.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ pub struct Program {
     pub(crate) kernel_index: HashMap<String, (usize, usize, Option<usize>)>,
     pub(crate) addresses: HashMap<String, u64>,
     pub(crate) code_base: u64,
-    /// What the largest chain of calls without recursion may need.
+    /// The stack that the largest chain of calls without recursion may need.
     pub(crate) least_stack: u32,
 }
 
@@ -33,16 +33,16 @@ pub struct Program {
 pub(crate) struct Compiled {
     /// Its first instruction.
     pub(crate) entry: u32,
-    /// How many words its registers take.
+    /// The number of words of its registers.
     pub(crate) words: u32,
-    /// How many bytes its variables take on a lane's stack.
+    /// The bytes of its variables on a lane's stack.
     pub(crate) stack_bytes: u32,
     /// Whether it is a device function with a body.
     pub(crate) callable: bool,
     pub(crate) shape: Shape,
 }
 
-/// What a caller and a function must agree on: sizes and alignments of parameters and results.
+/// The shape on which a caller and a function must agree: sizes and alignments of parameters and results.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) params: Vec<(u64, u64)>,
@@ -63,12 +63,12 @@ pub(crate) struct Site {
     /// The function, for direct calls.
     pub(crate) target: u32,
     pub(crate) shape: Shape,
-    /// What the caller's own registers and variables take.
+    /// The sizes of the caller's own registers and variables.
     pub(crate) caller_words: u32,
     pub(crate) caller_stack: u32,
     pub(crate) copies: Vec<Copied>,
     pub(crate) returns: Vec<Copied>,
-    /// For builtins: where arguments and result lie in the caller's frame.
+    /// For builtins: the places of arguments and result in the caller's frame.
     pub(crate) arguments: Vec<u32>,
     pub(crate) result: Option<u32>,
 }
@@ -122,7 +122,7 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// It cannot, and this is the first reason.
+    /// The kernel cannot be executed; the error is the first reason.
     pub fn supported(&self, kernel: &str) -> Result<(), &Unsupported> {
         let refusal = self.kernel_index.get(kernel).and_then(|&(_, _, refusal)| refusal);
         refusal.and_then(|index| self.refusals.get(index)).map_or(Ok(()), Err)
@@ -133,7 +133,7 @@ impl Program {
     }
 }
 
-// A program holds no pointers but those to functions of this crate.
+// A program holds no pointers except to functions of this crate.
 const _: fn() = || {
     fn shared<T: Send + Sync>() {}
     shared::<Program>();

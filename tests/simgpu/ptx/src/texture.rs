@@ -1,4 +1,4 @@
-//! Textures and surfaces: what a kernel asks of them. What they are is the caller's business.
+//! The interface of textures and surfaces. The caller of a launch implements them.
 
 use crate::fault::FaultKind;
 use crate::memory::Memory;
@@ -43,7 +43,7 @@ impl Geometry {
         matches!(self, Geometry::A1 | Geometry::A2 | Geometry::ACube)
     }
 
-    /// How many coordinates there are, the layer not counted.
+    /// The number of coordinates, without the layer.
     #[must_use]
     pub fn coordinates(self) -> usize {
         match self {
@@ -54,18 +54,18 @@ impl Geometry {
     }
 }
 
-/// Which level of a mipmapped texture is read.
+/// The level of a mipmapped texture that is read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Detail {
     /// The largest.
     Base,
-    /// This one.
+    /// This level.
     Level(f32),
-    /// By how fast the coordinates change: along x, along y.
+    /// The level for this rate of change of the coordinates: along x, along y.
     Gradient([f32; 3], [f32; 3]),
 }
 
-/// What a `tex` or `tld4` instruction asks.
+/// The read of a `tex` or `tld4` instruction.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fetch {
     /// The instruction's geometry.
@@ -80,27 +80,27 @@ pub struct Fetch {
     pub gather: Option<usize>,
 }
 
-/// Coordinates, as the instruction has them.
+/// Coordinates in the instruction's form.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Coordinates {
     /// Elements, exactly.
     Exact([i32; 3]),
-    /// Places between them.
+    /// Places between elements.
     Float([f32; 3]),
 }
 
-/// What a surface instruction does where a coordinate lies outside.
+/// The effect of a surface instruction on a coordinate outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Boundary {
     /// The kernel ends with an error.
     Trap,
-    /// The nearest place inside is meant.
+    /// The access goes to the nearest place inside.
     Clamp,
     /// Loads give zero, stores do nothing.
     Zero,
 }
 
-/// Where a surface instruction goes: x counts bytes.
+/// The target of a surface instruction: x counts bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spot {
     /// The instruction's geometry.
@@ -109,28 +109,28 @@ pub struct Spot {
     pub layer: u32,
     /// The coordinates.
     pub at: [i32; 3],
-    /// Bytes that are accessed.
+    /// The number of accessed bytes.
     pub bytes: u32,
-    /// What happens outside.
+    /// The effect of a coordinate outside.
     pub boundary: Boundary,
 }
 
 /// The textures and surfaces of a launch.
 pub trait Textures: Sync {
-    /// What a texture has at a place: four components, as the bits of the registers they go to.
+    /// A texture's value at a place: four components, as the bits of their registers.
     ///
     /// # Errors
     ///
     /// There is no such texture, or its memory is gone.
     fn fetch(&self, memory: &dyn Memory, texture: u64, fetch: &Fetch) -> Result<[u32; 4], FaultKind>;
 
-    /// The address of a place in a surface, none where it lies outside and that is allowed.
+    /// The address of a place in a surface, none where the place lies outside and that is allowed.
     ///
     /// # Errors
     ///
     /// There is no such surface, or the place is outside.
     fn spot(&self, surface: u64, spot: &Spot) -> Result<Option<u64>, FaultKind>;
 
-    /// What `txq` and `suq` answer; `None` for what is not known.
+    /// The result of `txq` and `suq`; `None` for an unknown property.
     fn query(&self, handle: u64, what: &str) -> Option<u32>;
 }

@@ -7,10 +7,10 @@ use super::warp::{Barriers, Stop, Warp};
 use crate::fault::FaultKind;
 use crate::program::Program;
 
-/// How long a warp runs before the next gets its turn.
+/// The time that a warp runs before the next gets its turn.
 const WARP_QUANTUM: i64 = 50_000;
 
-/// How a block's turn ended.
+/// The end of a block's turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     Ended,
@@ -122,7 +122,7 @@ impl<'l> Block<'l> {
         self.failed = ([thread % x, thread / x % y, thread / x / y], self.warps[warp].line);
     }
 
-    /// Opens the barriers at which all threads have arrived; whether there was one.
+    /// Opens the barriers at which all threads have arrived; returns whether there was one.
     fn open_barriers(&mut self, w: &mut Core<'_>) -> bool {
         let live: u32 = self.warps.iter().map(|warp| warp.live.count_ones()).sum();
         let mut opened = false;

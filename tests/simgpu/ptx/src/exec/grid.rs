@@ -1,4 +1,4 @@
-//! A launch: which blocks run when.
+//! A launch, and the order in which its blocks run.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -13,15 +13,15 @@ use crate::launch::{Env, LaunchConfig};
 use crate::memory::Memory;
 use crate::program::Program;
 
-/// How many instructions of warps a block runs before the next gets its turn.
+/// The number of warp instructions that a block runs before the next gets its turn.
 const BLOCK_QUANTUM: i64 = 200_000;
-/// How many blocks are resident at a time, unless all must be.
+/// The number of blocks that are resident at a time, unless all must be.
 const RESIDENT: usize = 32;
-/// What CUDA allows.
+/// CUDA's limit for the threads of a block.
 const BLOCK_THREADS: u64 = 1024;
 const SHARED_LIMIT: u64 = 228 << 10;
 const CLUSTER_BLOCKS: u64 = 16;
-/// How long to sleep when every block seems to wait for something outside.
+/// The time to sleep when every block seems to wait for an event outside.
 const IDLE: Duration = Duration::from_micros(50);
 
 fn refuse(kernel: &str, kind: FaultKind) -> LaunchFault {
@@ -134,12 +134,12 @@ impl<'l> Grid<'l> {
         let mut w = Core::new(launch);
         let mut idle = 0;
         loop {
-            // In a cooperative launch all blocks come in at once; otherwise another one comes in
-            // whenever those that are there do not end.
+            // In a cooperative launch all blocks start at once; otherwise another one starts whenever the resident ones do not
+            // end.
             let wanted = if self.cooperative { usize::MAX } else { RESIDENT };
             while next < count && resident.len() < wanted {
                 if launch.cluster != [1; 3] {
-                    // All of a cluster are there together.
+                    // All blocks of a cluster are resident together.
                     resident.extend(self.cluster(next));
                     next += launch.cluster.iter().map(|n| u64::from(*n)).product::<u64>();
                 } else {
@@ -174,7 +174,7 @@ impl<'l> Grid<'l> {
                     idle = 0;
                 }
                 Turn::Preempted => {
-                    // A block that mostly polled is taken to wait for another thread.
+                    // A block that mostly polled probably waits for another thread.
                     let waits = (w.polls - polls) as i64 * POLL_COST > BLOCK_QUANTUM / 2;
                     idle = if waits { idle + 1 } else { 0 };
                     resident.push_back(block);

@@ -8,7 +8,7 @@ use crate::ast::{Opcode, Operand, Type};
 use crate::exec::machine::Exec;
 use crate::exec::operations::{bits, carry, convert, float, int, packed};
 
-/// What an instruction needs: the types of destination and sources.
+/// The form of an instruction: the types of destination and sources.
 struct Form {
     exec: Exec,
     d: Type,
@@ -33,7 +33,7 @@ fn doubled(ty: Type) -> Type {
 }
 
 impl Compiler<'_, '_> {
-    /// Anything that maps sources to one destination.
+    /// Any instruction that maps sources to one destination.
     pub(super) fn alu(&mut self, opcode: &Opcode, operands: &[Operand]) -> Refusable<()> {
         let name = opcode.name.as_str();
         match name {

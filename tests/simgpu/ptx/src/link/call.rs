@@ -133,7 +133,7 @@ impl<'m> Compiler<'_, 'm> {
         Ok(())
     }
 
-    /// A call site, after checking that both sides agree on the shape.
+    /// Makes a call site, after checking that both sides agree on the shape.
     fn site(
         &mut self,
         target: u32,

@@ -1,4 +1,4 @@
-//! One function while it is decoded: its frame, and the instructions that it has so far.
+//! One function while it is decoded: its frame, and its instructions so far.
 
 use super::linker::{Linker, Refusable};
 use super::rows::{Frame, Width};
@@ -6,10 +6,10 @@ use crate::ast::{Body, Function, NameRef, Type, VarSpace};
 use crate::exec::machine::{Action, Exec, Inst, NO_ROW, Row};
 use crate::fault::Unsupported;
 
-/// No frame on a thread's stack is larger.
+/// The largest frame on a thread's stack.
 const STACK_LIMIT: u64 = 512 << 10;
 
-/// Where one of a function's variables lies.
+/// The place of one of a function's variables.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Place {
     /// In the frame on the stack.
@@ -20,7 +20,7 @@ pub(super) enum Place {
     Shared(u32),
     /// At the beginning of dynamic shared memory.
     Dynamic,
-    /// Nowhere: it is too large.
+    /// No place: the variable is too large.
     Nowhere,
 }
 
@@ -148,7 +148,7 @@ impl<'c, 'm> Compiler<'c, 'm> {
         self.frame.row(width)
     }
 
-    /// Where a variable of the function lies.
+    /// The place of a variable of the function.
     pub(super) fn place(&self, var: u32) -> Refusable<Place> {
         self.places.get(var as usize).copied().ok_or_else(|| "unknown variable".to_owned())
     }
@@ -158,7 +158,7 @@ impl<'c, 'm> Compiler<'c, 'm> {
         self.body.registers.get(register as usize).copied().ok_or_else(|| "no register".to_owned())
     }
 
-    /// What a name of the function stands for.
+    /// The meaning of a name of the function.
     pub(super) fn name(&self, index: u32) -> Refusable<&'m NameRef> {
         self.body.names.get(index as usize).ok_or_else(|| "unknown name".to_owned())
     }

@@ -35,7 +35,7 @@ impl Compiler<'_, '_> {
         Ok(address)
     }
 
-    /// The spaces an opcode names, without what follows their colons.
+    /// The spaces that an opcode names, without the parts behind their colons.
     fn spaces(opcode: &Opcode) -> Vec<&str> {
         let plain = opcode.modifiers.iter().map(|m| m.split("::").next().unwrap_or(m));
         plain.filter(|m| matches!(*m, "shared" | "global" | "local")).collect()
@@ -96,7 +96,7 @@ impl Compiler<'_, '_> {
         Ok(())
     }
 
-    /// `cp.async` and what belongs to it. Everything is complete at once, so waiting is nothing.
+    /// `cp.async` and related instructions. Every copy is complete at once, so waiting does nothing.
     pub(super) fn cp(&mut self, opcode: &Opcode, operands: &[Operand]) -> Refusable<()> {
         let is = |name: &str| has(opcode, name);
         if is("tensor") || is("reduce") {
@@ -143,7 +143,7 @@ impl Compiler<'_, '_> {
         Ok(())
     }
 
-    /// `createpolicy`: how caches should treat data, which changes no result.
+    /// `createpolicy`: a hint for caches, which changes no result.
     pub(super) fn policy(&mut self, opcode: &Opcode, operands: &[Operand]) -> Refusable<()> {
         let [to, ..] = operands else { return Err("operands".to_owned()) };
         let ty = last_type(opcode).unwrap_or(Type::B64);

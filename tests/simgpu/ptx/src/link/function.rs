@@ -10,7 +10,7 @@ use crate::program::{Compiled, Shape};
 /// The most words that the registers of a function may take.
 const WORDS_LIMIT: u32 = 1 << 22;
 
-/// Decodes a function. Gives also the number of its first refusal, if there is one.
+/// Decodes a function. Also returns the number of its first refusal, if there is one.
 pub(super) fn compile<'m>(
     linker: &mut Linker<'m>,
     index: usize,
@@ -21,13 +21,13 @@ pub(super) fn compile<'m>(
     let entry = linker.code.len() as u32;
     let mut compiler = Compiler::new(linker, index, function, body);
     compiler.check_registers();
-    // Where each instruction of the text begins in the code.
+    // The place of each instruction of the text in the code.
     let mut starts = Vec::with_capacity(body.instructions.len() + 1);
     for instruction in &body.instructions {
         starts.push(compiler.linker.code.len() as u32);
         compiler.instruction(instruction);
     }
-    // A label may stand at the very end, and nothing may run on into the next function.
+    // A label may be at the very end, and execution must not run on into the next function.
     starts.push(compiler.linker.code.len() as u32);
     compiler.guard = Guard::NONE;
     compiler.push(compiler.inst(Action::Return));
@@ -41,7 +41,7 @@ pub(super) fn compile<'m>(
     (Compiled { entry, words, stack_bytes, callable: !function.entry, shape }, refusal)
 }
 
-/// Until now the branches of a function name instructions of the text.
+/// Replaces the targets of the function's branches, which are instructions of the text until then.
 fn resolve_branches(linker: &mut Linker<'_>, entry: u32, starts: &[u32]) {
     let end = starts.len() - 1;
     let place = |index: u32| starts[(index as usize).min(end)];
@@ -89,7 +89,7 @@ impl<'m> Compiler<'_, 'm> {
         let opcode = &ast.opcodes[instruction.opcode as usize];
         let before = self.linker.code.len();
         if let Err(what) = self.decode(opcode, &instruction.operands) {
-            // Half of an instruction must not stay.
+            // No part of a refused instruction must stay.
             self.linker.code.truncate(before);
             self.refuse(format!("{opcode}: {what}"));
         }

@@ -1,4 +1,4 @@
-//! The state that the functions of a program share while it is made, and the program that they become.
+//! The state that the functions of a program share during linking, and the resulting program.
 
 use std::collections::HashMap;
 
@@ -10,13 +10,13 @@ use crate::exec::machine::{Inst, Row};
 use crate::fault::{LinkError, Unsupported};
 use crate::program::{Compiled, Program, Shape, Site};
 
-/// How far apart functions lie in the code window.
+/// The distance of functions in the code window.
 const CODE_STRIDE: u64 = 16;
 
-/// A value, or what about an instruction is not supported.
+/// A value, or the unsupported part of an instruction.
 pub(super) type Refusable<T> = Result<T, String>;
 
-/// The state that all functions of a program share while it is made.
+/// The state that all functions of a program share during linking.
 pub(super) struct Linker<'m> {
     pub(super) ast: &'m Ast,
     pub(super) survey: &'m Survey,
@@ -27,7 +27,7 @@ pub(super) struct Linker<'m> {
     pub(super) tables: Vec<Vec<u32>>,
     pub(super) sites: Vec<Site>,
     pub(super) refusals: Vec<Unsupported>,
-    /// Where functions' parameters and results lie in their frames.
+    /// The places of functions' parameters and results in their frames.
     pub(super) shapes: Vec<Shape>,
 }
 

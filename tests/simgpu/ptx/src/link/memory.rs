@@ -10,12 +10,12 @@ use crate::exec::machine::{Access, Action, NO_ROW, Row};
 use crate::exec::operations::access::{self, How};
 use crate::exec::operations::atomic;
 
-/// Where an access goes.
+/// The target of an access.
 struct Target {
     how: How,
     row: Row,
     offset: u64,
-    /// The offset in the kernel's parameters, if that is all there is to it.
+    /// Whether the target is just an offset in the kernel's parameters.
     param: bool,
 }
 
@@ -194,7 +194,7 @@ impl Compiler<'_, '_> {
         if target.param {
             return Err("kernel parameters cannot be written".to_owned());
         }
-        // These are what locks are made of.
+        // Locks are made of these instructions.
         target.how.poll = target.how.access != Access::Local && matches!(operation.as_str(), "cas" | "exch");
         let mut inst = self.inst(Action::Run(exec));
         inst.d = d;

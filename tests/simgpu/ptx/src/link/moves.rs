@@ -138,7 +138,7 @@ impl Compiler<'_, '_> {
             Some("local") => (LOCAL_WINDOW, PARAM_WINDOW),
             Some("param") => (PARAM_WINDOW, crate::GRID_WINDOW),
             Some("global") => (0, SHARED_WINDOW),
-            // Constants lie in global memory here; what is asked for is whether `ld.const` works.
+            // Constants lie in global memory here; the instruction asks whether `ld.const` works.
             Some("const") => (0, 0),
             _ => return Err("space".to_owned()),
         };

@@ -1,4 +1,4 @@
-//! The rows of an instruction's operands, with the instructions that bring a value there.
+//! The rows of an instruction's operands, and the instructions that load a value into them.
 
 use super::compiler::{Compiler, Place};
 use super::linker::Refusable;
@@ -36,7 +36,7 @@ impl Compiler<'_, '_> {
         Ok(self.temporary(width))
     }
 
-    /// The bits of an immediate operand, as the type has them.
+    /// The bits of an immediate operand of the type.
     fn immediate(operand: &Operand, ty: Type) -> Option<u64> {
         let bits = match *operand {
             Operand::Int(value) if ty == Type::F32 => u64::from((value as f32).to_bits()),
@@ -106,7 +106,7 @@ impl Compiler<'_, '_> {
         }
     }
 
-    /// The row of a predicate operand, negated by an instruction of its own if need be.
+    /// The row of a predicate operand; an extra instruction negates it if necessary.
     pub(super) fn predicate_row(&mut self, operand: &Operand) -> Refusable<Row> {
         let (row, negated) = self.predicate(operand)?;
         if !negated {

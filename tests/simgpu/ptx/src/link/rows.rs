@@ -1,11 +1,11 @@
-//! Rows: registers' places in a frame, constants' places in the pool.
+//! Rows: the places of registers in a frame, and of constants in the pool.
 
 use std::collections::HashMap;
 
 use crate::ast::Type;
 use crate::exec::machine::{CONSTANT, LANES, Row};
 
-/// How wide a row is.
+/// The width of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Width {
     /// One word for all lanes.
@@ -63,14 +63,14 @@ pub(super) struct Constants {
 }
 
 impl Constants {
-    /// The row all of whose lanes are the constant.
+    /// The row that has the constant in all lanes.
     pub(super) fn row(&mut self, width: Width, bits: u64) -> Row {
         if let Some(&row) = self.known.get(&(width, bits)) {
             return row;
         }
         let row = CONSTANT | (self.cells.len() * 2) as u32;
         match width {
-            // One word would do, but cells have two.
+            // A word would be enough, but cells have two.
             Width::Predicate => self.cells.push(bits),
             Width::Narrow => {
                 let word = bits & 0xffff_ffff;

@@ -1,11 +1,11 @@
-//! What functions of a module reach: which functions, which shared variables, the heap.
+//! The functions, the shared variables and the heap that each function of a module reaches.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::ast::{Ast, Body, NameRef, Operand, Var, VarSpace};
 use crate::declaration::{Global, Kernel, Param};
 
-/// What is known of each function, in the module's order.
+/// Facts about each function, in the module's order.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Survey {
     /// The functions it calls by name.
@@ -15,14 +15,14 @@ pub(crate) struct Survey {
     pub(crate) kernels: Vec<Kernel>,
 }
 
-/// Where a function finds shared variables.
+/// The places of shared variables for a function.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SharedLayout {
-    /// Those of the module's scope.
+    /// The variables of the module's scope.
     pub(crate) symbols: HashMap<String, u32>,
-    /// Its own, by their number among its variables.
+    /// The function's own variables, by their numbers.
     pub(crate) own: HashMap<u32, u32>,
-    /// All that must be there when it runs.
+    /// The shared memory that the function needs in all.
     pub(crate) bytes: u32,
 }
 
@@ -38,7 +38,7 @@ fn symbols_of(body: &Body) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The name a call names, if it names one; none for calls by address.
+/// The name in a call, if the operands have a callee; an inner none for calls by address.
 fn called(body: &Body, operands: &[Operand]) -> Option<Option<u32>> {
     operands
         .iter()
@@ -123,7 +123,7 @@ pub(crate) fn reached(from: u32, calls: &[Vec<u32>]) -> Vec<u32> {
     found
 }
 
-/// Places a variable behind those before it; none if shared memory could never hold it.
+/// Places a variable behind those before it; none if shared memory is never large enough.
 fn place(bytes: &mut u32, var: &Var) -> Option<u32> {
     let at = u64::from(*bytes).checked_next_multiple_of(var.align.max(1))?;
     let end = at.checked_add(var.size).filter(|&end| end <= 1 << 24)?;
@@ -131,8 +131,8 @@ fn place(bytes: &mut u32, var: &Var) -> Option<u32> {
     u32::try_from(at).ok()
 }
 
-/// A device function is decoded once for all kernels, so what it uses has one place for the whole
-/// module; what only kernels use themselves is placed anew for each.
+/// A device function is decoded once for all kernels, so its variables have one place for the whole module; variables that only
+/// kernels use are placed anew for each.
 fn shared_layouts(ast: &Ast, possible: &[Vec<u32>]) -> Vec<SharedLayout> {
     let module: HashMap<&str, &Var> = ast.shared.iter().map(|v| (v.name.as_str(), v)).collect();
     let mut layouts = vec![SharedLayout::default(); ast.functions.len()];
@@ -193,7 +193,7 @@ fn shared_layouts(ast: &Ast, possible: &[Vec<u32>]) -> Vec<SharedLayout> {
     layouts
 }
 
-/// The kernels of a module, as the loader sees them.
+/// The kernels of a module in the form for the loader.
 fn kernels(ast: &Ast, possible: &[Vec<u32>], shared: &[SharedLayout]) -> Vec<Kernel> {
     let heap: HashSet<u32> =
         ["malloc", "free"].iter().filter_map(|name| ast.function_index.get(*name).copied()).collect();
@@ -234,5 +234,5 @@ pub(crate) fn layout(vars: &[Var]) -> (Vec<Param>, u32) {
     (params, end as u32)
 }
 
-/// What parameters may take together, with much room to spare.
+/// The limit for all parameters together, with much room to spare.
 pub(crate) const PARAM_LIMIT: u64 = 1 << 20;

@@ -1,4 +1,4 @@
-//! Barriers, fences, and what a warp does together.
+//! Barriers, fences, and collective operations of a warp.
 
 use super::compiler::Compiler;
 use super::linker::Refusable;
@@ -8,7 +8,7 @@ use crate::ast::{Opcode, Operand, Type};
 use crate::exec::machine::{Action, BarrierOp, Collective, Exec, Flow, Reduction};
 use crate::exec::operations::{access, rank, special};
 
-/// The modifier that is one of these; their order is not the same in all sources.
+/// The modifier that is one of these; the order of modifiers differs between sources.
 fn one_of(opcode: &Opcode, names: &[&'static str]) -> Option<&'static str> {
     names.iter().copied().find(|name| has(opcode, name))
 }
@@ -89,7 +89,7 @@ impl Compiler<'_, '_> {
         Ok(())
     }
 
-    /// `getctarank`: whose shared memory an address is in.
+    /// `getctarank`: the rank of the block whose shared memory an address is in.
     pub(super) fn rank_of(&mut self, opcode: &Opcode, operands: &[Operand]) -> Refusable<()> {
         let ty = last_type(opcode)?;
         let [to, from] = operands else { return Err("operands".to_owned()) };

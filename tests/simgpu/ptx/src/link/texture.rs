@@ -27,7 +27,7 @@ impl Compiler<'_, '_> {
         Ok((self.source(handle, Type::B64)?, at))
     }
 
-    /// Rows of layer and coordinates. What nvcc puts behind them to make a power of two of them does not count.
+    /// Rows of layer and coordinates. The padding that nvcc adds for a power of two does not count.
     fn coordinates(&mut self, rows: &mut Vec<Row>, geometry: Geometry, at: &[Operand], ty: Type) -> Refusable<()> {
         let mut at = at.iter();
         if geometry.layered() {
@@ -169,7 +169,7 @@ impl Compiler<'_, '_> {
     }
 }
 
-/// The type of a surface's values, before the word that says what happens outside.
+/// The type of a surface's values, before the modifier for places outside.
 fn last_surface_type(opcode: &Opcode) -> Refusable<Type> {
     let ty = opcode.modifiers.iter().rev().find_map(|m| Type::named(m));
     ty.filter(|ty| matches!(ty.bytes(), 1 | 2 | 4 | 8)).ok_or_else(|| "type".to_owned())

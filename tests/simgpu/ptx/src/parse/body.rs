@@ -7,17 +7,17 @@ use super::{Parse, Parser};
 use crate::ast::{Body, Function, Instruction, NameRef, Opcode, Prototype, Type, VarSpace};
 use crate::lex::Token;
 
-/// How many registers a function may declare. Real ones have tens of thousands at most.
+/// The limit of registers in a function. Real functions have tens of thousands at most.
 const REGISTER_LIMIT: usize = 1 << 20;
 
-/// What a name of a function's scope stands for.
+/// The meaning of a name in a function's scope.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Entity {
     Register(u32),
     Variable(u32),
 }
 
-/// What one pair of braces declares.
+/// The declarations in a pair of braces.
 #[derive(Debug, Default)]
 struct Scope<'t> {
     parent: Option<u32>,
@@ -68,7 +68,7 @@ impl<'t> BodyBuilder<'t> {
         &mut self.scopes[self.scope as usize]
     }
 
-    /// What a name stands for, if this function declared it before.
+    /// The meaning of a name that this function has declared before.
     pub(super) fn lookup(&self, name: &str) -> Option<Entity> {
         let digits = name.len() - name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
         let (prefix, number) = name.split_at(name.len() - digits);
@@ -185,7 +185,7 @@ impl<'t> Parser<'_, 't> {
                     "local" => VarSpace::Local,
                     "shared" => VarSpace::Shared,
                     "param" => VarSpace::Param,
-                    // Inside a function too, these are variables of the module.
+                    // Even inside a function, these are variables of the module.
                     _ => return self.module_variable(Linkage::default()),
                 };
                 for var in self.local_variables(space)? {

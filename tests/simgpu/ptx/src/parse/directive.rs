@@ -1,10 +1,10 @@
-//! What stands at a module's top level.
+//! The statements at a module's top level.
 
 use super::{Parse, Parser};
 use crate::ast::{Function, Var};
 use crate::lex::Token;
 
-/// How a symbol takes part in linking.
+/// The part of a symbol in linking.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Linkage {
     pub(super) external: bool,
@@ -146,7 +146,7 @@ impl<'t> Parser<'_, 't> {
         }
     }
 
-    /// `.attribute(...)`, whatever it says.
+    /// `.attribute(...)`, with any content.
     pub(super) fn attributes(&mut self) -> Parse<()> {
         while self.take_dot("attribute") {
             self.expect_mark(b'(')?;
@@ -176,7 +176,7 @@ impl<'t> Parser<'_, 't> {
                     self.at -= 1;
                     self.attributes()?;
                 }
-                // `.noreturn`, `.minnctapersm 2` and their like: nothing to do with the result.
+                // `.noreturn`, `.minnctapersm 2` and similar directives do not affect results.
                 _ => {
                     while matches!(self.peek(), Token::Int(_) | Token::Mark(b',')) {
                         self.at += 1;

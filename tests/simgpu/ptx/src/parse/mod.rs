@@ -1,4 +1,4 @@
-//! Tokens into a module.
+//! The parser, from tokens to a module.
 
 mod body;
 mod directive;
@@ -12,7 +12,7 @@ use crate::declaration::Global;
 use crate::fault::ParseError;
 use crate::lex::{Placed, Token, lex};
 
-/// What the parser finds in a text.
+/// The results of parsing a text.
 #[derive(Debug, Default)]
 pub(crate) struct Parsed {
     pub(crate) version: String,
@@ -29,11 +29,10 @@ pub(crate) fn parse(text: &str) -> Result<Parsed, ParseError> {
     Ok(parser.parsed)
 }
 
-/// How deep brackets may nest. Real PTX needs three or four; without a limit a hostile text could
-/// use up the stack.
+/// The limit of nested brackets. Real PTX needs three or four; without a limit a hostile text could use up the stack.
 const NESTING_LIMIT: u32 = 64;
 
-/// A cursor over the tokens, and what was found so far.
+/// A cursor over the tokens, and the results so far.
 pub(super) struct Parser<'p, 't> {
     tokens: &'p [Placed<'t>],
     at: usize,
@@ -140,7 +139,7 @@ impl<'t> Parser<'_, 't> {
         Ok(if negative { value.wrapping_neg() } else { value })
     }
 
-    /// Runs something one level of brackets deeper.
+    /// Runs `inner` one level of brackets deeper.
     fn nested<T>(&mut self, inner: impl FnOnce(&mut Self) -> Parse<T>) -> Parse<T> {
         if self.nesting >= NESTING_LIMIT {
             return self.error("nested too deeply");
@@ -169,7 +168,7 @@ impl<'t> Parser<'_, 't> {
         }
     }
 
-    /// The number of an opcode, which is the same for equal ones.
+    /// The number of an opcode; equal opcodes have the same.
     fn intern_opcode(&mut self, opcode: Opcode) -> u32 {
         if let Some(&number) = self.opcodes.get(&opcode) {
             return number;

@@ -1,4 +1,4 @@
-//! Declarations of variables and parameters, and what variables begin with.
+//! Declarations of variables and parameters, and the first content of variables.
 
 use super::directive::Linkage;
 use super::{Parse, Parser};
@@ -6,19 +6,19 @@ use crate::ast::{Type, Var, VarSpace};
 use crate::declaration::{Global, Relocation, Space};
 use crate::lex::Token;
 
-/// No variable is larger; a device has not more memory.
+/// The largest variable; no device has more memory.
 const SIZE_LIMIT: u64 = 1 << 40;
-/// How many bytes of first content a variable may write out.
+/// The most bytes of first content that a variable may list.
 const INIT_LIMIT: usize = 1 << 30;
 
-/// A declaration as far as its name.
+/// A declaration up to its name.
 struct Declared {
     element: u64,
     align: u64,
 }
 
 impl<'t> Parser<'_, 't> {
-    /// `.align 4 .v2 .f32`: what stands between a space and a name.
+    /// `.align 4 .v2 .f32`: the part between a space and a name.
     fn declared_type(&mut self) -> Parse<Declared> {
         let mut align = None;
         let mut lanes = 1;
@@ -37,7 +37,7 @@ impl<'t> Parser<'_, 't> {
                 "v2" => lanes = 2,
                 "v4" => lanes = 4,
                 "v8" => lanes = 8,
-                // Where a pointer parameter points; not needed.
+                // The space that a pointer parameter points to; not needed.
                 "ptr" | "global" | "const" | "shared" | "local" => {}
                 "texref" | "samplerref" | "surfref" => {
                     return Ok(Declared { element: 8, align: 8 });
@@ -63,7 +63,7 @@ impl<'t> Parser<'_, 't> {
         }
     }
 
-    /// The dimensions behind a name: the count of elements, or none for empty brackets.
+    /// The dimensions behind a name: the number of elements, or none for empty brackets.
     fn element_count(&mut self) -> Parse<Option<u64>> {
         let mut count = Some(1u64);
         while self.take_mark(b'[') {

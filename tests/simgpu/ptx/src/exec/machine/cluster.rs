@@ -13,11 +13,11 @@ pub(crate) const RANK_SHIFT: u32 = 24;
 /// The state that the blocks of a cluster share.
 #[derive(Debug, Default)]
 pub(crate) struct Cluster {
-    /// The shared memory of each, by rank, and its length.
+    /// The shared memory of each block, by rank, and its length.
     shared: RefCell<Vec<(*mut u8, u64)>>,
-    /// Its threads, those that have ended among them.
+    /// The cluster's threads, including those that have ended.
     threads: Cell<u32>,
-    /// How often the barrier has opened.
+    /// The number of times that the barrier has opened.
     phase: Cell<u32>,
     arrived: Cell<u32>,
     ended: Cell<u32>,
@@ -26,7 +26,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Begins anew, without blocks.
+    /// Starts again, without blocks.
     pub(crate) fn restart(&self) {
         self.shared.borrow_mut().clear();
         for count in [&self.threads, &self.phase, &self.arrived, &self.ended, &self.blocks] {
@@ -34,7 +34,7 @@ impl Cluster {
         }
     }
 
-    /// Adds the next block. Its memory stays where it is as long as there is the cluster.
+    /// Adds the next block. Its memory must stay in its place as long as the cluster exists.
     pub(crate) fn add(&self, shared: *mut u8, bytes: u64, threads: u32) {
         self.shared.borrow_mut().push((shared, bytes));
         self.threads.set(self.threads.get() + threads);
@@ -47,7 +47,7 @@ impl Cluster {
         self.open();
     }
 
-    /// Some threads end, for which the barrier waits no longer. `arrived` of them have arrived, and did not wait.
+    /// Some threads end, so the barrier does not wait for them any more. `arrived` of them have arrived without waiting.
     pub(crate) fn end(&self, threads: u32, arrived: u32) {
         self.ended.set(self.ended.get() + threads);
         self.arrived.set(self.arrived.get() - arrived.min(self.arrived.get()));
@@ -61,12 +61,12 @@ impl Cluster {
         }
     }
 
-    /// How often the barrier has opened.
+    /// The number of times that the barrier has opened.
     pub(crate) fn phase(&self) -> u32 {
         self.phase.get()
     }
 
-    /// Where an address of another block's shared memory leads, if it is one.
+    /// The host's address of an address in another block's shared memory, if it is one.
     pub(crate) fn pointer(&self, addr: u64, len: u64) -> Option<*mut u8> {
         let rank = (addr >> RANK_SHIFT).checked_sub(1)?;
         let (shared, bytes) = *self.shared.borrow().get(usize::try_from(rank).ok()?)?;

@@ -17,7 +17,7 @@ pub(crate) const POLL_COST: i64 = 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flow {
     Next,
-    /// [`Core::fault`] says what happened.
+    /// The reason is in [`Core::fault`].
     Fault,
 }
 
@@ -30,9 +30,9 @@ pub(crate) struct Core<'l> {
     pub(crate) active: u32,
     pub(crate) shared: SharedMemory,
     pub(crate) local: LocalMemory,
-    /// How many more instructions may run before others get their turn.
+    /// The number of instructions that may still run before others get their turn.
     pub(crate) budget: i64,
-    /// Instructions executed so far that look like waiting.
+    /// The number of instructions so far that look like waiting.
     pub(crate) polls: u64,
     /// The last fault, and its lane.
     pub(crate) fault: Option<(Fault, usize)>,
@@ -99,7 +99,7 @@ impl<'l> Core<'l> {
         self.spans.renew(self.launch.memory.safe_point());
     }
 
-    /// Counts an instruction that may be one of a loop that waits for another thread.
+    /// Counts an instruction that may belong to a loop that waits for another thread.
     #[inline]
     pub(crate) fn poll(&mut self) {
         self.polls += 1;
@@ -127,7 +127,7 @@ impl<'l> Core<'l> {
         if found.is_some() { found } else { self.elsewhere(access, addr, len, write, lane) }
     }
 
-    /// An address that is not at hand: in no span, or beyond the block's shared memory or the lane's stack.
+    /// Resolves an address that no span at hand covers, or that is beyond the block's shared memory or the lane's stack.
     #[inline(never)]
     fn elsewhere(&mut self, access: Access, addr: u64, len: u64, write: bool, lane: usize) -> Option<*mut u8> {
         let found = match access {
@@ -141,7 +141,7 @@ impl<'l> Core<'l> {
         found
     }
 
-    /// An address in no span at hand: one of a window, or of memory not yet asked for.
+    /// Resolves an address in no span at hand: an address in a window, or in memory that was not resolved yet.
     fn generic(&mut self, addr: u64, len: u64, write: bool, lane: usize) -> Option<*mut u8> {
         if addr < SHARED_WINDOW {
             return self.global(addr, len, write, lane);

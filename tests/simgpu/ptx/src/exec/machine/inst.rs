@@ -30,7 +30,7 @@ pub(crate) struct Inst {
     pub(crate) line: u32,
 }
 
-/// The kind of an instruction, as far as the flow of control depends on it.
+/// The kind of an instruction, for the flow of control.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Action {
     /// Works on the lanes; then the next one follows.
@@ -62,7 +62,7 @@ pub(crate) enum Action {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BarrierOp {
     Wait,
-    /// Counts, but does not wait.
+    /// Count, but do not wait.
     Arrive,
     /// Wait, and count predicates.
     Count,

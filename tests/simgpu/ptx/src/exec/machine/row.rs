@@ -1,18 +1,18 @@
-//! Rows of registers: where one lies, and its lanes as typed values.
+//! Rows of registers: their places, and their lanes as typed values.
 
-/// How many lanes a warp has.
+/// The number of lanes of a warp.
 pub(crate) const LANES: usize = 32;
 
-/// Where a row of a register, a constant or a special register lies: two bits say in which region,
-/// the rest counts words of four bytes.
+/// The place of a row of a register, a constant or a special register: two bits name the region, the rest counts words of four
+/// bytes.
 pub(crate) type Row = u32;
-/// Rows of the program's constants. (Those without any of these bits are the function's frame's.)
+/// The bit of rows of the program's constants. (Rows with none of these bits are in the function's frame.)
 pub(crate) const CONSTANT: Row = 1 << 30;
-/// Rows of the warp's special registers.
+/// The bit of rows of the warp's special registers.
 pub(crate) const SPECIAL: Row = 2 << 30;
 /// The bits that count words.
 pub(crate) const ROW_OFFSET: Row = (1 << 30) - 1;
-/// No row: an operand that is not there, or `_`.
+/// No row: an operand that is missing, or `_`.
 pub(crate) const NO_ROW: Row = u32::MAX;
 
 /// A value that a lane of a row can hold.

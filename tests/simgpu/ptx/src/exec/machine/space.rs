@@ -1,4 +1,4 @@
-//! The memory that a running fragment accesses: shared, local, and the runs of global memory that it used last.
+//! The memory that a running fragment accesses: shared, local, and the recently used runs of global memory.
 
 use std::rc::Rc;
 
@@ -6,7 +6,7 @@ use super::cluster::Cluster;
 use super::row::LANES;
 use crate::memory::Span;
 
-/// Which space the addresses of an access belong to.
+/// The space that the addresses of an access belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Access {
@@ -55,9 +55,9 @@ impl SharedMemory {
 pub(crate) struct LocalMemory {
     /// The stack of lane 0.
     pub(crate) start: *mut u8,
-    /// How many bytes each has.
+    /// The bytes of each stack.
     pub(crate) stride: u64,
-    /// Where the running function's variables begin on a stack.
+    /// The offset of the running function's variables on a stack.
     pub(crate) frame: u64,
 }
 
@@ -77,15 +77,15 @@ impl LocalMemory {
     }
 }
 
-/// How many spans are kept at hand.
+/// The number of spans that are kept at hand.
 const SPANS: usize = 4;
 
 /// The spans of global memory that were resolved last.
 pub(super) struct Spans {
     spans: [Span; SPANS],
-    /// The one that the next span replaces.
+    /// The span that is replaced next.
     next: usize,
-    /// The number that the memory's last safe point answered.
+    /// The number that the memory's last safe point returned.
     epoch: u64,
 }
 

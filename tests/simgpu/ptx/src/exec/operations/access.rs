@@ -6,7 +6,7 @@ use crate::ast::Type;
 use crate::exec::machine::{Access, Core, Exec, Flow, Inst, Lane, Lanes, NO_ROW, Row};
 use crate::fault::FaultKind;
 
-/// How an access is made: the fields of [`Inst::e`].
+/// The way of an access: the fields of [`Inst::e`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct How {
     pub(crate) access: Access,
@@ -14,11 +14,11 @@ pub(crate) struct How {
     pub(crate) wide: bool,
     /// The address is an offset in the function's frame on the stack; there is no row.
     pub(crate) frame: bool,
-    /// May be part of a loop that waits.
+    /// The access may belong to a loop that waits.
     pub(crate) poll: bool,
-    /// Fenced on both sides.
+    /// The access has a fence on both sides.
     pub(crate) fence: bool,
-    /// How many values, if more than one: their rows are in the program's list at [`Inst::d`].
+    /// The number of values, if more than one: their rows are in the program's list at [`Inst::d`].
     pub(crate) count: u32,
 }
 
@@ -92,7 +92,7 @@ stored! {
 }
 
 impl Core<'_> {
-    /// The address a lane accesses.
+    /// The address that a lane accesses.
     #[inline(always)]
     pub(super) fn address(&self, how: How, a: Row, offset: u64, lane: usize) -> u64 {
         if how.frame {
@@ -205,7 +205,7 @@ pub(crate) fn select_load(ty: Type, register: u32) -> Option<Exec> {
     })
 }
 
-/// The store of a type from a register that is wide, or not.
+/// The store of a type from a wide or a narrow register.
 pub(crate) fn select_store(ty: Type, wide: bool) -> Option<Exec> {
     Some(match (ty.bytes(), wide) {
         (1, false) => |w, i| store(w, i, |v: u32| v as u8),

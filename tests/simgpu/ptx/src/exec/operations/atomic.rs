@@ -11,7 +11,7 @@ use crate::exec::machine::{Access, Core, Exec, Flow, Inst, Lane, Lanes, NO_ROW};
 /// A word that can be changed atomically.
 trait Word: Lane + PartialEq {
     const BYTES: u64;
-    /// Replaces the word by a function of it, and gives what it was.
+    /// Replaces the word by a function of it, and returns its former value.
     ///
     /// # Safety
     ///
@@ -58,7 +58,7 @@ word!(u16, AtomicU16);
 word!(u32, AtomicU32);
 word!(u64, AtomicU64);
 
-/// `d = [a]`, `[a] = f([a], b, c)`. The order of lanes is that of their numbers.
+/// `d = [a]`, `[a] = f([a], b, c)`, for the lanes in the order of their numbers.
 #[inline(always)]
 fn update<T: Word>(w: &mut Core<'_>, i: &Inst, f: impl Fn(T, T, T) -> T) -> Flow {
     let how = How::unpack(i.e);

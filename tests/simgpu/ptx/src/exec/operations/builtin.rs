@@ -4,7 +4,7 @@ use super::special;
 use crate::exec::machine::{Access, Builtin, Core, Flow, Inst, Lanes};
 use crate::fault::{FaultKind, Unsupported};
 
-/// No string of a kernel's is longer; one without an end would be read until it faults.
+/// The longest string of a kernel; a string without an end would be read until a fault.
 const TEXT_LIMIT: usize = 64 << 10;
 
 /// Runs a builtin for the active lanes. `arguments` and `result` are where the caller's parameter

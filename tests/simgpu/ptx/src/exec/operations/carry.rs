@@ -1,13 +1,13 @@
-//! Arithmetic with the carry flag, of which wide numbers are made.
+//! Arithmetic with the carry flag, which wide numbers need.
 //!
-//! A subtraction adds the complement, as the hardware does: the flag it leaves is set where nothing was borrowed. The
-//! manual speaks of a borrow, but compilers ask with an addition for what a subtraction left.
+//! A subtraction adds the complement, as the hardware does: it leaves the flag set where there was no borrow. The manual speaks
+//! of a borrow, but compilers read the flag of a subtraction with an addition.
 
 use super::int::{high_i64, high_u64};
 use crate::ast::Type;
 use crate::exec::machine::{Core, Exec, Flow, Inst, Lanes};
 
-/// Which instruction with the carry flag.
+/// The variant of an instruction with the carry flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Carry {
     /// Whether the flag is added.

@@ -1,7 +1,6 @@
-//! Asynchronous copies, done at once, and the barriers in memory (`mbarrier`) that tell of their
-//! end.
+//! Asynchronous copies, which are done at once, and the barriers in memory (`mbarrier`) that signal their end.
 //!
-//! A barrier is a word of 64 bits whose layout is the implementation's own business:
+//! A barrier is a word of 64 bits. Its layout is up to the implementation:
 //!
 //! ```text
 //!  63      62..40                      39..20                  19..0
@@ -24,7 +23,7 @@ fn begin(count: u64) -> u64 {
     count << EXPECTED_SHIFT | count
 }
 
-/// Ends the phase if nothing is still to come.
+/// Ends the phase if no arrivals and bytes are missing.
 fn settle(word: u64) -> u64 {
     if word & (COUNT | BYTES) != 0 {
         return word;
@@ -37,7 +36,7 @@ fn arrive(word: u64, count: u64) -> u64 {
     settle(word & !COUNT | (word & COUNT).wrapping_sub(count) & COUNT)
 }
 
-/// Some arrivals fewer are wanted from now on, and this one is made.
+/// Counts an arrival, and lowers the number of expected arrivals from now on.
 fn arrive_drop(word: u64, count: u64) -> u64 {
     let expected = (word >> EXPECTED_SHIFT & COUNT).wrapping_sub(count) & COUNT;
     arrive(word & !(COUNT << EXPECTED_SHIFT) | expected << EXPECTED_SHIFT, count)
@@ -51,7 +50,7 @@ fn complete(word: u64, bytes: u64) -> u64 {
     settle(expect(word, bytes.wrapping_neg()))
 }
 
-/// Changes a barrier, and gives what it was; none after a fault.
+/// Changes a barrier, and returns its former value; none after a fault.
 fn update(w: &mut Core<'_>, addr: u64, lane: usize, f: impl Fn(u64) -> u64) -> Option<u64> {
     let at = w.pointer(Access::Generic, addr, 8, true, lane)?;
     // SAFETY: `pointer` vouches for eight aligned bytes.
@@ -65,7 +64,7 @@ fn update(w: &mut Core<'_>, addr: u64, lane: usize, f: impl Fn(u64) -> u64) -> O
     }
 }
 
-/// For each lane: changes the barrier at `a` by what rows `b` and `c` say, and gives what it was.
+/// For each lane: changes the barrier at `a` with rows `b` and `c`, and returns its former value.
 fn change(w: &mut Core<'_>, i: &Inst, f: impl Fn(u64, u64, u64) -> u64) -> Flow {
     for lane in Lanes(w.active) {
         let addr: u64 = w.get(i.a, lane);
@@ -95,8 +94,8 @@ pub(crate) fn barrier(operation: &str) -> Option<Exec> {
     })
 }
 
-/// `test_wait` and `try_wait`: whether a phase is over, as a predicate. The phase is given by what
-/// an arrival gave (row `b` is wide), or by its parity.
+/// `test_wait` and `try_wait`: whether a phase is over, as a predicate. The phase is given by an arrival's result (row `b` is
+/// wide), or by its parity.
 pub(crate) fn test(parity: bool) -> Exec {
     fn over(w: &mut Core<'_>, i: &Inst, phase: impl Fn(&Core<'_>, usize) -> bool) -> Flow {
         w.poll();
@@ -121,7 +120,7 @@ pub(crate) fn pending() -> Exec {
     |w, i| w.map1(i, |state: u64| (state & COUNT) as u32)
 }
 
-/// Copies are never longer: more than any shared memory holds.
+/// The longest copy: more than any shared memory holds.
 const COPY_LIMIT: u32 = 1 << 20;
 
 fn copy(w: &mut Core<'_>, lane: usize, to: u64, from: u64, taken: u32, bytes: u32) -> Flow {

@@ -6,10 +6,10 @@ use crate::exec::machine::{Core, Exec, Flow, Inst, exec};
 
 /// Bits of [`Inst::imm`] for floating point instructions, above the rounding mode's three.
 pub(crate) const FTZ: u64 = 8;
-/// Results are kept within 0 and 1.
+/// Keeps results within 0 and 1.
 pub(crate) const SATURATE: u64 = 16;
 
-/// The only NaN that single precision arithmetic gives.
+/// Replaces NaN by the only NaN that single precision arithmetic gives.
 #[inline(always)]
 pub(crate) fn canonical32(value: f32) -> f32 {
     if value.is_nan() { f32::from_bits(0x7fff_ffff) } else { value }
@@ -20,7 +20,7 @@ pub(crate) fn canonical64(value: f64) -> f64 {
     if value.is_nan() { f64::from_bits(0x7ff8_0000_0000_0000) } else { value }
 }
 
-/// Subnormal numbers become zeros of their sign.
+/// Replaces a subnormal number by a zero of its sign.
 #[inline(always)]
 pub(crate) fn flush(value: f32) -> f32 {
     if value.abs() < f32::MIN_POSITIVE { 0.0f32.copysign(value) } else { value }
@@ -268,7 +268,7 @@ pub(crate) fn unary(name: &str, ty: Type, flags: u64) -> Option<Exec> {
         ("sqrt", Type::F32) => single!(|a, mode| round::sqrt32(a, mode)),
         ("sqrt", Type::F64) if nearest => double!(|a, mode| a.sqrt()),
         ("sqrt", Type::F64) => double!(|a, mode| round::sqrt64(a, mode)),
-        // The approximations of these are as good as the host's functions are.
+        // The approximations of these instructions are as good as the host's functions.
         ("rsqrt", Type::F32) => single!(|a, mode| (1.0 / f64::from(a).sqrt()) as f32),
         ("rsqrt", Type::F64) => double!(|a, mode| 1.0 / a.sqrt()),
         ("sin", Type::F32) => single!(|a, mode| f64::from(a).sin() as f32),

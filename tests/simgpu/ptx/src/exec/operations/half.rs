@@ -5,7 +5,7 @@ use super::round::Rounding;
 use crate::ast::Type;
 use crate::exec::machine::{Core, Exec, Flow, Inst, Lanes, exec};
 
-/// Negative results become zero.
+/// Replaces negative results by zero.
 pub(crate) const RELU: u64 = 32;
 
 /// A format of 16 bits.
@@ -184,7 +184,7 @@ pub(crate) fn pack(ty: Type) -> Option<Exec> {
     })
 }
 
-/// A sum of two numbers, or pairs of numbers, of 16 bits; what atomic additions need.
+/// A sum of two numbers, or pairs of numbers, of 16 bits, for atomic additions.
 pub(crate) fn add_bits(format: Format, a: u32, b: u32) -> u32 {
     (0..2).fold(0, |out, half| {
         let [a, b] = [a, b].map(|s| f64::from(format.to_f32((s >> (16 * half)) as u16)));
@@ -192,7 +192,7 @@ pub(crate) fn add_bits(format: Format, a: u32, b: u32) -> u32 {
     })
 }
 
-/// Bitwise negation and absolute value do not round; kept exact for NaN too.
+/// Bitwise negation and absolute value, which do not round; exact for NaN too.
 pub(crate) fn sign(name: &str, ty: Type) -> Option<Exec> {
     let pair = matches!(ty, Type::F16x2 | Type::Bf16x2);
     Format::of(ty)?;

@@ -25,7 +25,7 @@ pub(crate) fn integers(name: &str, signed: bool, relu: bool) -> Option<Exec> {
     })
 }
 
-/// `vabsdiff4`: how far the bytes of two words are from each other, as bytes or, with `add`, their sum added to a third word.
+/// `vabsdiff4`: the differences of the bytes of two words, as bytes or, with `add`, their sum added to a third word.
 pub(crate) fn differences(signed: bool, add: bool) -> Exec {
     fn each(a: u32, b: u32, signed: bool) -> [u8; 4] {
         let (a, b) = (a.to_le_bytes(), b.to_le_bytes());

@@ -1,7 +1,7 @@
 //! Arithmetic in the rounding modes that the host does not offer portably.
 //!
-//! Each result is first computed to nearest; the sign of what was lost then tells whether the
-//! neighbour is the right answer.
+//! Each result is first computed to nearest; the sign of the rounding error then shows whether the neighbour is the right
+//! result.
 
 /// A rounding mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl Rounding {
     }
 }
 
-/// Moves `nearest`, of which `rest` was lost, to what the mode asks for.
+/// Moves `nearest`, whose rounding lost `rest`, to the mode's result.
 fn adjust64(nearest: f64, rest: f64, mode: Rounding) -> f64 {
     if !nearest.is_finite() {
         // An overflow: the largest finite number lies between, unless an infinity was put in.
@@ -91,7 +91,7 @@ fn adjust64(nearest: f64, rest: f64, mode: Rounding) -> f64 {
     }
 }
 
-/// Rounds an exact value, given as a double and what is lost beyond it, to single precision.
+/// Rounds an exact value, given as a double and the rest beyond it, to single precision.
 pub(crate) fn to_f32(value: f64, rest: f64, mode: Rounding) -> f32 {
     let nearest = value as f32;
     if !value.is_finite() {
@@ -111,7 +111,7 @@ pub(crate) fn to_f32(value: f64, rest: f64, mode: Rounding) -> f32 {
         return nearest;
     }
     match mode {
-        // The double may itself have been rounded onto a tie; what is lost beyond it decides.
+        // The double may itself have been rounded onto a tie; the rest beyond it decides.
         Rounding::Nearest | Rounding::Away => break_tie(value, rest, nearest, mode),
         Rounding::Zero if value > 0.0 && lost < 0.0 => nearest.next_down(),
         Rounding::Zero if value < 0.0 && lost > 0.0 => nearest.next_up(),
@@ -139,14 +139,14 @@ fn break_tie(value: f64, rest: f64, nearest: f32, mode: Rounding) -> f32 {
     if towards_other { other } else { nearest }
 }
 
-/// A sum and what its rounding lost (Knuth).
+/// A sum and its rounding error (Knuth).
 fn two_sum(a: f64, b: f64) -> (f64, f64) {
     let sum = a + b;
     let part = sum - a;
     (sum, (a - (sum - part)) + (b - part))
 }
 
-/// Exact zero sums have the sign the mode says.
+/// The sign of an exact zero sum, which the mode determines.
 fn zero_sum(a: f64, b: f64, sum: f64, mode: Rounding) -> f64 {
     if sum == 0.0 && mode == Rounding::Down && (a != b || a != 0.0) { -0.0 } else { sum }
 }
@@ -207,7 +207,7 @@ pub(crate) fn mul64(a: f64, b: f64, mode: Rounding) -> f64 {
         1.0
     } else {
         let rest = a.mul_add(b, -product);
-        // A product that vanished altogether has lost itself.
+        // The rounding error of a product that vanished is the product itself.
         if product == 0.0 && a != 0.0 && b != 0.0 { a.signum() * b.signum() } else { rest }
     };
     adjust64(product, rest, mode)

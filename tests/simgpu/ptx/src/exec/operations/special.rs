@@ -42,7 +42,7 @@ impl Fixed {
     }
 }
 
-/// Their names. Each has a row of 32 words in the warp's special region, in this order.
+/// The names of the registers. Each has a row of 32 words in the warp's special region, in this order.
 const FIXED: &[(&str, Fixed)] = &[
     ("%tid.x", Fixed::Thread(0)),
     ("%tid.y", Fixed::Thread(1)),
@@ -81,7 +81,7 @@ const FIXED: &[(&str, Fixed)] = &[
     ("%reserved_smem_offset_end", Fixed::Zero),
     ("%reserved_smem_offset_cap", Fixed::Zero),
     (DYNAMIC_BASE, Fixed::DynamicBase),
-    // From here on they depend on the block.
+    // The registers from here on depend on the block.
     ("%ctaid.x", Fixed::Block(0)),
     ("%ctaid.y", Fixed::Block(1)),
     ("%ctaid.z", Fixed::Block(2)),
@@ -94,12 +94,12 @@ const FIXED: &[(&str, Fixed)] = &[
     ("%cluster_ctarank", Fixed::ClusterRank),
     ("%smid", Fixed::Processor),
 ];
-/// How many of them are the same for every block.
+/// The number of registers that are the same for every block.
 const BEFORE_BLOCK: usize = 37;
-/// Not a register of PTX's: where dynamic shared memory begins, which depends on the kernel.
+/// The beginning of dynamic shared memory, which depends on the kernel; no register of PTX.
 pub(crate) const DYNAMIC_BASE: &str = "dynamic shared memory";
 
-/// How many words the special region of a warp has.
+/// The number of words of a warp's special region.
 pub(crate) const SPECIAL_WORDS: usize = FIXED.len() * LANES;
 
 /// The row of a special register that does not change.
@@ -108,7 +108,7 @@ pub(crate) fn row(name: &str) -> Option<Row> {
     Some(SPECIAL | (index * LANES) as u32)
 }
 
-/// The exec that reads a clock, and whether it gives 64 bits.
+/// The exec that reads a clock, and whether the clock has 64 bits.
 pub(crate) fn clock(name: &str) -> Option<(Exec, bool)> {
     macro_rules! reads {
         (|$nanos:ident| -> $ty:ty $value:block) => {{
@@ -129,12 +129,12 @@ pub(crate) fn clock(name: &str) -> Option<(Exec, bool)> {
     })
 }
 
-/// Writes what is the same for every block into the special region of a warp.
+/// Writes the registers that are the same for every block into the special region of a warp.
 pub(crate) fn fill(words: &mut [u32], launch: &Launch<'_>, warp: u32) {
     write_rows(words, 0..BEFORE_BLOCK, launch, [0; 3], warp);
 }
 
-/// Writes what depends on the block.
+/// Writes the registers that depend on the block.
 pub(crate) fn fill_block(words: &mut [u32], launch: &Launch<'_>, block: [u32; 3], warp: u32) {
     write_rows(words, BEFORE_BLOCK..FIXED.len(), launch, block, warp);
 }

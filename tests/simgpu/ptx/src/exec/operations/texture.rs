@@ -6,14 +6,14 @@ use crate::exec::machine::{Access, Core, Exec, Flow, Inst, Lanes, NO_ROW, Row};
 use crate::fault::FaultKind;
 use crate::texture::{Boundary, Coordinates, Detail, Fetch, Geometry, Spot};
 
-/// How an instruction is to be read: the bits of [`Inst::imm`]. The rows are in the program's list at [`Inst::d`]:
-/// results or values first, then layer, coordinates, and what says the level.
+/// The shape of an instruction: the bits of [`Inst::imm`]. The rows are in the program's list at [`Inst::d`]: results or values
+/// first, then layer, coordinates, and the level or gradients.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) geometry: Geometry,
-    /// Results of a load, values of a store.
+    /// The number of a load's results or a store's values.
     pub(crate) values: u32,
-    /// Coordinates are floating point numbers.
+    /// Whether coordinates are floating point numbers.
     pub(crate) float: bool,
     /// 0: none; 1: a level; 2: gradients.
     pub(crate) detail: u32,
@@ -84,7 +84,7 @@ impl<'r> Rows<'r> {
     }
 }
 
-/// How many rows [`Shape`] wants.
+/// The number of rows that [`Shape`] has.
 pub(crate) fn row_count(shape: &Shape) -> usize {
     let n = shape.geometry.coordinates();
     let detail = match shape.detail {
@@ -139,7 +139,7 @@ pub(crate) fn fetch() -> Exec {
     }
 }
 
-/// Where a lane goes in a surface; none where it goes nowhere, an error after a fault.
+/// The place of a lane in a surface; none where the lane does nothing, an error after a fault.
 fn place(w: &mut Core<'_>, i: &Inst, shape: &Shape, lane: usize) -> Result<Option<u64>, Flow> {
     let (_, mut rows) = list(w, i, shape);
     let layer = rows.layer(w, lane, shape.geometry);
@@ -228,7 +228,7 @@ pub(crate) fn reduce(operation: &str, signed: bool) -> Option<Exec> {
     })
 }
 
-/// `txq` and `suq`, of what [`QUERIES`] has at `imm`.
+/// `txq` and `suq` of the property that [`QUERIES`] has at `imm`.
 pub(crate) fn query() -> Exec {
     |w, i| {
         let what = QUERIES.get(i.imm as usize).copied().unwrap_or("");
@@ -242,5 +242,5 @@ pub(crate) fn query() -> Exec {
     }
 }
 
-/// What can be asked for.
+/// The properties that can be queried.
 pub(crate) const QUERIES: &[&str] = &["width", "height", "depth", "array_size", "num_mipmap_levels", "num_samples"];

@@ -1,4 +1,4 @@
-//! The barriers of a block: how many threads have arrived, and the result that they go on with.
+//! The barriers of a block: the number of arrived threads, and the result that they continue with.
 
 use crate::exec::machine::{Action, BarrierOp, Inst};
 
@@ -6,9 +6,9 @@ use crate::exec::machine::{Action, BarrierOp, Inst};
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Barrier {
     arrived: u32,
-    /// As given with the instruction; all live threads if it was not.
+    /// The number in the instruction; all live threads if it has none.
     expected: Option<u32>,
-    /// How many predicates were true.
+    /// The number of true predicates.
     yes: u32,
     touched: bool,
 }
@@ -34,7 +34,7 @@ pub(crate) struct Barriers {
 }
 
 impl Barriers {
-    /// Counts some lanes; false if there is no such barrier.
+    /// Counts arriving lanes; false if there is no such barrier.
     pub(super) fn arrive(&mut self, id: u32, lanes: u32, expected: Option<u32>, predicate: u32) -> bool {
         let Some(barrier) = self.barriers.get_mut(id as usize) else { return false };
         barrier.arrived += lanes.count_ones();
@@ -50,9 +50,10 @@ impl Barriers {
         self.any
     }
 
-    /// Opens the first barrier at which all threads have arrived, of `live` in the block. Gives its number and what it was.
+    /// Opens the first barrier at which all of the block's `live` threads have arrived. Returns its number and its former
+    /// state.
     pub(crate) fn open(&mut self, live: u32) -> Option<(u32, Barrier)> {
-        // Threads that have ended are not waited for, even where a count was given.
+        // The barrier does not wait for threads that have ended, even where a count was given.
         let complete = |barrier: &Barrier| barrier.touched && barrier.arrived >= barrier.expected.unwrap_or(live);
         let id = self.barriers.iter().position(complete)?;
         let barrier = std::mem::take(&mut self.barriers[id]);

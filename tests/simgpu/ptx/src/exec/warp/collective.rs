@@ -1,7 +1,7 @@
-//! What the lanes of a warp do together: shuffles, votes, matches, reductions.
+//! The collective operations of a warp's lanes: shuffles, votes, matches, reductions.
 //!
-//! Each instruction names the lanes that take part. They need not come together: inputs are kept
-//! until all of those lanes have arrived, be it in several fragments.
+//! Each instruction names the lanes that take part. They need not arrive together: inputs are kept until all of those lanes
+//! have arrived, possibly in several fragments.
 
 use crate::exec::machine::{Collective, Core, Inst, LANES, Lanes, NO_ROW, Reduction};
 
@@ -50,8 +50,7 @@ impl Inputs {
         }
     }
 
-    /// The lanes that are present together with all of their members. No lane waits for one that
-    /// has ended.
+    /// The lanes that are present together with all of their members. No lane waits for a lane that has ended.
     pub(crate) fn ready(&self, mut present: u32, live: u32) -> u32 {
         loop {
             let ready = Lanes(present)
@@ -176,8 +175,8 @@ impl Inputs {
             };
             let source = if ok { source } else { at };
             within |= u32::from(ok) << lane;
-            // A lane that does not take part has nothing to give; the hardware's answer is not
-            // defined, this one's is the lane's own value.
+            // A lane that does not take part has no value. The hardware's result is undefined; this implementation's is the
+            // lane's own value.
             let from = if present >> source & 1 != 0 { source as usize } else { lane };
             w.put(i.d, lane, self.values[from] as u32);
         }

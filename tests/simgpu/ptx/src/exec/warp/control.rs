@@ -1,4 +1,4 @@
-//! Instructions that are more than a step: calls, barriers, what a warp does together.
+//! Instructions of more than one step: calls, barriers, collectives.
 
 use super::barrier::Barriers;
 use super::fragment::{Fragment, Frame, Pause, State};
@@ -7,11 +7,11 @@ use crate::exec::machine::{Action, BarrierOp, Core, Flow, Inst, Lanes, NO_ROW};
 use crate::exec::operations::builtin;
 use crate::fault::FaultKind;
 
-/// How deep calls may nest, whatever the size of the stack.
+/// The limit of nested calls, whatever the size of the stack.
 const DEPTH_LIMIT: usize = 4096;
 
 impl Warp<'_> {
-    /// Executes an instruction that is more than a step. None if the fragment goes on at once.
+    /// Executes an instruction of more than one step. None if the fragment goes on at once.
     pub(super) fn control(
         &mut self,
         w: &mut Core<'_>,
@@ -96,7 +96,7 @@ impl Warp<'_> {
                 }
                 (fragment.pc, fragment.words, fragment.stack) = (frame.pc, frame.words, frame.stack);
                 self.attach(w, fragment);
-                // Fragments that called together come together again.
+                // Fragments that called together continue together.
                 (!self.fragments.is_empty()).then_some(Pause::Reschedule)
             }
             Action::Exit => Some(self.exit(w, fragment, active)),
@@ -120,13 +120,13 @@ impl Warp<'_> {
                     fragment.pc += 1;
                     return None;
                 }
-                // The threads that it waits for are in another block, or in another fragment of this warp.
+                // The awaited threads are in another block, or in another fragment of this warp.
                 w.poll();
                 Some(Pause::Quantum)
             }
             Action::Collective(collective) => {
                 self.narrow(fragment, active);
-                // It joins the fragments of this warp that wait at the same instruction.
+                // The fragment joins the fragments of this warp that wait at the same instruction.
                 let mut at = 0;
                 while at < self.fragments.len() {
                     let other = &self.fragments[at];
@@ -149,13 +149,13 @@ impl Warp<'_> {
                 let waiting = fragment.clone();
                 self.fragments.push(waiting);
                 self.finish_collectives(w);
-                // It is among the other fragments now, and ready if its collective is complete.
+                // The fragment is among the others now, and ready if its collective is complete.
                 Some(Pause::Gone)
             }
         }
     }
 
-    /// Lets the fragments go on that wait at collective instructions and whose members are all there.
+    /// Continues the fragments that wait at collective instructions and whose members have all arrived.
     fn finish_collectives(&mut self, w: &mut Core<'_>) {
         let waiting = |f: &&Fragment| f.state == State::Collective;
         let present = self.fragments.iter().filter(waiting).fold(0, |mask, f| mask | f.mask);
@@ -195,7 +195,7 @@ impl Warp<'_> {
         }
         fragment.mask &= !active;
         fragment.pc += 1;
-        // No collective waits for them any more.
+        // No collective waits for these lanes any more.
         if !self.fragments.is_empty() {
             self.finish_collectives(w);
         }
@@ -211,7 +211,7 @@ impl Warp<'_> {
         op: BarrierOp,
         barriers: &mut Barriers,
     ) -> Option<Pause> {
-        // Lanes might name different barriers; the first one's goes first.
+        // Lanes may name different barriers; the first lane's comes first.
         let lane = active.trailing_zeros() as usize;
         let id: u32 = w.get(inst.a, lane);
         let same = Lanes(active).filter(|&l| w.get::<u32>(inst.a, l) == id).fold(0, |mask, l| mask | 1 << l);
@@ -237,7 +237,7 @@ impl Warp<'_> {
         Some(Pause::Waits)
     }
 
-    /// Lets the fragments go on that wait at a barrier, with the result of its reduction.
+    /// Continues the fragments that wait at a barrier, with the result of its reduction.
     pub(crate) fn release(&mut self, w: &mut Core<'_>, barrier: u32, op: impl Fn(&Inst) -> u32) {
         for index in 0..self.fragments.len() {
             if self.fragments[index].state != State::Barrier(barrier) {

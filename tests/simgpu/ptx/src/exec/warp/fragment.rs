@@ -1,4 +1,4 @@
-//! Lanes of a warp that are at the same place, and why they stop there.
+//! Fragments: lanes of a warp that are at the same instruction, and the reasons why they stop there.
 
 /// A caller's state, while a function it called runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub(super) struct Frame {
     pub(super) site: u32,
 }
 
-/// What keeps a fragment from running.
+/// The reason why a fragment cannot run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     Ready,
@@ -24,13 +24,13 @@ pub(super) enum State {
 pub(super) struct Fragment {
     pub(super) mask: u32,
     pub(super) pc: u32,
-    /// Where the function's registers begin among the warp's words.
+    /// The offset of the function's registers in the warp's words.
     pub(super) words: u32,
-    /// Where the function's variables begin on each lane's stack.
+    /// The offset of the function's variables on each lane's stack.
     pub(super) stack: u32,
     pub(super) frames: Vec<Frame>,
     pub(super) state: State,
-    /// When it last ran: the oldest gets the next turn when time is up.
+    /// The time of its last run: the oldest fragment gets the next turn when time is up.
     pub(super) ran: u64,
 }
 
@@ -40,14 +40,14 @@ impl Fragment {
     }
 }
 
-/// Why a fragment stopped running.
+/// The reason why a fragment stopped running.
 pub(super) enum Pause {
-    /// Others should be looked at: it diverged, returned, or met them.
+    /// Other fragments may have to run: this one diverged, returned, or met them.
     Reschedule,
     Quantum,
-    /// It waits; its state says for what.
+    /// The fragment waits; its state has the reason.
     Waits,
-    /// It has no lanes left.
+    /// The fragment has no lanes left.
     Gone,
     Fault,
 }

@@ -6,11 +6,11 @@ use super::state::Warp;
 use crate::exec::machine::{Action, Core, Flow, NO_ROW};
 use crate::exec::operations::convert;
 
-/// How long a fragment runs while others of its warp could run too. Lanes may wait for lanes of
-/// their own warp, so each must get its turn.
+/// The time that a fragment runs while others of its warp could run too. Lanes may wait for lanes of their own warp, so each
+/// fragment must get its turn.
 const FRAGMENT_QUANTUM: i64 = 20_000;
 
-/// Why a warp stopped running.
+/// The reason why a warp stopped running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// Its time is up.
@@ -19,20 +19,20 @@ pub(crate) enum Stop {
     Blocked,
     /// All lanes have ended.
     Ended,
-    /// [`Core::fault`] says what happened.
+    /// The reason is in [`Core::fault`].
     Fault,
 }
 
 impl Warp<'_> {
-    /// Chooses the fragment to run next, takes it out and joins with it those at the same place.
-    /// Gives also the first `pc` at which it must look at others again.
+    /// Chooses the next fragment, takes it out and joins those at the same place with it. Also returns the first `pc` at which
+    /// the fragment must look for others again.
     fn pick(&mut self) -> Option<(Fragment, u32)> {
         if let [only] = self.fragments.as_slice() {
             return (only.state == State::Ready).then(|| (self.fragments.swap_remove(0), u32::MAX));
         }
         let ready = |f: &&Fragment| f.state == State::Ready;
         let rotate = std::mem::take(&mut self.rotate);
-        // Those deepest in calls and furthest behind run first, so that others are caught up with.
+        // Fragments deepest in calls and furthest behind run first, so that they catch up with the others.
         let order = |f: &Fragment| (std::cmp::Reverse(f.frames.len()), f.pc);
         let index = if rotate {
             let oldest = self.fragments.iter().filter(ready).min_by_key(|f| f.ran)?;

@@ -6,17 +6,17 @@ use crate::exec::machine::{LANES, LocalMemory};
 #[derive(Default)]
 pub(super) struct Stacks {
     cells: Vec<u64>,
-    /// How many bytes each lane has.
+    /// The bytes of each lane's stack.
     bytes: u32,
 }
 
 impl Stacks {
-    /// Fills them with zeros.
+    /// Fills the stacks with zeros.
     pub(super) fn clear(&mut self) {
         self.cells.fill(0);
     }
 
-    /// Makes each lane's stack at least so large.
+    /// Makes each lane's stack at least this large.
     pub(super) fn reserve(&mut self, bytes: u32) {
         if bytes <= self.bytes {
             return;
@@ -46,7 +46,7 @@ impl Stacks {
         unsafe { std::ptr::copy(start.add(from), start.add(to), bytes) };
     }
 
-    /// The stacks as instructions access them, in a function whose variables begin at `frame`.
+    /// The stacks in the form that instructions access, in a function whose variables begin at `frame`.
     pub(super) fn local(&mut self, frame: u32) -> LocalMemory {
         LocalMemory { start: self.cells.as_mut_ptr().cast(), stride: u64::from(self.bytes), frame: u64::from(frame) }
     }

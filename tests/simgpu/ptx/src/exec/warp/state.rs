@@ -25,7 +25,7 @@ pub(crate) struct Warp<'l> {
     pub(super) clock: u64,
     /// Whether the fragment that ran longest ago is the next to run.
     pub(super) rotate: bool,
-    /// How often each lane has arrived at the cluster's barrier.
+    /// The number of times that each lane has arrived at the cluster's barrier.
     pub(super) arrivals: [u32; LANES],
     /// The line of the instruction that failed.
     pub(crate) line: u32,
@@ -58,8 +58,8 @@ impl<'l> Warp<'l> {
         let lanes = (threads - self.number * LANES as u32).min(LANES as u32);
         let mask = u32::MAX >> (LANES as u32 - lanes);
         special::fill_block(&mut self.special, launch, block, self.number);
-        // Registers and stacks of an earlier block are still there; no defined program sees them,
-        // but results must not depend on what ran before.
+        // Registers and stacks of an earlier block are still there. No defined program reads them, but results must not depend
+        // on earlier blocks.
         self.words.fill(0);
         self.stacks.clear();
         self.words.resize(self.words.len().max(words_to_cells(compiled.words)), 0);
@@ -86,12 +86,12 @@ impl<'l> Warp<'l> {
         w.local = self.stacks.local(fragment.stack);
     }
 
-    /// The first live lane, to be named where no lane is to blame.
+    /// The first live lane, named in errors that no single lane has caused.
     pub(crate) fn some_lane(&self) -> usize {
         self.live.trailing_zeros().min(31) as usize
     }
 
-    /// Why a fragment stops that has left lanes behind.
+    /// The reason why a fragment stops after it has left lanes behind.
     pub(super) fn after_parting(&self, w: &Core<'_>) -> Pause {
         if w.budget <= 0 { Pause::Quantum } else { Pause::Reschedule }
     }
@@ -119,7 +119,7 @@ impl<'l> Warp<'l> {
         self.fragments.push(Fragment { mask, pc, words, stack, frames, state: State::Ready, ran });
     }
 
-    /// Keeps only the active lanes in a fragment; the others go on behind the instruction.
+    /// Keeps only the active lanes in a fragment; the others continue after the instruction.
     pub(super) fn narrow(&mut self, fragment: &mut Fragment, active: u32) {
         if active != fragment.mask {
             self.part(fragment, fragment.mask & !active, fragment.pc + 1);
@@ -128,7 +128,7 @@ impl<'l> Warp<'l> {
     }
 }
 
-/// How many cells so many words take.
+/// The number of cells for this number of words.
 pub(super) fn words_to_cells(words: u32) -> usize {
     (words as usize).div_ceil(2)
 }
