@@ -1,4 +1,4 @@
-//! What users ask of the daemon about one process.
+//! Users' questions to the daemon about one process.
 
 use rekindle_wire::control::{CallInfo, CheckInfo, Failure, FailureKind, ProtocolChange, Reply, Request};
 
@@ -33,7 +33,7 @@ fn a_process_can_be_checkpointed_unless_its_worker_says_why_not() {
     assert!(found[0].reasons.is_empty(), "{found:?}");
     assert_eq!((found.len(), found[0].device_memory), (1, 4096));
     assert_eq!(check(&daemon, bad.pid)[0].reasons, ["it calls malloc"]);
-    // Both are in this process's tree, which has no GPU state of its own. Other tests' clients are other daemons'.
+    // Both are in this process's tree, which has no GPU state of its own. Clients of other tests belong to other daemons.
     let own = std::process::id() as i32;
     let pids: Vec<_> = check(&daemon, own).iter().map(|it| it.pid).collect();
     assert!(pids.contains(&good.pid) && pids.contains(&bad.pid) && !pids.contains(&own), "{pids:?}");
@@ -46,7 +46,7 @@ fn a_program_that_ends_while_it_is_asked_about_has_ended_and_no_worker_of_it_has
     let client = Client::attached(&daemon, "ends-in-check");
     let answer = ask(&daemon.socket(), &Request::Check { pid: client.pid }, &[]);
     assert_eq!(answer, Reply::Failed(Failure::refused(format!("process {} has ended", client.pid))));
-    // With others of its tree it stands against nothing.
+    // In a tree with others, the process is no obstacle.
     let (client, other) = (Client::attached(&daemon, "ends-in-check"), Client::attached(&daemon, "app"));
     let found = check(&daemon, std::process::id() as i32);
     assert!(found.iter().all(|it| it.pid != client.pid), "{found:?}");
@@ -115,10 +115,10 @@ fn the_first_that_says_a_protocol_wins() {
     assert_eq!((found.0.as_str(), found.1.contains("configuration")), ("recopy", true), "{found:?}");
     let found = protocol(said.pid, ProtocolChange::Keep);
     assert_eq!((found.0.as_str(), found.1.contains("REKINDLE_PROTOCOL")), ("cow", true), "{found:?}");
-    // What means nothing is said, and does not count.
+    // A value without a meaning is not reported, and does not count.
     let found = protocol(odd.pid, ProtocolChange::Keep);
     assert_eq!((found.0.as_str(), found.1.contains("\"cov\" is no protocol")), ("recopy", true), "{found:?}");
-    // It is nothing that a worker would have to be made for.
+    // No worker is started for this setting.
     let worker = daemon.clients().into_iter().find(|it| it.pid == said.pid).unwrap().worker;
     let environment = std::fs::read(format!("/proc/{worker}/environ")).unwrap();
     assert!(!String::from_utf8_lossy(&environment).contains("REKINDLE_PROTOCOL"));

@@ -18,7 +18,7 @@ fn a_client_gets_a_worker_and_the_pool_is_filled_again() {
     let clients = daemon.clients();
     let [info] = clients.as_slice() else { panic!("{clients:?}") };
     assert_eq!((info.pid, info.command.as_str(), info.state.as_str()), (client.pid, "app", "running"));
-    // A worker that has no time to answer is shown as it was before.
+    // A worker that has no time to answer is shown with its last description.
     eventually("what its worker says", || {
         let clients = daemon.clients();
         clients.first().is_some_and(|it| it.commands == 42 && it.device_memory == [4096]).then_some(())
@@ -71,7 +71,7 @@ fn without_a_gpu_a_client_is_refused_with_the_reason() {
     assert!(answer.starts_with("refused no worker: "), "{answer}");
     assert!(answer.contains("exit status: 9"), "{answer}");
     assert!(answer.contains("/fake/libcuda.so.1"), "{answer}");
-    // The GPU comes back.
+    // The GPU works again.
     std::fs::remove_file(daemon.dir.path().join("no-gpu")).unwrap();
     Client::attached(&daemon, "app");
 }
@@ -116,11 +116,11 @@ fn other_versions_are_refused_and_both_are_named() {
         assert!(reason.contains(&format!("speaks control version {version}")), "{reason}");
         assert!(reason.contains(&format!("speaks {OLDEST_CONTROL} to {CONTROL_VERSION}")), "{reason}");
     }
-    // Even if nothing else can be understood.
+    // The version decides even if nothing else in the message can be understood.
     let other = serde_json::json!({"Attach": {"new": true}});
     let change = |it: &mut Opening| (it.wire, it.oldest, it.request) = (78, 78, other);
     assert!(refusal(attach_with(&daemon, change, &[])).contains("control version 78"));
-    // A newer one that understands this one is let in, and what it says is understood as far as this version goes.
+    // A newer client that understands this version is let in, and its message is understood as far as this version goes.
     let newer = |it: &mut Opening| {
         it.wire = CONTROL_VERSION + 5;
         it.request["Attach"]["unheard_of"] = serde_json::json!([1]);
@@ -146,7 +146,7 @@ fn a_client_whose_commands_would_be_read_otherwise_is_refused() {
         it.calls[first] ^= 1;
     });
     assert!(reason.contains(&format!("driver call number {} is not cu", first(&Dialect::own()))), "{reason}");
-    // An older client, which has fewer calls, gets as far as any.
+    // An older client, which has fewer calls, attaches like any other.
     let older = with(|it| {
         it.calls.truncate(600);
         let first = it.calls.iter().position(|encoding| *encoding != 0).unwrap();
@@ -187,7 +187,7 @@ fn a_spare_worker_that_dies_is_replaced() {
     let daemon = Daemon::start();
     eventually("a spare", || (daemon.status().spare == 1).then_some(()));
     let children = format!("/proc/{0}/task/{0}/children", daemon.pid());
-    // It is a child of the thread that started it as long as that is there.
+    // The worker is a child of the thread that started it as long as that thread exists.
     let first =
         eventually("it is the daemon's child", || std::fs::read_to_string(&children).ok().filter(|it| !it.is_empty()));
     // SAFETY: a process that this test has caused to be.

@@ -1,5 +1,5 @@
-//! A fake application: does on its standard input's word what an interposer, or CRIU's plugin in a restored process,
-//! would do.
+//! A fake application: on commands from its standard input, it acts as an interposer, or as CRIU's plugin in a restored
+//! process.
 
 use std::io::{BufRead, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -23,7 +23,7 @@ pub(crate) fn main() {
     let mut directory = None;
     let mut listener = None;
     if std::env::var_os("FAKE_CLIENT").is_some_and(|it| it == "waits") {
-        // To be killed. A test that fails does not do so.
+        // The test kills this process, unless it fails.
         std::thread::sleep(std::time::Duration::from_secs(120));
         return;
     }
@@ -59,7 +59,7 @@ pub(crate) fn main() {
                 }
                 connection = Some(stream);
             }
-            // What CRIU brings back: mappings, and by the plugin a connection.
+            // The parts that CRIU restores: mappings, and a connection by the plugin.
             ["map", size, address] => {
                 let fixed = usize::from_str_radix(address, 16).unwrap();
                 let size: usize = size.parse().unwrap();
@@ -82,7 +82,7 @@ pub(crate) fn main() {
                 connection = Some(stream);
                 say("reattached");
             }
-            // What CRIU does: it opens the image directory, begins to make processes, and its plugin asks for a restore.
+            // The steps of CRIU: it opens the image directory, begins to make processes, and its plugin asks for a restore.
             ["open", path] => {
                 directory = Some(std::fs::File::open(path).unwrap());
                 say("opened");
@@ -119,7 +119,7 @@ pub(crate) fn main() {
                 }
             }
             ["cookie"] => say(&cookie_of(connection.as_ref().unwrap()).to_string()),
-            // Whether the other end closes.
+            // Reports whether the other end closes.
             ["wait"] => {
                 let mut byte = [0];
                 let read = connection.as_ref().unwrap().read(&mut byte);
@@ -131,7 +131,7 @@ pub(crate) fn main() {
     drop(listener);
 }
 
-/// The file and where it is mapped; the file itself is closed, as it is in a restored process.
+/// Maps a file and closes it, as it is closed in a restored process. Returns the address.
 fn map(file: OwnedFd, size: usize, address: usize) -> usize {
     let fixed = if address == 0 { 0 } else { libc::MAP_FIXED_NOREPLACE };
     // SAFETY: without MAP_FIXED a mapping replaces nothing.

@@ -1,4 +1,4 @@
-//! Dumps, as CRIU's plugin asks for them.
+//! Dumps, in the requests of CRIU's plugin.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ pub(crate) fn pause(root: i32, leave_running: bool) -> Request {
     Request::Pause { root, leave_running }
 }
 
-/// Begins a dump of a tree, whose clients are these.
+/// Begins a dump of a tree with these clients.
 fn begin(daemon: &Daemon, dir: &Path, root: i32, leave_running: bool, clients: &[i32]) -> Session {
     let (session, reply) = Session::open(daemon, &pause(root, leave_running), dir);
     let Reply::Paused { mut pids } = reply else { panic!("{reply:?}") };
@@ -61,7 +61,7 @@ fn what_a_process_outside_has_too_is_not_dumped() {
     begin(&daemon, dir.path(), root, true, &[one.pid, two.pid]);
 }
 
-/// As many as its memory is worth and the machine has cores for; what is not used is not in the image.
+/// The number follows from the memory's size and the machine's cores; unused files are not in the image.
 #[test]
 fn a_client_with_much_memory_has_several_data_files() {
     let several = std::thread::available_parallelism().unwrap().get().min(4) as u32;
@@ -123,7 +123,7 @@ fn a_dump_that_leaves_its_tree_running() {
     }
     let (id, cookie) = (1, 99);
     assert!(!ours(&session.ask(&Request::Socket { id, cookie })));
-    // The memory is long saved, but CRIU is still writing what a running GPU would change.
+    // The memory has been saved for long, but CRIU is still writing memory that a running GPU would change.
     eventually("it is saved", || {
         let saved = |it: &&String| it.ends_with("SaveCode");
         daemon.events().iter().find(saved).map(drop)
@@ -147,7 +147,7 @@ fn a_dump_that_leaves_its_tree_running() {
         assert_eq!(found.namespace_pid as i32, pid);
         assert_eq!(found.socket_path, daemon.socket());
     }
-    // What all have is stored once.
+    // Code that all clients have is stored once.
     assert_eq!(manifest.code.len(), 1);
     assert_eq!(image.read_code(manifest.code[0].hash).unwrap(), CODE);
     assert_eq!(manifest.host.gpus[0].compute_major, 9);
@@ -239,7 +239,7 @@ fn a_connection_that_closes_gives_the_dump_up() {
         assert_eq!(count("slow-save Open"), count("slow-save Quiesce"));
     }
     daemon.wait_for_event("slow-save Cancel");
-    // And the next one is whole.
+    // The next dump is complete.
     std::fs::write(daemon.dir.path().join("save-now"), "").unwrap();
     dump(&daemon, dir.path(), &mut client);
     Image::open(dir.path()).unwrap();
@@ -263,7 +263,7 @@ fn one_that_does_not_come_to_rest_fails_the_dump_by_name() {
     assert!(is_empty(dir.path()));
 }
 
-/// It is in a call of the driver for longer than a device is waited for at a time.
+/// The worker is in a call of the driver for longer than the daemon waits for a device at a time.
 #[test]
 fn one_that_answers_within_the_configured_limit_is_waited_for() {
     let daemon = Daemon::start_with(&[("config.toml", "quiesce_timeout_ms = 60000\n")]);
@@ -337,7 +337,7 @@ fn a_worker_that_fails_or_dies_fails_the_dump_and_the_others_go_on() {
         if bad == "fails-save" {
             assert!(text.contains("0x2000 failed: 700"), "{text}");
         }
-        // Before CRIU does anything about it.
+        // This comes before CRIU's next step.
         daemon.wait_for_event("slow-save Open");
         daemon.wait_for_state(&good, Some("running"));
         eventually("the image is removed", || is_empty(dir.path()).then_some(()));
@@ -437,7 +437,7 @@ fn two_dumps_of_one_tree_do_not_mix() {
     assert!(ours(&session.ask(&Request::Frozen { pid })));
 }
 
-/// The first is copying memory while its clients run: nothing of it is in the second one's hands.
+/// The first dump is copying memory while its clients run, and the second must not touch any of it.
 #[test]
 fn a_dump_of_a_tree_that_has_a_process_in_common_with_another_is_refused_and_the_other_goes_on() {
     let daemon = Daemon::start_with(&[("config.toml", "[checkpoint]\nprotocol = \"recopy\"\n")]);
@@ -490,7 +490,7 @@ fn a_handshake_that_was_frozen_is_noted_and_goes_on() {
     let daemon = Daemon::start();
     let dir = TempDir::new().unwrap();
     let mut client = Client::attached(&daemon, "app");
-    // One has connected and not said why.
+    // A process that has connected and not said why.
     let mut silent = Client::start(&daemon);
     assert_eq!(silent.ask("connect"), "connected");
     let root = std::process::id() as i32;
@@ -557,7 +557,7 @@ fn progress(order: &Session) -> Option<DumpInfo> {
     }
 }
 
-/// Who has CRIU dump a tree says so.
+/// Makes an order, as a command that has CRIU dump a tree does.
 fn order(daemon: &Daemon, root: i32, protocol: Option<&str>) -> Session {
     let protocol = protocol.map(str::to_owned);
     let (order, reply) =
@@ -598,7 +598,7 @@ fn who_has_a_dump_made_says_how_and_hears_what_becomes_of_it() {
     assert_eq!(protocol_reason, "stop asked for by `rekindle checkpoint`");
     assert!(phases.iter().any(|it| it.name == "stall"), "{phases:?}");
     assert_eq!(Image::open(dir.path()).unwrap().manifest().protocol_reason, protocol_reason);
-    // With its connection an order goes, and what it said.
+    // An order, with its options, ends with its connection.
     drop(said);
     eventually("the order is over", || (protocol(client.pid).0 == "auto").then_some(()));
 
@@ -611,7 +611,7 @@ fn who_has_a_dump_made_says_how_and_hears_what_becomes_of_it() {
         _ => None,
     });
     assert_eq!(progress(&said).unwrap().outcome, Some(DumpOutcome::Failed(why)));
-    // One that CRIU gives up, too.
+    // So does an order whose dump CRIU gives up.
     drop(session);
     let session = begin(&daemon, other.path(), client.pid, true, &[client.pid]);
     let said = order(&daemon, client.pid, None);
@@ -647,7 +647,7 @@ fn a_dump_waits_for_the_moment_that_its_application_says() {
     assert_eq!(daemon.state_of(client.pid).unwrap(), "running");
     assert_eq!(progress(&order).unwrap().phase, "moment");
     assert_eq!(client.ask("moment"), "moment true");
-    // It has its answer when it is at rest.
+    // The application gets its answer when it is at rest.
     assert_ne!(daemon.state_of(client.pid).unwrap(), "running");
     let (session, reply) = dump.join().unwrap();
     assert_eq!(reply, Reply::Paused { pids: vec![client.pid] });
@@ -655,12 +655,12 @@ fn a_dump_waits_for_the_moment_that_its_application_says() {
     drop((session, order));
     daemon.wait_for_state(&client, Some("running"));
 
-    // Nobody says so; and who waited goes.
+    // The moment does not come, and the order's command ends.
     let order = waits(client.pid, 1);
     let (_session, reply) = Session::open(&daemon, &pause(client.pid, true), dir.path());
     assert!(reason(reply).contains("rekindle_checkpoint"));
     drop(order);
-    // Another, since the daemon may not have heard yet that nobody waits for that one any more.
+    // A new client, since the daemon may not have noticed yet that no dump waits for the former one.
     let client = Client::attached(&daemon, "other");
     let order = waits(client.pid, 60_000);
     let (daemon_socket, pid, folder) = (daemon.socket(), client.pid, dir.path().to_owned());

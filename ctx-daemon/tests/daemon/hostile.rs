@@ -1,4 +1,4 @@
-//! What is malformed, closed, or without end costs the daemon nothing.
+//! Malformed, closed and endless connections do not harm the daemon.
 
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
@@ -31,7 +31,7 @@ fn malformed_frames_close_their_connection_and_leak_nothing() {
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
     }
-    // Well-formed, and nonsense: answered, and the descriptors that came with it closed.
+    // Well-formed nonsense is answered, and the descriptors that came with it are closed.
     for request in ["Fly", "Finish", "Reattach"] {
         let stream = UnixStream::connect(daemon.socket()).unwrap();
         let mut opening = Opening::new(&Request::Status).unwrap();
@@ -55,7 +55,7 @@ fn a_strangers_worker_is_not_taken_over() {
     let daemon = Daemon::start();
     let client = Client::attached(&daemon, "app");
     let attached = daemon.clients();
-    // This process is of the daemon's user and namespaces, but brings no client, or one that is not there.
+    // This process is of the daemon's user and namespaces, but brings no client, or one that does not exist.
     let rejoin = |fds: &[i32]| {
         let request = Request::Rejoin {
             attach: rekindle_wire::attach::Attach {
@@ -81,7 +81,7 @@ fn a_strangers_worker_is_not_taken_over() {
     assert_eq!(daemon.clients(), attached);
 }
 
-/// It is refused by a daemon that takes the place of its own: why.
+/// A daemon that replaces the impostor's own refuses it. Returns the reason.
 fn impostor_is_refused(daemon: &mut Daemon) -> String {
     daemon.kill(libc::SIGKILL);
     daemon.wait_for_event("impostor daemon gone");
@@ -164,10 +164,10 @@ fn of_too_many_connections_those_that_say_nothing_are_closed() {
     for _ in 0..1024 {
         open.push(UnixStream::connect(daemon.socket()).unwrap());
     }
-    // Who has something to say is served.
+    // A peer that has something to say is served.
     daemon.status();
     Client::attached(&daemon, "app");
-    // In the place of one of the first, whose patience would be longer.
+    // It takes the place of one of the first connections, which would have waited longer.
     open.iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
     let start = std::time::Instant::now();
     while !open.iter_mut().any(|stream| stream.read(&mut [0]).is_ok_and(|bytes| bytes == 0)) {
@@ -176,7 +176,7 @@ fn of_too_many_connections_those_that_say_nothing_are_closed() {
     }
 }
 
-/// A process of a user who is nobody special.
+/// A process of a user without special rights.
 fn process_of(uid: u32) -> std::process::Child {
     use std::os::unix::process::CommandExt;
     std::process::Command::new("sleep").arg("120").uid(uid).spawn().unwrap()
@@ -211,7 +211,7 @@ fn orders_of_one_user_leave_places_for_operators_and_other_users() {
     let listed = as_user(65533, || ask(&daemon.socket(), &Request::List, &[])).unwrap();
     assert_eq!(listed, Reply::Clients(Vec::new()));
     assert_eq!(awaited, 16);
-    // With their connections they are over.
+    // The sessions end with their connections.
     drop(held);
     eventually("another is accepted", || {
         let (_, reply) = as_user(nobody, open).unwrap()?;
@@ -240,12 +240,12 @@ fn a_users_order_does_not_hold_an_operators_dump() {
         (stream, reply)
     })
     .unwrap();
-    // The dump does not wait for what the other user has ordered.
+    // The dump does not wait for the other user's order.
     let dir = tempfile::tempdir().unwrap();
     let (_session, paused) = crate::support::Session::open(&daemon, &crate::dump::pause(root, true), dir.path());
     assert_eq!(paused, Reply::Paused { pids: Vec::new() });
     assert!(reason(reply).contains("only root"));
-    // Nor is there a wait without end.
+    // A wait without an end is not possible either.
     assert!(reason(ask(&daemon.socket(), &huge, &[])).contains("86400 s at most"));
     process.kill().unwrap();
     process.wait().unwrap();

@@ -1,4 +1,4 @@
-//! The daemon's own life: start, stop, death, another in its place.
+//! The daemon's own life: start, stop, death, replacement by another.
 
 use std::process::{Command, Stdio};
 
@@ -65,7 +65,7 @@ fn the_socket_is_for_its_owner_and_group_unless_configured() {
     assert_eq!(mode(&Daemon::start_with(&[config])), 0o666);
 }
 
-/// An application does not notice that its daemon is replaced, be it in order or not.
+/// An application does not notice that its daemon is replaced, after an orderly end or not.
 fn workers_survive(signal: i32) {
     let mut daemon = Daemon::start();
     let mut client = Client::attached(&daemon, "app");
@@ -80,7 +80,7 @@ fn workers_survive(signal: i32) {
     assert_eq!(daemon.clients()[0].protocol, "recopy");
     assert_eq!(daemon.clients()[0].worker, worker);
     daemon.wait_for_event("app Open");
-    // The taken over worker is as good as any.
+    // The worker that was taken over works like any other.
     client.tell("wait");
     client.kill();
     daemon.wait_for_state(&client, None);
@@ -102,7 +102,7 @@ fn spare_workers_end_with_their_daemon() {
         let mut daemon = Daemon::start();
         eventually("a spare", || (daemon.status().spare == 1).then_some(()));
         let children = format!("/proc/{0}/task/{0}/children", daemon.pid());
-        // It is a child of the thread that started it as long as that is there.
+        // The worker is a child of the thread that started it as long as that thread exists.
         let worker = eventually("it is the daemon's child", || {
             std::fs::read_to_string(&children).unwrap().split_whitespace().next().map(str::to_owned)
         });

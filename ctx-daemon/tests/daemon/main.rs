@@ -1,4 +1,4 @@
-//! The daemon as a process, with workers and clients that are fakes: no GPU is touched.
+//! Tests of the daemon as a process, with fake workers and clients: they use no GPU.
 //!
 //! Worker and client processes are this program again, started with one of the two "tests" `fake_worker` and
 //! `fake_client` and an environment variable that makes them do something.
@@ -19,7 +19,7 @@ mod stopped;
 mod support;
 mod worker;
 
-/// Not a test: what the daemon starts as a worker.
+/// Not a test: the program that the daemon starts as a worker.
 #[test]
 fn fake_worker() {
     if let Ok(fd) = std::env::var("FAKE_WORKER_CHANNEL") {

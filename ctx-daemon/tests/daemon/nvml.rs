@@ -1,4 +1,4 @@
-//! What NVML is asked: with the machine's NVML, and without one.
+//! NVML's queries, with the machine's NVML and without one.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -65,7 +65,7 @@ fn without_nvml_there_is_what_the_cuda_driver_says() {
     assert_eq!(ask(&daemon.socket(), &Request::GpuMemory { gpu: 0 }, &[]), Reply::GpuMemory(memory));
     assert!(reason(ask(&daemon.socket(), &Request::GpuMemory { gpu: 1 }, &[])).contains("no GPU 1"));
     assert_eq!(answer(&daemon, "nvmlDeviceGetPowerUsage", &[GPU, room(4)]).result, NOT_SUPPORTED);
-    // It holds no place, and takes no worker.
+    // The peer holds no place, and takes no worker.
     assert_eq!(daemon.status().used, 0);
 }
 
@@ -86,7 +86,7 @@ fn the_machines_nvml_answers_the_rest_as_nobody() {
     let fields = [GPU, Argument::Number(2), Argument::Buffer(values)];
     let fields = answer(&daemon, "nvmlDeviceGetFieldValues", &fields);
     assert_eq!((fields.buffers[0][32], fields.buffers[0][72]), (1, 10));
-    // One that this library does not have.
+    // A function that this library does not have.
     assert_eq!(answer(&daemon, "nvmlDeviceGetFanSpeed", &[GPU, room(4)]).result, 13);
 }
 
@@ -132,13 +132,13 @@ fn who_computes_is_asked_of_all_workers_at_once() {
     let mut pids = clients.each_ref().map(|it| it.pid);
     pids.sort_unstable();
     let ask = || processes(&ask(&daemon.socket(), &Request::GpuProcesses { gpu: 0 }, &[]));
-    // The daemon may come to know of a client a moment after that is attached.
+    // The daemon may learn of a client a moment after the client is attached.
     eventually("the daemon knows of all", || (ask() == pids).then_some(()));
-    // From now on each answers only when all have been asked: one after the other they would all be out of time.
+    // From now on each worker answers only when all have been asked: one after the other, all would be out of time.
     std::fs::remove_file(daemon.dir.path().join("events")).unwrap();
     std::fs::write(daemon.dir.path().join("meeting"), "3").unwrap();
     eventually("all are described", || (ask() == pids).then_some(()));
-    // A worker that does not answer costs no other one's answer, and is known by what it said last.
+    // A worker that does not answer delays no other answer, and its last description counts.
     let worker = daemon.clients()[0].worker;
     // SAFETY: a process that this test has caused to be.
     assert_eq!(unsafe { libc::kill(worker, libc::SIGSTOP) }, 0);
@@ -151,7 +151,7 @@ fn who_computes_is_asked_of_all_workers_at_once() {
 fn workers_of_others_are_not_asked_who_computes() {
     let daemon = Daemon::start_with(&[("config.toml", "socket_mode = \"0666\"\n"), ("meeting", "2")]);
     std::fs::set_permissions(daemon.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
-    // Neither would answer: the other one is not there.
+    // Neither would answer, since the other worker does not exist.
     let _client = Client::attached(&daemon, "meets-1");
     let question = Request::GpuProcesses { gpu: 0 };
     let Some(reply) = as_user(65534, || ask(&daemon.socket(), &question, &[])) else {

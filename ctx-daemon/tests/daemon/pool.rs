@@ -1,4 +1,4 @@
-//! Workers that are slow to come up, and how many there may be.
+//! Workers that are slow to become ready, and the limit of such workers.
 
 use crate::support::{Client, Daemon, eventually};
 
@@ -17,13 +17,13 @@ fn a_worker_that_hangs_at_its_start_is_said_replaced_and_killed() {
     let config = ("config.toml", "[pool]\nslow_start_ms = 200\nstart_timeout_ms = 3000\n");
     let daemon = Daemon::start_with(&[config, ("hang-once", "")]);
     let worker = hanging(&daemon);
-    // It gets the one that was started in its place.
+    // The client gets the worker that was started in place of the slow one.
     let client = Client::attached(&daemon, "app");
     assert_ne!(daemon.clients()[0].worker.to_string(), worker);
     eventually("that is said", || log(&daemon).contains("a worker is not ready after 200 ms").then_some(()));
     eventually("it is killed", || (!std::path::Path::new(&format!("/proc/{worker}")).exists()).then_some(()));
     eventually("that is said", || log(&daemon).contains("was not ready after 3000 ms and was killed").then_some(()));
-    // Others have come up since.
+    // Other workers have become ready since.
     eventually("a spare", || (daemon.status().spare == 1).then_some(()));
     assert_eq!(daemon.status().problem, None);
     drop(client);

@@ -1,4 +1,4 @@
-//! Dumps whose clients go on before they are copied, and such as are copied before they stop.
+//! Dumps whose clients go on before they are copied, and dumps whose clients are copied before they stop.
 
 use rekindle_images::{Image, Protocol};
 use rekindle_wire::control::{FailureKind, Reply, Request};
@@ -36,7 +36,7 @@ fn one_whose_memory_is_cloned_goes_on_before_it_is_copied() {
     daemon.wait_for_event("clones Open");
     assert!(place(&daemon, "clones Reserve") < place(&daemon, "clones Quiesce"));
     assert!(place(&daemon, "clones Save Clone") < place(&daemon, "clones Open"));
-    // Its image is not whole: no other dump begins.
+    // The image is not complete, so no other dump begins.
     assert!(Image::open(dir.path()).is_err());
     let (_, refused) = Session::open(&daemon, &pause(client.pid, true), TempDir::new().unwrap().path());
     assert!(reason(refused).contains("already"));
@@ -117,7 +117,7 @@ fn dump(daemon: &Daemon, client: &mut Client) {
 fn host_memory_goes_to_another_only_when_who_had_it_says_that_it_has_none() {
     let daemon = Daemon::start_with(&[("config.toml", "[checkpoint]\nstaging = 4194304\n")]);
     let has_come = |event: &str| daemon.events().iter().any(|it| it == event);
-    // Until one has found that host memory is ready.
+    // Repeats dumps until a worker has found that host memory is ready.
     let dump_until = |client: &mut Client, event: &str| {
         eventually(event, || {
             dump(&daemon, client);
@@ -127,7 +127,8 @@ fn host_memory_goes_to_another_only_when_who_had_it_says_that_it_has_none() {
     let mut first = Client::attached(&daemon, "first");
     dump_until(&mut first, "first Stage 1 1");
     daemon.wait_for_event("first Stage 0 0");
-    // A worker that does not take it, nor gives it back, is saved all the same. It may have it yet: nobody else gets any.
+    // A worker that neither takes the memory nor returns it is saved all the same. It may still have the memory: no other gets
+    // it.
     let mut odd = Client::attached(&daemon, "no-stage");
     dump_until(&mut odd, "no-stage Stage 1 1");
     daemon.wait_for_event("no-stage Stage 0 0");
@@ -147,7 +148,7 @@ fn a_limit_of_the_link_is_told_before_anything_is_copied() {
     let mut client = Client::attached(&daemon, "app");
     let session = up_to_finish(&daemon, &dir, &mut client, true);
     assert_eq!(session.hear(), Reply::Durable);
-    // Alone it has all of it.
+    // A client that is copied alone has all of the bandwidth.
     assert!(place(&daemon, "app Pace [5000] false") < place(&daemon, "app Precopy 0"));
     assert_eq!(daemon.events().iter().filter(|it| it.contains("Pace")).count(), 1);
 }

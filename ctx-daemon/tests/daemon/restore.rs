@@ -1,4 +1,4 @@
-//! Restores, as CRIU's plugin asks for them.
+//! Restores, in the requests of CRIU's plugin.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::dump::dump;
 use crate::support::{Client, Daemon, Session, eventually, reason};
 use crate::worker::PINNED;
 
-/// A process that "CRIU" has brought back, and the image, whose client is made to be it.
+/// A process that "CRIU" has restored, and an image that is changed so that its client is that process.
 pub(crate) struct Restored {
     pub(crate) dir: TempDir,
     pub(crate) process: Client,
@@ -52,7 +52,7 @@ fn change_all(dir: &TempDir, change: impl FnOnce(&mut Vec<rekindle_images::Clien
     drop(image);
     let HashKey::Content(key) = manifest.hash_key else { panic!("{:?}", manifest.hash_key) };
     let options = CreateOptions { id: manifest.id, key, ..CreateOptions::new().unwrap() };
-    // Its files have the same numbers again.
+    // The files get the same numbers again.
     ImageWriter::remove_image(ImageDir::open(dir.path()).unwrap()).unwrap();
     let writer = ImageWriter::create(ImageDir::open(dir.path()).unwrap(), options).unwrap();
     for (number, content) in files {
@@ -82,7 +82,7 @@ fn a_client_comes_back_and_can_be_dumped_again() {
     let (session, restore) = begin(&daemon, dir.path());
     assert_eq!(process.ask("map"), "mapped");
     assert_eq!(process.ask(&format!("reattach {restore} 5")), "reattached");
-    // Another task of the tree, which has nothing to do with us.
+    // Another task of the tree, which is no client.
     let pid = std::process::id() as i32;
     let none = Reply::Resumed { ours: false, open: false };
     assert_eq!(session.ask(&Request::Resume { pid }), none);
@@ -95,7 +95,7 @@ fn a_client_comes_back_and_can_be_dumped_again() {
     let after_load: Vec<_> = after_load.collect();
     assert_eq!(after_load[..3], ["app Load 1", "app Connect 0", "app Open"]);
 
-    // Under another daemon, which has not seen it come back.
+    // The process runs under another daemon, which has not restored it.
     daemon.kill(libc::SIGKILL);
     daemon.wait_for_event("app daemon gone");
     daemon.start_again();
@@ -236,7 +236,7 @@ fn content_that_was_changed_fails_when_the_process_is_resumed() {
     assert!(text.contains("failed already"), "{text}");
 }
 
-/// Of a process with much memory, whose worker has several threads.
+/// The process has much memory, so its worker has several threads.
 #[test]
 fn a_client_comes_back_from_several_data_files() {
     let daemon = Daemon::start_with(&[("config.toml", "[checkpoint]\nstaging = 0\n[image]\nfile_mib = 1\n")]);
@@ -251,7 +251,7 @@ fn a_client_comes_back_from_several_data_files() {
     daemon.wait_for_event("wide Load 1");
 }
 
-/// Nor would a worker be given what another process had.
+/// A worker must not be given another process's memory.
 #[test]
 fn an_image_whose_clients_share_a_data_file_is_refused() {
     let daemon = Daemon::start();
@@ -285,7 +285,7 @@ fn what_did_not_come_back_fails_at_its_process() {
 fn a_restore_that_is_given_up_leaves_nothing() {
     let daemon = Daemon::start();
     eventually("a spare", || (daemon.status().spare == 1).then_some(()));
-    // Before there was any client: of one that has just gone the daemon has something for a moment.
+    // Counted before there is any client: the daemon holds descriptors of one that has just ended for a moment.
     let before = daemon.descriptors();
     let Restored { dir, mut process } = dumped(&daemon, "app");
     let (session, restore) = begin(&daemon, dir.path());
@@ -293,7 +293,7 @@ fn a_restore_that_is_given_up_leaves_nothing() {
     process.ask(&format!("reattach {restore} 5"));
     drop(session);
     process.was_killed();
-    // One that is late, and that nobody would let go on either.
+    // A process that connects late, and that no daemon would continue either.
     let mut late = Client::start(&daemon);
     late.tell(&format!("reattach {restore} 5"));
     late.was_killed();
@@ -363,7 +363,7 @@ fn a_restore_counts_among_the_clients_that_there_may_be() {
     second.kill();
     daemon.wait_for_state(&second, None);
     let (session, restore) = begin(&daemon, dir.path());
-    // Its place is taken before it is there, and not taken twice afterwards.
+    // The client's place is taken before the client is there, and not taken twice afterwards.
     let text = refused(&daemon, dir.path());
     assert!(text.contains("2 are running already"), "{text}");
     process.ask("map");
@@ -375,7 +375,7 @@ fn a_restore_counts_among_the_clients_that_there_may_be() {
     eventually("a place is free again", || (daemon.clients().len() == 1).then_some(()));
     let mut third = Client::start(&daemon);
     assert_eq!(third.ask("attach third"), "attached");
-    // One that is given up gives its place back.
+    // A restore that is given up releases its place.
     third.kill();
     daemon.wait_for_state(&third, None);
     for _ in 0..3 {
@@ -395,7 +395,7 @@ fn a_process_killed_before_it_is_complete_ends_its_restore_although_criu_says_no
     process.ask(&format!("reattach {restore} 5"));
     daemon.wait_for_event("app Load 1");
     process.kill();
-    // All but CRIU's own connection.
+    // Waits for all but CRIU's own connection.
     eventually("its worker is let go", || {
         (daemon.descriptors() <= before + 2 && daemon.status().spare == 1).then_some(())
     });
@@ -419,7 +419,7 @@ fn what_a_dead_criu_had_begun_is_killed() {
     });
 }
 
-/// The second process is as one of another pid namespace, with the same number there.
+/// The second process stands for one of another pid namespace, with the same number there.
 #[test]
 fn what_another_criu_makes_of_the_same_image_survives() {
     let daemon = Daemon::start();

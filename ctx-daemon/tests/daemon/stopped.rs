@@ -1,7 +1,7 @@
 //! A worker that is stopped in the middle of a dump or a restore, at each request that it may get.
 //!
-//! The dump or restore fails by the configured limit, and names the process, the request, the limit and the reason. Nothing
-//! of it is left: when the worker goes on, its client runs and can be dumped.
+//! The dump or restore fails by the configured limit, and names the process, the request, the limit and the reason. It leaves
+//! nothing behind: when the worker goes on, its client runs and can be dumped.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use crate::dump::{dump, pause};
 use crate::restore::{Restored, dumped};
 use crate::support::{Client, Daemon, Session, eventually};
 
-/// So long that a healthy worker answers on a loaded machine.
+/// Limits that let a healthy worker answer on a loaded machine.
 const LIMITS: &str = "quiesce_timeout_ms = 1000\nstall_timeout_ms = 1500\n";
 const QUIESCE: &str = "1000 ms (quiesce_timeout_ms)";
 const STALL: &str = "1500 ms (stall_timeout_ms)";
 
-/// A daemon whose configuration ends with this.
+/// A daemon whose configuration ends with this text.
 fn daemon(configuration: &str) -> Daemon {
     Daemon::start_with(&[("config.toml", &format!("{LIMITS}{configuration}"))])
 }
 
-/// From now on the worker stops at this request, when as many others of its name have come.
+/// Makes the worker stop at this request, after so many others of the same name.
 fn stop_at(daemon: &Daemon, request: &str, before: usize) {
     std::fs::write(daemon.dir.path().join("stop-at"), format!("{request} {before}")).unwrap();
 }
@@ -50,7 +50,7 @@ fn open(daemon: &Daemon, request: &Request, dir: &Path) -> (Session, Reply) {
     (session, reply)
 }
 
-/// Asks for all that CRIU's plugin asks for in a dump, until something fails: why.
+/// Makes all requests of CRIU's plugin in a dump, until one fails. Returns the reason.
 fn try_dump(daemon: &Daemon, dir: &Path, client: &mut Client) -> Option<String> {
     let (session, reply) = open(daemon, &pause(client.pid, true), dir);
     let (pid, cookie) = (client.pid, client.cookie());
@@ -59,7 +59,7 @@ fn try_dump(daemon: &Daemon, dir: &Path, client: &mut Client) -> Option<String> 
     replies.filter_map(|it| if let Reply::Failed(failure) = it { Some(failure.reason) } else { None }).next()
 }
 
-/// Has a worker stop at a request of a dump, which must fail and say so.
+/// Has a worker stop at a request of a dump, which must fail and name the worker's request.
 fn fails_a_dump(daemon: &Daemon, request: &str, before: usize, limit: &str) {
     let mut client = Client::attached(daemon, "app");
     let worker = Stopped(daemon.clients()[0].worker);
@@ -71,7 +71,7 @@ fn fails_a_dump(daemon: &Daemon, request: &str, before: usize, limit: &str) {
     assert!(reason.contains(&named), "{reason}");
     assert!(reason.contains(&format!("did not answer {request} within {limit}")), "{reason}");
     assert!(reason.contains("it is stopped"), "{reason}");
-    // One that is still stopped is not waited for without an end by the next dump either.
+    // The next dump does not wait for ever either for a worker that is still stopped.
     let again = try_dump(daemon, dir.path(), &mut client).unwrap();
     assert!(again.contains(&named) && again.contains("it is stopped"), "{again}");
     drop(worker);
@@ -128,7 +128,7 @@ fn a_worker_that_is_stopped_when_told_of_a_moment_fails_the_dump_by_the_configur
     daemon.wait_for_state(&client, Some("running"));
 }
 
-/// Asks for all that CRIU's plugin asks for in a restore, until something fails: why.
+/// Makes all requests of CRIU's plugin in a restore, until one fails. Returns the reason.
 fn try_restore(daemon: &Daemon, restored: &mut Restored) -> Option<String> {
     let (session, reply) = open(daemon, &Request::Restore, restored.dir.path());
     let restore = match reply {
@@ -162,7 +162,7 @@ fn a_worker_that_is_stopped_at_any_request_of_a_restore_fails_it_by_the_configur
                 let reason = try_restore(&daemon, &mut restored).unwrap();
                 assert!(reason.contains("app") && reason.contains(&expected), "{request}: {reason}");
                 assert!(reason.contains("it is stopped"), "{request}: {reason}");
-                // Its workers are killed, and nothing of it is in the way of the next one.
+                // Its workers are killed, and it does not hinder the next restore.
                 eventually("the client is gone", || daemon.clients().is_empty().then_some(()));
             });
         }

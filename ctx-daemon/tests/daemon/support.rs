@@ -12,7 +12,7 @@ use rekindle_wire::control::{ClientInfo, Opening, Reply, Request, StatusInfo};
 use rekindle_wire::frame;
 use tempfile::TempDir;
 
-/// Waits for something that takes a moment.
+/// Waits for a condition that takes a moment.
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -35,12 +35,12 @@ impl Daemon {
         Self::start_with(&[])
     }
 
-    /// With files in the directory where fake workers look for what they are to do.
+    /// Starts a daemon, with files in the directory where fake workers look for their instructions.
     pub(crate) fn start_with(files: &[(&str, &str)]) -> Self {
         Self::start_in(TempDir::new().unwrap(), files)
     }
 
-    /// In a directory where there is something already.
+    /// Starts a daemon in a directory that has content already.
     pub(crate) fn start_in(dir: TempDir, files: &[(&str, &str)]) -> Self {
         for (name, content) in files {
             std::fs::write(dir.path().join(name), content).unwrap();
@@ -71,8 +71,8 @@ impl Daemon {
         self.process.id() as i32
     }
 
-    /// It has answered: to connect is not enough, since a process that the one before it was just starting may still have
-    /// its socket.
+    /// Waits until the daemon has answered. A connection is not enough, since a process that the daemon before was just
+    /// starting may still have its socket.
     fn wait_until_up(&self) {
         eventually("the daemon answers", || {
             let socket = UnixStream::connect(self.socket()).ok()?;
@@ -82,7 +82,7 @@ impl Daemon {
         });
     }
 
-    /// Another daemon in its place.
+    /// Starts another daemon in its place.
     pub(crate) fn start_again(&mut self) {
         self.process.wait().unwrap();
         self.process = spawn(self.dir.path());
@@ -98,7 +98,7 @@ impl Daemon {
         eventually("the daemon ends", || self.process.try_wait().unwrap())
     }
 
-    /// What fake workers have been asked, as `COMMAND REQUEST`.
+    /// The requests that fake workers have received, as `COMMAND REQUEST`.
     pub(crate) fn events(&self) -> Vec<String> {
         let text = std::fs::read_to_string(self.dir.path().join("events"));
         text.unwrap_or_default().lines().map(str::to_owned).collect()
@@ -133,7 +133,7 @@ impl Daemon {
         });
     }
 
-    /// How many descriptors the daemon has when nothing goes on.
+    /// The number of the daemon's descriptors when it is idle.
     pub(crate) fn descriptors(&self) -> usize {
         let count = || {
             let fds = std::fs::read_dir(format!("/proc/{}/fd", self.pid()));
@@ -150,7 +150,7 @@ impl Daemon {
 
 fn spawn(dir: &Path) -> Child {
     let log = std::fs::File::options().create(true).append(true).open(dir.join("log")).unwrap();
-    // Not the machine's own configuration.
+    // Keeps the daemon from reading the machine's own configuration.
     let config = dir.join("config.toml");
     let written = std::fs::read_to_string(&config);
     let written = written.unwrap_or_else(|_| "quiesce_timeout_ms = 1000\n[checkpoint]\nstaging = 0\n".to_owned());
@@ -186,7 +186,7 @@ impl Drop for Daemon {
             eprintln!("{}", log.unwrap_or_default());
             eprintln!("{:#?}", self.events());
         }
-        // Workers in use would look for another daemon until their clients are gone.
+        // Otherwise workers in use would look for another daemon until their clients are gone.
         let _ = std::fs::write(self.dir.path().join("stop"), "");
     }
 }
@@ -217,24 +217,24 @@ impl Client {
         }
     }
 
-    /// One that has a worker.
+    /// A client that has a worker.
     pub(crate) fn attached(daemon: &Daemon, command: &str) -> Self {
         let mut client = Self::start(daemon);
         assert_eq!(client.ask(&format!("attach {command}")), "attached");
         client
     }
 
-    /// Tells it to do something.
+    /// Sends the client a command.
     pub(crate) fn tell(&mut self, what: &str) {
         writeln!(self.input, "{what}").unwrap();
     }
 
-    /// What it says.
+    /// Reads the client's next line.
     pub(crate) fn hear(&mut self) -> String {
         loop {
             let mut line = String::new();
             assert!(self.output.read_line(&mut line).unwrap() > 0, "it ended");
-            // libtest writes its own in front.
+            // libtest writes text of its own in front.
             if let Some((_, said)) = line.split_once("client: ") {
                 return said.trim_end().to_owned();
             }
@@ -250,7 +250,7 @@ impl Client {
         self.ask("cookie").parse().unwrap()
     }
 
-    /// Waits until somebody has killed it.
+    /// Waits until the client has been killed.
     pub(crate) fn was_killed(&mut self) {
         use std::os::unix::process::ExitStatusExt;
         let status = eventually("it is killed", || self.process.try_wait().unwrap());
@@ -270,7 +270,7 @@ impl Drop for Client {
     }
 }
 
-/// A connection on which a dump or restore is told, as the plugin tells it.
+/// The session of a dump or restore, as the plugin opens it.
 pub(crate) struct Session(pub(crate) UnixStream);
 
 impl Session {
@@ -301,15 +301,15 @@ impl Session {
     }
 }
 
-/// One request on a connection of its own.
+/// Makes one request on a connection of its own.
 pub(crate) fn ask(socket: &Path, request: &Request, fds: &[RawFd]) -> Reply {
     let stream = UnixStream::connect(socket).unwrap();
     frame::send(&stream, &Opening::new(request).unwrap(), &[], fds).unwrap();
     frame::receive(&stream).unwrap().body
 }
 
-/// What this says and does as another user, or None where this process may not. Of this thread's alone: what it connects is
-/// the user's.
+/// Runs an action as another user; None where this process may not. Only this thread changes its user: its connections are that
+/// user's.
 pub(crate) fn as_user<T: Send>(uid: u32, action: impl FnOnce() -> T + Send) -> Option<T> {
     std::thread::scope(|scope| {
         let as_it = scope.spawn(move || {
@@ -321,7 +321,7 @@ pub(crate) fn as_user<T: Send>(uid: u32, action: impl FnOnce() -> T + Send) -> O
     })
 }
 
-/// A reply that must be a failure: why.
+/// The reason of a reply, which must be a failure.
 pub(crate) fn reason(reply: Reply) -> String {
     match reply {
         Reply::Failed(failure) => failure.reason,
@@ -329,7 +329,7 @@ pub(crate) fn reason(reply: Reply) -> String {
     }
 }
 
-/// A memfd as the interposer makes them.
+/// Makes a memfd as the interposer does.
 pub(crate) fn memfd(name: &std::ffi::CStr, size: usize) -> OwnedFd {
     // SAFETY: the name is a C string; the descriptor is new and owned here.
     unsafe {

@@ -1,5 +1,5 @@
-//! A fake worker: speaks on its channel as a worker does, and misbehaves as its client's command name, or a file in the
-//! test's directory, says.
+//! A fake worker: speaks on its channel as a worker does, and misbehaves as its client's command name, or a file in the test's
+//! directory, tells it to.
 
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -21,12 +21,12 @@ use rekindle_ctx_worker::rejoin;
 
 /// The code image that every client has.
 pub(crate) const CODE: &[u8] = b"a code image";
-/// The content of every client's one allocation is its command's name, and then this.
+/// The size of every client's one allocation. Its content begins with the command's name.
 pub(crate) const MEMORY: usize = 100_000;
 /// Where clients whose name begins with `pinned` have pinned memory.
 pub(crate) const PINNED: (u64, u64) = (rekindle_wire::window::PINNED_BASE + (1 << 30), 8192);
 
-/// With their numbers.
+/// Data files with their numbers.
 type DataFiles = Vec<(u32, std::fs::File)>;
 
 struct Worker {
@@ -36,7 +36,7 @@ struct Worker {
     attach: Option<Attach>,
     attached: Attached,
     client: Option<UnixStream>,
-    /// What is to be saved: the key, the files with their numbers, and what is known.
+    /// The save that is under way: the key, the files with their numbers, and the known hashes.
     saving: Option<([u8; 16], DataFiles, Vec<u8>)>,
     pinned: usize,
     code: usize,
@@ -53,11 +53,11 @@ pub(crate) fn main(channel: RawFd) -> ! {
         frame::send(&channel, &WorkerReply::Failed(Failure::internal(reason)), &[], &[]).unwrap();
         std::process::exit(1);
     }
-    // One of them hangs.
+    // One of the workers hangs.
     if std::fs::remove_file(dir.join("hang-once")).is_ok() || dir.join("hang").exists() {
         let own = std::process::id().to_string();
         std::fs::write(dir.join("hanging"), own).unwrap();
-        // Until the test is over.
+        // Waits until the test is over.
         let _ = frame::receive::<WorkerRequest>(&channel);
         std::process::exit(0);
     }
@@ -129,7 +129,7 @@ impl Worker {
         self.note("daemon gone");
         let stop = self.dir.join("stop");
         let gone = || stop.exists() || !self.dir.exists() || is_closed(client);
-        // One that its client has taken over brings another connection, to whoever listens there.
+        // A worker under its client's control brings another connection, to the listener in the test's directory.
         let another = self.is("impostor").then(|| UnixStream::connect(self.dir.join("victim")).unwrap());
         let brought = another.as_ref().unwrap_or(client);
         let rejoined = rejoin::rejoin(attach, &self.attached, std::os::fd::AsFd::as_fd(brought), gone);
@@ -141,7 +141,7 @@ impl Worker {
 
     fn note(&self, event: &str) {
         let file = std::fs::File::options().create(true).append(true).open(self.dir.join("events"));
-        // One write, so that lines of several workers do not mix. The test may be over.
+        // A single write, so that lines of several workers do not mix. The test may be over.
         if let Ok(mut file) = file {
             let _ = file.write_all(format!("{} {event}\n", self.command).as_bytes());
         }
@@ -161,7 +161,7 @@ impl Worker {
         self.reply(&WorkerReply::Failed(Failure::internal(reason)));
     }
 
-    /// Its client ends, and so does a worker then.
+    /// Ends its client, and with it this worker.
     fn ends_with_its_client(&self, when: &str) {
         if self.is(when) {
             let client = self.attach.as_ref().unwrap().pid;
@@ -171,13 +171,13 @@ impl Worker {
         }
     }
 
-    /// What its client's name says it is to do.
+    /// Whether its client's name asks for this misbehaviour.
     fn is(&self, misbehaviour: &str) -> bool {
         self.command.starts_with(misbehaviour)
     }
 
-    /// Stops this process, once, when the request comes that the file `stop-at` names, after as many others of its name as
-    /// it says.
+    /// Stops this process, once, at the request that the file `stop-at` names, after as many others of that name as the file
+    /// says.
     fn stop_at(&self, request: &WorkerRequest) {
         let path = self.dir.join("stop-at");
         let Ok(text) = std::fs::read_to_string(&path) else { return };
@@ -237,7 +237,7 @@ impl Worker {
                 self.reply(&WorkerReply::Done);
             }
             WorkerRequest::Pace { bandwidth, application_first } => {
-                // What holds unless it is said is no news.
+                // Default values are not reported.
                 if bandwidth.iter().any(|it| *it > 0) || !application_first {
                     self.note(&format!("Pace {bandwidth:?} {application_first}"));
                 }
@@ -262,7 +262,7 @@ impl Worker {
                 self.reply(&WorkerReply::Done);
             }
             WorkerRequest::Cancel => self.note("Cancel"),
-            // Of containers that have limits; none here.
+            // Only for containers that have limits; there are none here.
             WorkerRequest::JoinContainer { .. } => self.reply(&WorkerReply::Done),
             WorkerRequest::Data { .. } => panic!("there are few data files"),
             WorkerRequest::Code { code } => {
@@ -289,7 +289,7 @@ impl Worker {
                 self.reply(&WorkerReply::Done);
             }
             WorkerRequest::Shares => {
-                // A file of its own says what it has.
+                // A file per client lists its shared memory.
                 let said = std::fs::read_to_string(self.dir.join(format!("shares-{}", self.command)));
                 let ids = |what: &str| match &said {
                     Ok(said) if said == what => vec![[7; 16]],
@@ -332,7 +332,7 @@ impl Worker {
                 self.reply(&WorkerReply::Done);
             }
             WorkerRequest::Calls => self.reply(&WorkerReply::Calls {
-                // A function that there is, and one that there is not.
+                // A function that exists, and one that does not.
                 counts: vec![
                     Count { function: 0, asked: 5, refused: 5 },
                     Count { function: 999, asked: 1, refused: 0 },
@@ -354,8 +354,8 @@ impl Worker {
         }
     }
 
-    /// Waits until all workers whose clients are called `meets-...`, of which a file says how many there are, have been
-    /// asked this as often as this one.
+    /// Waits until all workers whose clients are called `meets-...` have received this request as often as this one. A file has
+    /// the number of these workers.
     fn meet(&self, request: &str) {
         self.note(request);
         let wanted: usize = std::fs::read_to_string(self.dir.join("meeting")).unwrap().trim().parse().unwrap();
@@ -409,7 +409,7 @@ impl Worker {
 
     fn progress(&mut self) {
         let bytes = MEMORY as u64;
-        // A pre-copy.
+        // The request is a pre-copy.
         let Some((hash_key, files, known)) = self.saving.take() else {
             return self.reply(&WorkerReply::Saved { bytes, waits: Waits::default() });
         };
@@ -422,7 +422,7 @@ impl Worker {
             return self.reply(&WorkerReply::Failed(Failure::new(FailureKind::Mispredicted, reason)));
         }
         if self.is("slow-save") {
-            // Until it is cancelled, as a worker that looks for that between two chunks.
+            // Goes on until it is cancelled, like a worker that checks for that between two chunks.
             let mut cancelled = false;
             for _ in 0..500 {
                 std::thread::sleep(Duration::from_millis(20));
@@ -435,7 +435,7 @@ impl Worker {
                 return self.failed("cancelled");
             }
         }
-        // One writer each, as if the last file had a thread of its own.
+        // One writer for each file, as if the last file had a thread of its own.
         let writers = files.into_iter().map(|(index, file)| {
             let writer = DataWriter::new(file, index, ContentKey::from_bytes(hash_key)).unwrap();
             writer.with_known(Known::from_bytes(&known).unwrap())
@@ -446,7 +446,7 @@ impl Worker {
         content.resize(MEMORY, 7);
         let hash = CodeHash::of(CODE);
         let mut record = Record {
-            // Of a state that every later release reads.
+            // The version of a state that every later release reads.
             worker_version: 9,
             gpus: vec![ClientGpu { ordinal: 0, uuid: [1; 16] }],
             objects: vec![Object { sequence: 1, code: vec![hash], ..Object::default() }],

@@ -7,7 +7,7 @@ use super::warp::{Barriers, Stop, Warp};
 use crate::fault::FaultKind;
 use crate::program::Program;
 
-/// The time that a warp runs before the next gets its turn.
+/// The number of instructions that a warp runs before the next gets its turn.
 const WARP_QUANTUM: i64 = 50_000;
 
 /// The end of a block's turn.

@@ -23,7 +23,7 @@ fn begin(count: u64) -> u64 {
     count << EXPECTED_SHIFT | count
 }
 
-/// Ends the phase if no arrivals and bytes are missing.
+/// Ends the phase if neither arrivals nor bytes are missing.
 fn settle(word: u64) -> u64 {
     if word & (COUNT | BYTES) != 0 {
         return word;
