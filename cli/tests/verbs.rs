@@ -154,7 +154,7 @@ fn dumps(dir: &Path, failures: &[(FailureKind, &str)]) -> std::thread::JoinHandl
 fn a_dump_that_fails_by_a_mispredicted_write_is_made_once_more_by_stop() {
     let wrong = (FailureKind::Mispredicted, "k wrote to 0x2000");
     let full = (FailureKind::NoSpace, "the disk is full");
-    // The kind decides, and not what the reason says.
+    // The failure's kind decides, and not the text of the reason.
     let refused = (FailureKind::Refused, "mispredicted write: given up");
     let stop = Some("stop".to_owned());
     for (failures, arguments, code, protocols) in [
@@ -170,7 +170,7 @@ fn a_dump_that_fails_by_a_mispredicted_write_is_made_once_more_by_stop() {
         let dir = installed();
         std::fs::create_dir(dir.path().join("lib/rekindle/criu")).unwrap();
         std::fs::write(dir.path().join("lib/rekindle/criu/rekindle.so"), "").unwrap();
-        // Fails as often, and keeps what it was told.
+        // This CRIU fails as often, and keeps its arguments.
         let criu = dir.path().join("criu");
         let script = format!(
             "#!/bin/sh\ncd '{}'\necho \"$@\" >>told\necho '(00.1) Error (criu/x.c:1): criu knows' >image/dump.log\n[ \"$(wc -l <told)\" -gt {} ]\n",
@@ -427,7 +427,7 @@ fn an_image_that_builds_on_another_is_flattened() {
     }
 }
 
-/// An image and those that it builds on have many in all.
+/// The image and those that it builds on have many data files in all.
 #[test]
 fn an_image_of_more_data_files_than_are_open_by_default_is_verified_and_flattened() {
     let dir = TempDir::new().unwrap();
@@ -483,7 +483,7 @@ fn a_bad_image_is_4() {
     assert_eq!(code, 4);
     assert!(out.contains("rekindle-data-0.raw"), "{out}");
     assert!(err.contains("is bad in 1 places"), "{err}");
-    // Looking at it does not read its content.
+    // Inspection does not read the image's content.
     assert_eq!(on("inspect", dir.path(), false).0, 0);
 
     std::fs::remove_file(dir.path().join("rekindle.commit")).unwrap();
@@ -512,7 +512,7 @@ fn what_went_wrong_is_said_once_with_its_cause() {
     }
 }
 
-/// `rekindle restore` as it is installed, with a CRIU that says it was started, and a daemon.
+/// Runs `rekindle restore` as it is installed, with a CRIU that reports its start, and a daemon.
 fn restore(image: &Path, arguments: &[&str]) -> (i32, String, bool) {
     let dir = installed();
     std::fs::create_dir(dir.path().join("lib/rekindle/criu")).unwrap();
@@ -532,7 +532,7 @@ fn restore(image: &Path, arguments: &[&str]) -> (i32, String, bool) {
         gpus: Vec::new(),
         sandbox: None,
     };
-    // Not every restore comes so far as to ask it.
+    // Not every restore asks the daemon.
     answers(dir.path(), Reply::Status(status));
     let mut command = Command::new(dir.path().join("bin/rekindle"));
     command.arg("restore").arg(image).arg("--criu").arg(&criu).arg("--socket").arg(dir.path().join("s"));
@@ -552,6 +552,6 @@ fn a_restore_that_verifies_first_starts_nothing_from_a_damaged_image() {
     let (code, err, started) = restore(bad.path(), &["--verify"]);
     assert_eq!((code, started), (4, false), "{err}");
     assert!(err.contains("rekindle-data-0.raw") && err.contains("is bad in 1 places"), "{err}");
-    // Otherwise its hashes are compared while it is loaded.
+    // Without --verify, CRIU is started: workers compare the hashes while they load the image.
     assert_eq!(restore(bad.path(), &[]), (0, String::new(), true));
 }

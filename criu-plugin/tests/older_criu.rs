@@ -1,5 +1,5 @@
-//! A CRIU with fewer hooks must not see more than its own: it would refuse the plugin, and with it every dump there is.
-//! This test plays that CRIU, by the one thing the plugin looks at.
+//! A CRIU with fewer hooks must see no more hooks than it knows: it would refuse the plugin, and with it every dump. This test
+//! plays that CRIU with the one symbol that the plugin reads.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 
 const HOOKS: usize = 10;
 
-/// A list head, and one for each kind of hook.
+/// CRIU's table: a list head, and one for each kind of hook.
 #[used]
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "the name is CRIU's")]
@@ -38,7 +38,7 @@ fn an_older_criu_sees_no_more_hooks_than_it_knows() {
     let descriptor = unsafe { descriptor.cast::<Descriptor>().read() };
     assert_eq!(descriptor.version, 0x000200);
     assert_eq!(descriptor.max_hooks, HOOKS as c_uint);
-    // It does not stand in the way of dumps.
+    // The plugin does not hinder dumps.
     assert_eq!((descriptor.init)(0), 0);
     (descriptor.exit)(0, 0);
     assert!(!descriptor.name.is_null());

@@ -60,7 +60,7 @@ pub(crate) fn run() {
     }
 }
 
-/// A memfd as the interposer makes them.
+/// Makes a memfd as the interposer does.
 fn ring() -> File {
     let name = std::ffi::CString::new(RING).unwrap();
     // SAFETY: a fresh descriptor.

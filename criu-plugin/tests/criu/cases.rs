@@ -1,4 +1,4 @@
-//! What is to be shown.
+//! The test cases.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ fn reason(text: &str) -> Option<String> {
     Some(text.into())
 }
 
-/// A restored process counts on from where the daemon found it, and what the daemon wrote reaches it.
+/// A restored process counts on from the count that the daemon found, and receives the daemon's question.
 fn goes_on(stage: &Stage, application: &Application, dumped: u64) {
     let resumed = stage.daemon.resumed();
     assert!(!resumed.is_empty());
@@ -31,7 +31,7 @@ fn goes_on(stage: &Stage, application: &Application, dumped: u64) {
     application.runs();
 }
 
-/// The daemon has been told that it is over.
+/// The connection to the daemon has been closed.
 fn closed(stage: &Stage, event: Event) -> Vec<Event> {
     let mut events = Vec::new();
     until("the session is closed", || {
@@ -70,7 +70,7 @@ pub(crate) fn a_killed_process_is_restored(stage: &Stage) {
         closed(stage, Event::RestoreClosed),
         [Event::Restore, Event::Reattach, Event::Resume { pid, ours }, Event::RestoreClosed,]
     );
-    // Its own, and none of the plugin's.
+    // The process holds its own sockets, and none of the plugin's.
     assert_eq!(sockets(pid), held);
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn a_tree_is_restored_again_and_again(stage: &Stage) {
     }
 }
 
-/// Holds the daemon's word that the image is whole back until the application, which `during` dumps, has gone on.
+/// Delays the daemon's reply to `Finish` until the application, which `during` dumps, has gone on.
 fn goes_on_before_it_is_durable<T: Send>(
     stage: &Stage,
     application: &Application,
@@ -147,7 +147,7 @@ pub(crate) fn a_failed_image_leaves_a_running_process_running(stage: &Stage) {
     assert!(ended.log.contains("the disk is full"));
     application.runs();
     closed(stage, Event::DumpClosed);
-    // And can be dumped later.
+    // The process can be dumped later.
     stage.daemon.script(Script::default());
     assert!(stage.dump(&application, &stage.images("again"), &["--leave-running"]).success);
     application.runs();
@@ -183,7 +183,7 @@ pub(crate) fn a_failed_image_leaves_connections_unlocked(stage: &Stage) {
     let ended = stage.dump(&application, &stage.images("images"), &["--tcp-established", "--network-lock", "nftables"]);
     assert!(!ended.success);
     if ended.log.contains("Can't get 1:16 opt") {
-        // SO_PASSCRED, which Linux 6.17 took from all but Unix sockets.
+        // CRIU needs SO_PASSCRED, which Linux 6.17 removed from all but Unix sockets.
         println!("skipped: CRIU before 4.2 cannot dump TCP connections on this kernel");
         return;
     }
@@ -193,7 +193,7 @@ pub(crate) fn a_failed_image_leaves_connections_unlocked(stage: &Stage) {
 }
 
 pub(crate) fn a_dump_that_criu_fails_closes_the_session(stage: &Stage) {
-    // An established connection, and no --tcp-established.
+    // An established connection without --tcp-established.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let application = stage.application_with("client", &[(ECHO, &address)]);
@@ -249,7 +249,7 @@ pub(crate) fn without_a_daemon_a_client_is_not_dumped(stage: &Stage) {
     application.runs();
     assert_eq!(stage.daemon.events(), []);
 
-    // One that is there but of another version says more.
+    // A daemon of another version is reported in more detail.
     stage.daemon.script(Script { status: reason("wire version 9 here, 1 there"), ..Script::default() });
     let ended = stage.dump(&application, &images, &[]);
     assert!(!ended.success);
@@ -274,13 +274,13 @@ pub(crate) fn foreign_processes_are_dumped_with_and_without_a_daemon(stage: &Sta
         let restored = stage.criu_with("restore", &images, &["-d"], socket);
         assert!(restored.success);
         Application::restored(id).runs();
-        // Nothing that a user would take for a fault.
+        // The logs have no line that a user would take for a fault.
         for log in [alive.log, killed.log, restored.log] {
             assert!(!log.contains("(rekindle)"));
         }
     }
     let events = stage.daemon.events();
-    // The daemon hears when an older image there loses the rest of its files, and when it is to go.
+    // The daemon learns when an older image there loses the rest of its files, and when it must be removed.
     for dump in events.chunks(4) {
         let [Event::Pause { .. }, Event::Frozen { ours: false, .. }, Event::Finish, Event::DumpClosed] = dump else {
             panic!("{events:?}");
@@ -307,13 +307,13 @@ pub(crate) fn a_daemon_that_hangs_or_refuses_holds_up_no_foreign_dump(stage: &St
 pub(crate) fn a_pre_dump_pauses_nothing(stage: &Stage) {
     let application = stage.application("client");
     let pid = application.pid.to_string();
-    // It fails where the kernel has no dirty tracking for it; in either case nothing was asked.
+    // The pre-dump fails where the kernel has no dirty tracking for it; in either case the daemon received no request.
     stage.criu("pre-dump", &stage.images("images"), &["-t", &pid]);
     assert_eq!(stage.daemon.events(), []);
     application.runs();
 }
 
-/// A dumped tree, gone.
+/// Dumps a tree, which ends.
 fn dumped(stage: &Stage, kind: &str) -> (i32, std::path::PathBuf) {
     let application = stage.application(kind);
     let pid = application.pid;
@@ -342,7 +342,7 @@ pub(crate) fn without_a_daemon_nothing_is_restored(stage: &Stage) {
     assert!(!ended.success);
     assert!(ended.log.contains("no daemon at /tmp/test/no daemon here"));
     assert!(!alive(pid));
-    // It is there now.
+    // The daemon runs now.
     assert!(stage.restore(&images).success);
     Application::restored(pid).runs();
 }
@@ -385,7 +385,7 @@ pub(crate) fn a_process_that_cannot_go_on_takes_the_tree_with_it(stage: &Stage) 
         gone(&pids);
         closed(stage, Event::RestoreClosed);
     }
-    // The image is as good as before.
+    // The image is unchanged.
     stage.daemon.script(Script::default());
     stage.daemon.resumed();
     assert!(stage.restore(&images).success);
@@ -411,7 +411,7 @@ pub(crate) fn a_container_is_checkpointed_while_it_runs_and_restored(stage: &Sta
     application.runs();
     closed(stage, Event::DumpClosed);
 
-    // Stopped with a checkpoint, and restored.
+    // The container is stopped with a checkpoint, and restored.
     stage.daemon.script(Script::default());
     let count = application.count();
     assert!(Container::podman("podman_ container checkpoint c"));
@@ -424,7 +424,7 @@ pub(crate) fn a_container_is_checkpointed_while_it_runs_and_restored(stage: &Sta
     drop(application);
     drop(container);
 
-    // From the archive, as on another machine: the image of the GPU's state was in it.
+    // Restores from the archive, as on another machine: it contained the image of the GPU's state.
     assert!(Container::podman("podman_ container restore --import /tmp/test/c.tar.zst --name c"));
     let container = Container;
     goes_on(stage, &container.application(), dumped);

@@ -32,7 +32,7 @@ pub(crate) struct Script {
     pub(crate) prepare: Option<String>,
     /// The number of the first `Resume` that is refused, and the reason.
     pub(crate) resume: Option<(usize, String)>,
-    /// The daemon does not know the processes that CRIU resumes.
+    /// Whether the daemon does not know the processes that CRIU resumes.
     pub(crate) forgetful: bool,
 }
 
@@ -74,7 +74,7 @@ struct State {
 struct Saved {
     inner: i32,
     socket: RestoredSocket,
-    /// The count in its shared memory when it was frozen.
+    /// The count in the client's shared memory when it was frozen.
     count: u64,
 }
 
@@ -82,9 +82,9 @@ struct Saved {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Resumed {
     pub(crate) pid: i32,
-    /// The count in its shared memory.
+    /// The count in the process's shared memory.
     pub(crate) count: u64,
-    /// That count when it was frozen.
+    /// The count when the process was frozen.
     pub(crate) frozen: u64,
 }
 
@@ -268,7 +268,7 @@ impl Daemon {
         let prepared: Vec<Saved> = serde_json::from_slice(&image).unwrap();
         let mut state = self.state();
         state.prepared.clone_from(&prepared);
-        // These processes have ended.
+        // The processes that are restored now had ended.
         state.clients.retain(|client| !prepared.iter().any(|saved| saved.inner == client.inner));
         drop(state);
         let reply = match script.prepare {
@@ -288,7 +288,7 @@ impl Daemon {
             let saved = prepared.iter().find(|saved| !script.forgetful && saved.inner == inner_pid(pid));
             let ours = saved.is_some();
             if ours {
-                // The process has sent it before this request, but on another connection.
+                // The process has sent its message before this request, but on another connection.
                 crate::stage::until("the process has a connection", || {
                     self.state().clients.iter().any(|client| client.pid == pid)
                 });

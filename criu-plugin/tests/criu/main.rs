@@ -1,5 +1,5 @@
-//! The plugin in real CRIU, against a daemon and applications of its own: what each hook does is seen from both sides.
-//! Needs root, and CRIU as `scripts/setup` provides it.
+//! The plugin in real CRIU, with a daemon and applications of the tests: both sides observe the effect of each hook. Needs
+//! root, and CRIU as `scripts/setup` provides it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,7 +8,7 @@ mod cases;
 mod daemon;
 mod stage;
 
-/// Each case with both CRIUs.
+/// Defines each case for both CRIUs.
 macro_rules! cases {
     ($($case:ident)*) => {
         mod criu_4_1 {
@@ -51,7 +51,7 @@ cases! {
     a_daemon_that_forgets_a_process_fails_the_restore
 }
 
-/// Not a test: what the tests dump. See [`application::run`].
+/// Not a test: the process that the tests dump. See [`application::run`].
 #[test]
 #[ignore = "run by the tests"]
 fn application() {

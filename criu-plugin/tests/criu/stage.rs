@@ -1,4 +1,4 @@
-//! Where a case plays: a process in namespaces of its own, where CRIU works, and in it a daemon and applications.
+//! The surroundings of a case: a process in namespaces of its own, in which CRIU works, and in it a daemon and applications.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -13,7 +13,7 @@ use crate::application::{self, COUNT};
 use crate::daemon::Daemon;
 use rekindle_wire::control::DEFAULT_SOCKET;
 
-/// Set in the process that `enter` starts.
+/// The variable that is set in the process that `enter` starts.
 const INSIDE: &str = "TEST_INSIDE";
 
 /// Runs a case in a new process, entered by `scripts/lib/enter`.
@@ -41,14 +41,14 @@ pub(crate) fn run(criu: &str, name: &str, case: fn(&Stage)) {
     assert!(status.success(), "{name}: {status}");
 }
 
-/// What a case has at hand.
+/// The directories and the daemon of a case.
 pub(crate) struct Stage {
     pub(crate) daemon: Daemon,
     plugins: PathBuf,
     dir: PathBuf,
 }
 
-/// How a run of CRIU ended.
+/// The result of a run of CRIU.
 pub(crate) struct Ended {
     pub(crate) success: bool,
     pub(crate) log: String,
@@ -61,7 +61,7 @@ impl Stage {
         let plugins = dir.join("plugins");
         fs::create_dir_all(&plugins).unwrap();
         fs::create_dir_all("/run/rekindle").unwrap();
-        // Where the plugin looks when nothing tells it; not the machine's.
+        // The plugin's default place of the socket; a mount hides the machine's own.
         assert!(Command::new("mount").args(["-t", "tmpfs", "none", "/run/rekindle"]).status().unwrap().success());
         let built = env::current_exe().unwrap().with_file_name("librekindle_criu.so");
         fs::copy(built, plugins.join("rekindle.so")).unwrap();
@@ -107,7 +107,7 @@ impl Stage {
         self.criu_with(verb, dir, arguments, &self.daemon.path)
     }
 
-    /// CRIU, told of this socket.
+    /// Runs CRIU with this socket in its environment.
     pub(crate) fn criu_with(&self, verb: &str, dir: &Path, arguments: &[&str], socket: &Path) -> Ended {
         let start = Instant::now();
         let success = self.criu_start(verb, dir, arguments, socket).wait().unwrap().success();
@@ -166,7 +166,7 @@ impl Container {
         container
     }
 
-    /// Runs a script that has `podman_`.
+    /// Runs a script that has the function `podman_`.
     pub(crate) fn podman(script: &str) -> bool {
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let script = format!("set -euo pipefail; . {}/scripts/lib/podman.sh\n{script}", repository.display());
@@ -176,7 +176,7 @@ impl Container {
         success
     }
 
-    /// Of its first process.
+    /// The pid of the container's first process.
     pub(crate) fn pid(&self) -> i32 {
         let script = "podman --storage-driver overlay inspect -f '{{.State.Pid}}' c";
         let output = Command::new("bash").args(["-c", script]).output().unwrap();
@@ -206,7 +206,7 @@ pub(crate) struct Application {
 }
 
 impl Application {
-    /// One that CRIU has restored.
+    /// An application that CRIU has restored.
     pub(crate) fn restored(pid: i32) -> Self {
         Self { pid, all: tree(pid), child: None }
     }
@@ -251,13 +251,13 @@ fn status(pid: i32) -> String {
     fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default()
 }
 
-/// Zombies are not.
+/// Whether a process exists and is not a zombie.
 pub(crate) fn alive(pid: i32) -> bool {
     let status = status(pid);
     !status.is_empty() && !status.contains("State:\tZ")
 }
 
-/// Waits until their pids are free, which they are not while they are zombies.
+/// Waits until their pids are free. The pids of zombies are not.
 pub(crate) fn gone<'a>(pids: impl IntoIterator<Item = &'a i32>) {
     for pid in pids {
         until("the process is gone", || !Path::new(&format!("/proc/{pid}")).exists());
@@ -274,7 +274,7 @@ pub(crate) fn tree(root: i32) -> BTreeSet<i32> {
         if !alive(pid) || !found.insert(pid) {
             continue;
         }
-        // Of whichever thread.
+        // Children of any thread of the process.
         for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
             let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
             todo.extend(children.split_whitespace().map(|pid| pid.parse::<i32>().unwrap()));

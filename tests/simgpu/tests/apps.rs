@@ -1,4 +1,4 @@
-//! The programs of `tests/apps` print on the software GPU what they print on a real one.
+//! The programs of `tests/apps` have the same output on the software GPU as on a real one.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

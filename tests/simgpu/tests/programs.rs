@@ -64,7 +64,7 @@ fn streams_are_ordered_as_by_the_driver() {
 
 #[test]
 fn a_short_queue_only_makes_programs_wait() {
-    // As long as the kernel that holds a stream does not depend on what is submitted behind it.
+    // This works if the kernel that holds a stream does not depend on commands that are submitted behind it.
     let mut command = program("vectoradd");
     assert_eq!(output(command.env("SIMGPU_QUEUE_DEPTH", "1")), "ok\n");
 }

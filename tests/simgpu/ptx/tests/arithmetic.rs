@@ -5,7 +5,7 @@ mod common;
 use common::{Device, Params};
 use rekindle_ptx::LaunchConfig;
 
-/// Numbers that look random, and some at the edges.
+/// Pseudo-random numbers, and some at the edges.
 fn words(count: usize) -> Vec<u32> {
     let edges = [0, 1, 2, 31, 32, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff, 0x8080_8080, 255];
     let mut state = 12345u32;

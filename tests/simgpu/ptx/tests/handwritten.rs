@@ -7,8 +7,8 @@ mod common;
 use common::{Device, Params};
 use rekindle_ptx::{FaultKind, LaunchConfig, Module};
 
-/// Runs instructions that leave results in `%r0`..`%r7` in each of 64 threads, and gives these.
-/// `%rd0` holds the address of the output, `%r8` the thread.
+/// Runs instructions that leave results in `%r0`..`%r7` in each of 64 threads, and returns these. `%rd0` holds the address of
+/// the output, `%r8` the thread.
 fn run(body: &str) -> Vec<[u32; 8]> {
     let mut text = String::from(
         ".version 9.0\n.target sm_90\n.address_size 64\n.entry k(.param .u64 out) {\n\

@@ -13,7 +13,7 @@ const FIXTURES: &[&str] = &[
     include_str!("fixtures/half.ptx"),
 ];
 
-/// Memory in which nothing is mapped, and which ends what runs for long.
+/// Memory in which nothing is mapped, and which ends kernels that run for long.
 #[derive(Default)]
 struct Nothing {
     cancel: AtomicBool,
@@ -33,7 +33,7 @@ unsafe impl Memory for Nothing {
     }
 }
 
-/// Parses, links and, for a moment, runs whatever comes of a text.
+/// Parses a text, links the result and runs it for a moment.
 fn swallow(text: &str) {
     let Ok(module) = Module::parse(text) else { return };
     let Ok(program) = module.link(CODE_WINDOW, &|_| Some(0x1000)) else { return };
@@ -48,7 +48,7 @@ fn swallow(text: &str) {
     }
 }
 
-/// Where the tokens of a text begin.
+/// The beginnings of a text's tokens.
 fn boundaries(text: &str) -> Vec<usize> {
     let bytes = text.as_bytes();
     let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'$' || b == b'%';

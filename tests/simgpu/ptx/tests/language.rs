@@ -1,4 +1,4 @@
-//! What C++ makes of functions, objects and variables.
+//! Code that compilers make of C++ functions, objects and variables.
 
 mod common;
 

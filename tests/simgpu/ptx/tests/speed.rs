@@ -1,4 +1,4 @@
-//! How fast kernels run. Not a test: run it with `--release -- --ignored --nocapture`.
+//! A measurement of kernels' speed. Not a test: run it with `--release -- --ignored --nocapture`.
 
 mod common;
 
@@ -32,7 +32,7 @@ fn speed() {
     let [a, b, c] = [0; 3].map(|_| d.alloc(n * n * 4));
     let params = Params::new().with(a).with(b).with(c).with(n as i32);
     let config = LaunchConfig::new([16, 16, 1], [16, 16, 1], params.bytes());
-    // Per step of 16: 16 times three instructions, and about twenty around them.
+    // Each step of 16 has 16 times three instructions, and about twenty around them.
     let instructions = (n * n * n) as f64 * (3.0 + 20.0 / 16.0);
     timed("multiply", instructions, || d.try_run("multiply", &config).unwrap());
     let params = Params::new().with(a).with(7u32);
@@ -51,7 +51,7 @@ fn speed() {
     let params = Params::new().with(data).with(n as i32);
     let mut config = LaunchConfig::new([128, 1, 1], [256, 1, 1], params.bytes());
     config.cooperative = true;
-    // Thirty barriers of the whole grid.
+    // The launch has thirty barriers of the whole grid.
     timed("stages", (n * 15 * 60) as f64, || d.try_run("stages", &config).unwrap());
     let none = Params::new().with(d.alloc(8)).with(d.alloc(8));
     let start = Instant::now();

@@ -38,7 +38,7 @@ pub(crate) fn library() -> &'static Path {
     })
 }
 
-/// A folder for what tests make, kept between runs.
+/// A folder for the tests' files, kept between runs.
 fn scratch() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("simgpu")
 }
@@ -105,22 +105,22 @@ pub(crate) fn on_simgpu(program: &Path) -> Command {
     command
 }
 
-/// One of the programs beside the tests, with environment variables.
+/// A program beside the tests, with environment variables.
 pub(crate) fn program(name: &str) -> Command {
     program_with(name, &[])
 }
 
-/// One that calls the driver itself, and so is linked against it.
+/// A program that calls the driver itself, and so is linked against it.
 pub(crate) fn driver_program(name: &str) -> Command {
     program_with(name, &["-lcuda"])
 }
 
-/// One of the programs, compiled with further options.
+/// A program beside the tests, compiled with further options.
 pub(crate) fn program_with(name: &str, options: &[&str]) -> Command {
     on_simgpu(&compile(&source(name), options))
 }
 
-/// One of the programs, compiled for another target (an argument of nvcc's `-gencode`).
+/// A program beside the tests, compiled for another target (an argument of nvcc's `-gencode`).
 pub(crate) fn program_for(name: &str, target: &str) -> Command {
     on_simgpu(&compile_for(&source(name), target, &[]))
 }
@@ -129,7 +129,7 @@ fn source(name: &str) -> PathBuf {
     root().join("tests/simgpu/tests/programs").join(format!("{name}.cu"))
 }
 
-/// Runs a program that must succeed, and answers what it printed.
+/// Runs a program that must succeed, and returns its output.
 pub(crate) fn output(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().expect("the program cannot be started");
     let text = String::from_utf8_lossy(&stdout).into_owned();

@@ -9,7 +9,7 @@ use rekindle_ptx::{
     CODE_WINDOW, Env, Fault, FaultKind, LaunchConfig, LaunchFault, Memory, Module, Program, Span, launch,
 };
 
-/// Where the device's memory begins.
+/// The first address of the device's memory.
 pub(crate) const BASE: u64 = 0x2000_0000_0000;
 
 /// A device with a module loaded.
@@ -45,7 +45,7 @@ impl Plain for i64 {}
 impl Plain for f32 {}
 impl Plain for f64 {}
 
-/// A kernel's parameters, laid out as C does.
+/// A kernel's parameters, in C's layout.
 #[derive(Default)]
 pub(crate) struct Params(Vec<u8>);
 
