@@ -33,7 +33,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How many such pauses the daemon may take to notice that CRIU has ended.
 const POLLS: u32 = 40;
 
-/// One dump that was tried.
+/// A dump that was tried.
 struct Attempt {
     status: ExitStatus,
     /// None where the daemon knows of no GPU process in the dump, or has ended.

@@ -342,7 +342,7 @@ pub(crate) fn without_a_daemon_nothing_is_restored(stage: &Stage) {
     assert!(!ended.success);
     assert!(ended.log.contains("no daemon at /tmp/test/no daemon here"));
     assert!(!alive(pid));
-    // The daemon runs now.
+    // With the daemon's socket the restore succeeds.
     assert!(stage.restore(&images).success);
     Application::restored(pid).runs();
 }

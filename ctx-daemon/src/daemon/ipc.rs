@@ -194,7 +194,7 @@ pub(crate) fn within(daemon: &Daemon, tree: &[Arc<Client>]) -> Result<Sharing, S
     Ok(Sharing { elsewhere: elsewhere.collect() })
 }
 
-/// One line for each client of a tree that shares with a process outside.
+/// A line for each client of a tree that shares with a process outside.
 pub(crate) fn shared_outside(daemon: &Daemon, tree: &[Arc<Client>]) -> Vec<SharedOutside> {
     let deadline = daemon.config.quiesce_timeout.begins();
     let all = at_once(tree, |it| it.worker.shares(deadline).unwrap_or_default());

@@ -167,7 +167,7 @@ fn of_too_many_connections_those_that_say_nothing_are_closed() {
     // A peer that has something to say is served.
     daemon.status();
     Client::attached(&daemon, "app");
-    // It takes the place of one of the first connections, which would have waited longer.
+    // The new connection takes the place of one of the first, which would have waited longer.
     open.iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
     let start = std::time::Instant::now();
     while !open.iter_mut().any(|stream| stream.read(&mut [0]).is_ok_and(|bytes| bytes == 0)) {

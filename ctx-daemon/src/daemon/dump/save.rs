@@ -108,8 +108,8 @@ struct State {
     /// The save was given up because it made no progress.
     stalled: bool,
     outcome: Option<Result<Committed, SaveError>>,
-    /// What each writing thread waits for, by the client's place; none for the thread that writes the parts common to all
-    /// clients.
+    /// The step that each writing thread waits for, by the client's place; none for the thread that writes the parts common to
+    /// all clients.
     awaited: BTreeMap<Option<usize>, String>,
     /// The rings that are closed.
     rings: Vec<ClosedRing>,
