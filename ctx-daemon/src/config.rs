@@ -12,9 +12,9 @@
 //!                             # that loads does nothing
 //!
 //! [pool]
-//! spare = 1                   # workers kept ready, contexts made
+//! spare = 1                   # workers kept ready, with contexts
 //! max = 64                    # clients at a time; more are refused. No limit unless given
-//! slow_start_ms = 15000       # a worker that takes longer to come up is said, and another is started in its place
+//! slow_start_ms = 15000       # a worker that starts more slowly is logged, and another is started in its place
 //! start_timeout_ms = 120000   # and killed after this time
 //!
 //! [limits]                    # of one client; more is out of memory. No limit unless given
@@ -25,7 +25,7 @@
 //! [sandbox]                   # what workers give up; see docs/security.md
 //! enabled = true
 //! required = false            # true: without every part of it the daemon does not start
-//! uid_range = "1900000000-1900065535"  # nobody else's; each worker gets one
+//! uid_range = "1900000000-1900065535"  # users that nothing else uses; each worker gets one
 //! read = []                   # what workers may read besides the driver's libraries, where those lie apart
 //!
 //! [containers]                # of all processes of one container together, and the most that it may ask for
@@ -36,23 +36,23 @@
 //!
 //! [checkpoint]
 //! protocol = "auto"           # or stop, clone, cow, recopy: where neither program nor container says one
-//! cow_pool = 2147483648       # bytes on each GPU for what is written before it is copied
-//! recopy_rounds = 4           # how often what has changed is copied again before the program is held
+//! cow_pool = 2147483648       # bytes on each GPU for copies of memory that is written before it is copied
+//! recopy_rounds = 4           # the most rounds of pre-copy before the program is held
 //! bandwidth = 10000000000     # the most bytes a second that a copy takes of a GPU's link. No limit unless given
 //! application_first = true    # before each piece that is copied, the program's own transfers in that direction
-//! staging = 268435456         # bytes of host memory, taken at the start, that copies go through on their way to a disk: none unless given
+//! staging = 268435456         # bytes of host memory, taken at the start, for copies on their way to a disk; none unless given
 //!
 //! [image]
-//! file_mib = 256              # a process has a data file more for each so much GPU memory, 16 at most: several are written faster
-//! compression = "off"         # or lz4, zstd, auto: what makes it durable soonest, as measured at each dump
+//! file_mib = 256              # GPU memory for which a process gets a further data file (16 at most): several are faster
+//! compression = "off"         # or lz4, zstd, auto: the fastest way to a durable image, as measured at each dump
 //!
-//! [restore]                   # what is refused unless it is allowed here, or to one restore
+//! [restore]                   # differences that are refused unless allowed here, or for one restore
 //! allow_other_driver = false  # with another version of the driver than at the dump
 //! allow_other_gpu = false     # on GPUs of another model, number of multiprocessors or memory
 //!
-//! [access]                    # for counting on small sizes: every command waits for the GPU, twice
-//! report = false              # compare what each command writes with what it is expected to; `rekindle ps --access`
-//! limit_mib = 1024            # of more GPU memory than this nothing is compared
+//! [access]                    # for measurements with little memory: every command waits for the GPU, twice
+//! report = false              # compare each command's writes with the prediction; `rekindle ps --access`
+//! limit_mib = 1024            # with more GPU memory than this nothing is compared
 //! ```
 
 use std::path::{Path, PathBuf};

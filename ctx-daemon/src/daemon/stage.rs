@@ -8,7 +8,8 @@
 //!
 //! The daemon lends units, which are memfds of their own. A worker that maps a unit can read it as long as it likes, so no
 //! other worker gets the same pages: the daemon frees the pages of a unit that has come back, and new ones take their place.
-//! The daemon never frees them earlier: a worker that did not answer, or whose copy hangs in a disk, may still have content there.
+//! The daemon never frees them earlier: a worker that did not answer, or whose copy hangs in a disk, may still have content
+//! there.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -42,7 +42,7 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// Begins to fill the pool and the stage; nobody connects yet.
+    /// Begins to fill the pool and the stage; there are no connections yet.
     ///
     /// # Errors
     /// There is no thread, or no memory, for them.

@@ -178,7 +178,7 @@ impl Pools {
         handle
     }
 
-    /// Destroys a pool; what is allocated from it stays.
+    /// Destroys a pool; its allocations stay.
     pub(crate) fn destroy(&self, handle: u64) -> Result<()> {
         let mut state = self.state();
         state.created.remove(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;

@@ -215,7 +215,7 @@ pub unsafe fn cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, count: u32
     })
 }
 
-/// Has each stream wait for what is in all of them.
+/// Has each stream wait for the present commands of all of them.
 fn meet(streams: &[(Arc<Context>, Arc<Stream>)]) -> Result<()> {
     let marks: Vec<Mark> = streams.iter().map(|(_, stream)| stream.last()).collect();
     for (_, stream) in streams {

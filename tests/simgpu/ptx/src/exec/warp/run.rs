@@ -6,8 +6,8 @@ use super::state::Warp;
 use crate::exec::machine::{Action, Core, Flow, NO_ROW};
 use crate::exec::operations::convert;
 
-/// The number of instructions that a fragment runs while others of its warp could run too. Lanes may wait for lanes of their own warp, so each
-/// fragment must get its turn.
+/// The number of instructions that a fragment runs while others of its warp could run too. Lanes may wait for lanes of their
+/// own warp, so each fragment must get its turn.
 const FRAGMENT_QUANTUM: i64 = 20_000;
 
 /// The reason why a warp stopped running.
