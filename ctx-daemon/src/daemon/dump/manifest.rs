@@ -266,7 +266,7 @@ fn host<'a>(workers: impl Iterator<Item = &'a Attached>, records: &[Record]) -> 
     host
 }
 
-/// The version of CUDA in its usual notation, as 12.4.
+/// The version of CUDA in its usual notation, such as 12.4.
 pub(in crate::daemon) fn driver_version(number: i32) -> String {
     format!("CUDA {}.{}", number / 1000, number % 1000 / 10)
 }
@@ -285,8 +285,8 @@ fn name_build(library: &str, module: &str) -> String {
     }
 }
 
-/// Finds the version in `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue ...`, or `... Open Kernel Module for
-/// x86_64  580...`.
+/// Finds the version in `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue ...`, or
+/// `... Open Kernel Module for x86_64  580...`.
 fn module_version(text: &str) -> Option<&str> {
     let is_version = |it: &&str| it.contains('.') && it.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     text.lines().next()?.split_whitespace().find(is_version)
