@@ -96,8 +96,7 @@ impl SaveError {
             error.kind(),
             format!(
                 "{client} cannot be saved: it has unloaded more code than is kept, and a rehearsal has not placed the code that \
-                it has now where it is ({error}); the processes go on; it can be checkpointed when it has unloaded that code, or has \
-                been started anew"
+                it has now where it is ({error}); it can be checkpointed when it has unloaded that code, or has been started anew"
             ),
         ))
     }
