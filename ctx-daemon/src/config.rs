@@ -49,6 +49,7 @@
 //! [restore]                   # differences that are refused unless allowed here, or for one restore
 //! allow_other_driver = false  # with another version of the driver than at the dump
 //! allow_other_gpu = false     # on GPUs of another model, number of multiprocessors or memory
+//! run_before_loaded = true    # processes run again before the content of their GPU memory is loaded
 //!
 //! [access]                    # for measurements with little memory: every command waits for the GPU, twice
 //! report = false              # compare each command's writes with the prediction; `rekindle ps --access`
@@ -155,6 +156,8 @@ pub(crate) struct Config {
     pub(crate) sandbox: SandboxConfig,
     /// The differences between this machine and that of the dump that a restore allows.
     pub(crate) allowances: Allowances,
+    /// Whether restored processes run before the content of their GPU memory is loaded.
+    pub(crate) run_before_loaded: bool,
     /// How many bytes are hashed around commands, in the reporting mode.
     pub(crate) report_access: Option<u64>,
 }
@@ -285,6 +288,7 @@ struct File {
 struct RestoreTable {
     allow_other_driver: Option<bool>,
     allow_other_gpu: Option<bool>,
+    run_before_loaded: Option<bool>,
 }
 
 impl RestoreTable {
@@ -483,6 +487,7 @@ impl Config {
             max: file.pool.max,
             sandbox: file.sandbox.checked()?,
             allowances: file.restore.allowances(),
+            run_before_loaded: file.restore.run_before_loaded.unwrap_or(true),
             checkpoint: file.checkpoint.checked()?,
             file_bytes: file.image.file_bytes()?,
             compression: file.image.compression.map(|it| it.parse()).transpose()?.unwrap_or_default(),

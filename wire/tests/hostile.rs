@@ -90,6 +90,7 @@ fn messages() -> Vec<Vec<u8>> {
         code: vec!["00".into()],
         limits,
         rehearsal: true,
+        early: true,
     };
     all.push(serde_json::to_vec(&load).unwrap());
     let save = WorkerRequest::Save {

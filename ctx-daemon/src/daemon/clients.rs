@@ -48,10 +48,13 @@ pub(crate) enum ClientState {
     /// The client runs, and its worker gives back what it has prepared for a dump that has failed.
     Releasing,
     Restoring,
+    /// The client runs, and its commands wait until the content of its memory is loaded.
+    Loading,
 }
 
 impl ClientState {
-    const ALL: [Self; 5] = [Self::Running, Self::Quiesced, Self::Saving, Self::Releasing, Self::Restoring];
+    const ALL: [Self; 6] =
+        [Self::Running, Self::Quiesced, Self::Saving, Self::Releasing, Self::Restoring, Self::Loading];
 
     /// The state's name in listings.
     pub(crate) fn as_str(self) -> &'static str {
@@ -61,6 +64,7 @@ impl ClientState {
             Self::Saving => "saving",
             Self::Releasing => "releasing",
             Self::Restoring => "restoring",
+            Self::Loading => "loading",
         }
     }
 }

@@ -2,8 +2,12 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::AsFd;
 
 use serde::{Deserialize, Serialize};
+use tracing::debug;
+
+use super::sys;
 
 /// A process, told apart from a later one with the same pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -24,6 +28,17 @@ impl Process {
     /// Whether the process exists and is not a zombie.
     pub(crate) fn is_alive(&self) -> bool {
         stat(self.pid).is_ok_and(|it| it.start == self.start && !it.dead)
+    }
+
+    /// Sends SIGKILL, unless the process is gone.
+    pub(crate) fn kill(&self) {
+        // The descriptor names one process: if that is still this one, no other gets the signal.
+        let Ok(pidfd) = sys::pidfd_open(self.pid) else { return };
+        if self.is_alive()
+            && let Err(error) = sys::pidfd_kill(pidfd.as_fd())
+        {
+            debug!(pid = self.pid, %error, "cannot kill a process; it has ended already");
+        }
     }
 
     /// The CPU time of all its threads, in clock ticks. None if the process is gone.

@@ -99,9 +99,10 @@ impl Spawner {
         drop(OwnedFd::from(theirs));
         let pid = child.id() as i32;
         match self.ready(pid, &channel, slow) {
-            Ok(attached) => {
+            Ok((attached, wire)) => {
                 let devices = attached.devices.len();
-                let worker = Worker::new(pid, Some((child, user.flatten())), attached, channel).map_err(failed)?;
+                let child = Some((child, user.flatten()));
+                let worker = Worker::new(pid, child, attached, wire, channel).map_err(failed)?;
                 let ms = started.elapsed().as_millis() as u64;
                 info!(worker = pid, devices, ms, "a worker is ready");
                 Ok(worker)
@@ -118,8 +119,8 @@ impl Spawner {
         }
     }
 
-    /// Waits for the worker's first message.
-    fn ready(&self, pid: i32, channel: &UnixStream, slow: impl FnOnce()) -> Result<Attached, NotReady> {
+    /// Waits for the worker's first message. Returns its devices, and the control version that it speaks.
+    fn ready(&self, pid: i32, channel: &UnixStream, slow: impl FnOnce()) -> Result<(Attached, u32), NotReady> {
         let speaks_within = |time| {
             let readable = sys::wait_readable([channel.as_fd()], Some(time));
             readable.map(|[it]| it).map_err(|error| NotReady::Frame(error.into()))
@@ -143,7 +144,7 @@ impl Spawner {
         let message = frame::receive::<WorkerReply>(channel).map_err(frame)?;
         limited(None)?;
         match message.body {
-            WorkerReply::Ready { attached, wire, oldest } if is_spoken(oldest, wire) => Ok(attached),
+            WorkerReply::Ready { attached, wire, oldest } if is_spoken(oldest, wire) => Ok((attached, wire)),
             WorkerReply::Ready { wire, .. } => Err(NotReady::Says(format!(
                 "the worker speaks control version {wire}, and this rekindled {} does not: restart the daemon, since its program has been replaced",
                 env!("CARGO_PKG_VERSION")

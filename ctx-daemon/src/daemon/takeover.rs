@@ -119,7 +119,7 @@ fn take_over(
         found => found?,
     };
     frame::send(&stream, &Reply::Rejoined, &[], &[])?;
-    let worker = Worker::new(peer.pid, None, attached, stream)?;
+    let worker = Worker::new(peer.pid, None, attached, 0, stream)?;
     let chosen = attach.settings.iter().find(|(name, _)| name == CHOSEN_PROTOCOL);
     let chosen = chosen.and_then(|(_, protocol)| protocol.parse().ok());
     attach.settings.retain(|(name, _)| name != CHOSEN_PROTOCOL);

@@ -21,7 +21,7 @@ use std::time::Duration;
 use rekindle_wire::access::AccessReport;
 use rekindle_wire::attach::Attached;
 use rekindle_wire::calls::Count;
-use rekindle_wire::control::{Failing, Failure, FailureKind, WorkerReply, WorkerRequest};
+use rekindle_wire::control::{Failing, Failure, FailureKind, LOADS_BESIDE, LoadTimes, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError, Message};
 use rekindle_wire::ipc::{MAX_PIECES, PIECES_AT_A_TIME, PieceId, Shared, Token};
 use rekindle_wire::nvml::Memory;
@@ -159,11 +159,23 @@ pub(crate) struct Description {
     pub(crate) commands: u64,
 }
 
+/// How far a worker is with the content of a restored client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LoadProgress {
+    UnderWay {
+        /// Bytes.
+        loaded: u64,
+    },
+    Over(LoadTimes),
+}
+
 /// A worker process.
 pub(crate) struct Worker {
     process: Process,
     pidfd: OwnedFd,
     attached: Attached,
+    /// The control version that the worker speaks; 0 where that is not known.
+    wire: u32,
     channel: UnixStream,
     /// Held while one frame is written, so that a `Cancel` does not land inside another.
     sending: Mutex<()>,
@@ -185,11 +197,12 @@ enum State {
 
 impl Worker {
     /// Takes charge of a worker that is ready. `child` is the process to reap, with the claim on its user; none if another
-    /// daemon started the worker.
+    /// daemon started the worker. `wire` is the control version that the worker speaks, or 0.
     pub(crate) fn new(
         pid: i32,
         child: Option<(Child, Option<UidClaim>)>,
         attached: Attached,
+        wire: u32,
         channel: UnixStream,
     ) -> io::Result<Arc<Self>> {
         // The worker's channel thread only reads. A worker whose thread does not read is under another program's control.
@@ -198,6 +211,7 @@ impl Worker {
             pidfd: sys::pidfd_open(pid)?,
             process: Process::with_pid(pid)?,
             attached,
+            wire,
             channel,
             sending: Mutex::default(),
             state: Mutex::new(State::Idle),
@@ -228,6 +242,25 @@ impl Worker {
     /// The worker's devices, and the other data that a client is told.
     pub(crate) fn attached(&self) -> &Attached {
         &self.attached
+    }
+
+    /// Whether the worker can load content while the restored process runs.
+    pub(crate) fn loads_beside(&self) -> bool {
+        self.wire >= LOADS_BESIDE
+    }
+
+    /// How far the worker's load of content is.
+    pub(crate) fn load_progress(&self, timeout: impl Into<Timeout>) -> Result<LoadProgress, WorkerError> {
+        match self.call(&WorkerRequest::LoadProgress, &[], &[], timeout)?.reply {
+            WorkerReply::Loading { loaded, .. } => Ok(LoadProgress::UnderWay { loaded }),
+            WorkerReply::Loaded { times } => Ok(LoadProgress::Over(times)),
+            _ => Err(WorkerError::Protocol("LoadProgress")),
+        }
+    }
+
+    /// The error of a worker that makes no progress with a request for as long as the limit.
+    pub(crate) fn idle(&self, request: &WorkerRequest, limit: Limit) -> WorkerError {
+        WorkerError::Idle { request: name(request), limit, at: self.is_at() }
     }
 
     /// Sets the action at the worker's death, in place of the former one. If the worker is dead, the action runs at once; the
@@ -621,6 +654,7 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Data { .. } => "Data",
         WorkerRequest::JoinContainer { .. } => "JoinContainer",
         WorkerRequest::Load { .. } => "Load",
+        WorkerRequest::LoadProgress => "LoadProgress",
         WorkerRequest::Pinned { .. } => "Pinned",
         WorkerRequest::Connect { .. } => "Connect",
         WorkerRequest::Describe => "Describe",

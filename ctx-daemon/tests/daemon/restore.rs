@@ -236,6 +236,93 @@ fn content_that_was_changed_fails_when_the_process_is_resumed() {
     assert!(text.contains("failed already"), "{text}");
 }
 
+/// Restores a client to a running process whose content is still being loaded.
+fn running_before_loaded(daemon: &Daemon) -> (Restored, Session) {
+    let mut restored = dumped(daemon, "app");
+    std::fs::write(daemon.dir.path().join("content"), "stands still").unwrap();
+    let (session, restore) = begin(daemon, restored.dir.path());
+    restored.process.ask("map");
+    restored.process.ask(&format!("reattach {restore} 5"));
+    assert_eq!(session.ask(&Request::Resume { pid: restored.process.pid }), OPEN);
+    daemon.wait_for_state(&restored.process, Some("loading"));
+    (restored, session)
+}
+
+#[test]
+fn a_process_runs_before_its_content_is_loaded_and_a_dump_waits_for_the_content() {
+    let daemon = Daemon::start();
+    let (Restored { mut process, .. }, session) = running_before_loaded(&daemon);
+    drop(session);
+    let dir = TempDir::new().unwrap();
+    std::thread::scope(|scope| {
+        let dumped = scope.spawn(|| dump(&daemon, dir.path(), &mut process));
+        // The dump has begun, and has not asked the worker to quiesce.
+        eventually("the dump has begun", || {
+            let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+            log.contains("the dump waits until its memory is loaded").then_some(())
+        });
+        assert_eq!(daemon.events().iter().filter(|it| *it == "app Quiesce").count(), 1);
+        assert!(!dumped.is_finished());
+        std::fs::remove_file(daemon.dir.path().join("content")).unwrap();
+        dumped.join().unwrap();
+    });
+    daemon.wait_for_state(&process, Some("running"));
+    let events = daemon.events();
+    let at = |event: &str| events.iter().rposition(|it| it == event);
+    assert!(at("app content is there") < at("app Quiesce"), "{events:?}");
+}
+
+#[test]
+fn content_that_fails_after_the_process_runs_ends_the_process_and_the_log_says_why() {
+    let daemon = Daemon::start();
+    let (Restored { mut process, .. }, session) = running_before_loaded(&daemon);
+    std::fs::write(daemon.dir.path().join("content"), "rekindle-data-0.raw at 0: content does not match its hash")
+        .unwrap();
+    process.was_killed();
+    daemon.wait_for_state(&process, None);
+    let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+    let line = log.lines().find(|it| it.contains("its memory cannot be restored")).unwrap();
+    assert!(line.contains("content does not match its hash") && line.contains("app"), "{line}");
+    drop(session);
+}
+
+#[test]
+fn content_that_makes_no_progress_ends_the_process() {
+    let daemon = Daemon::start_with(&[("config.toml", "stall_timeout_ms = 300\n")]);
+    let (Restored { mut process, .. }, _session) = running_before_loaded(&daemon);
+    process.was_killed();
+    let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+    assert!(log.contains("no progress with LoadProgress for 300 ms (stall_timeout_ms)"), "{log}");
+}
+
+#[test]
+fn content_that_fails_before_the_process_is_complete_fails_the_restore() {
+    let daemon = Daemon::start();
+    let Restored { dir, mut process } = dumped(&daemon, "app");
+    std::fs::write(daemon.dir.path().join("content"), "the disk is gone").unwrap();
+    let (session, restore) = begin(&daemon, dir.path());
+    process.ask("map");
+    process.ask(&format!("reattach {restore} 5"));
+    eventually("the load has failed", || {
+        std::fs::read_to_string(daemon.dir.path().join("log")).unwrap().contains("Prepared -> Failed").then_some(())
+    });
+    let text = reason(session.ask(&Request::Resume { pid: process.pid }));
+    assert!(text.contains("the disk is gone"), "{text}");
+    process.was_killed();
+}
+
+#[test]
+fn a_process_waits_for_its_content_where_the_configuration_says_so() {
+    let daemon = Daemon::start_with(&[("config.toml", "[restore]\nrun_before_loaded = false\n")]);
+    let Restored { dir, mut process } = dumped(&daemon, "app");
+    let (session, restore) = begin(&daemon, dir.path());
+    process.ask("map");
+    process.ask(&format!("reattach {restore} 5"));
+    assert_eq!(session.ask(&Request::Resume { pid: process.pid }), OPEN);
+    daemon.wait_for_state(&process, Some("running"));
+    assert!(!daemon.events().iter().any(|it| it == "app content is there"));
+}
+
 /// The process has much memory, so its worker has several threads.
 #[test]
 fn a_client_comes_back_from_several_data_files() {

@@ -14,7 +14,7 @@ use rekindle_images::{
 };
 use rekindle_wire::attach::{Answer, Attach, Attached, CHOSEN_PROTOCOL, Device};
 use rekindle_wire::calls::Count;
-use rekindle_wire::control::{Failure, FailureKind, SavedCode, Secured, Waits, WorkerReply, WorkerRequest};
+use rekindle_wire::control::{Failure, FailureKind, LoadTimes, SavedCode, Secured, Waits, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError, Message};
 
 use rekindle_ctx_worker::rejoin;
@@ -39,6 +39,8 @@ struct Worker {
     /// The save that is under way: the key, the files with their numbers, and the known hashes.
     saving: Option<([u8; 16], DataFiles, Vec<u8>)>,
     pinned: usize,
+    /// Whether the daemon was told that content is being loaded.
+    loading: bool,
     code: usize,
 }
 
@@ -70,6 +72,7 @@ pub(crate) fn main(channel: RawFd) -> ! {
         client: None,
         saving: None,
         pinned: 0,
+        loading: false,
         code: 0,
     };
     let attached = worker.attached.clone();
@@ -275,6 +278,20 @@ impl Worker {
                 let key = HashKey::from_parts(hash_algorithm, hash_key).unwrap();
                 self.load(key, &data, &code, &blob, fds);
             }
+            // A file says how the load of the content goes; without it, all is there.
+            WorkerRequest::LoadProgress => match std::fs::read_to_string(self.dir.join("content")).as_deref() {
+                Ok("stands still") => {
+                    self.loading = true;
+                    self.reply(&WorkerReply::Loading { loaded: 0, bytes: MEMORY as u64 });
+                }
+                Ok(why) => self.failed(why),
+                Err(_) => {
+                    if std::mem::take(&mut self.loading) {
+                        self.note("content is there");
+                    }
+                    self.reply(&WorkerReply::Loaded { times: LoadTimes::default() });
+                }
+            },
             WorkerRequest::Pinned { pinned } => {
                 assert_eq!(pinned.len(), fds.len());
                 self.pinned += pinned.len();

@@ -1,10 +1,8 @@
 //! The parts of a restore: device memory at its addresses, its content, and the client's other state.
 
-use std::sync::atomic::AtomicBool;
-
 use rekindle_images::{Allocation, Blob, BlobKind, Client, DataReader, Piece};
 
-use crate::checkpoint::engine::Engine;
+use crate::checkpoint::engine::Fill;
 use crate::checkpoint::layers::Layers;
 use crate::checkpoint::parts::load_part;
 use crate::gpu::driver::Driver;
@@ -71,13 +69,8 @@ pub(crate) fn compare_globals(layers: &Layers<'_>, client: &Client) -> Result<()
     Ok(())
 }
 
-/// Fills a saved client's memory with its content.
-pub(crate) fn restore_content(
-    engine: Option<&mut Engine>,
-    layers: &mut Layers<'_>,
-    client: &Client,
-    reader: &DataReader,
-) -> Result<(), NotLoaded> {
+/// All pieces of content that a saved client's memory has.
+pub(crate) fn content(layers: &Layers<'_>, client: &Client) -> Result<Fill, NotLoaded> {
     let mut list: Vec<(Job, Piece)> = Vec::new();
     let mut add = |address: u64, device: usize, context, pieces: &[Piece]| {
         list.extend(pieces.iter().map(|p| {
@@ -98,14 +91,7 @@ pub(crate) fn restore_content(
     for blob in client.blobs.iter().filter(|blob| blob.is(BlobKind::ArrayContent)) {
         list.extend(layers.memory.arrays.saved_jobs(&layers.call.session, blob)?);
     }
-    let primaries: Vec<_> = layers.memory.devices.iter().map(|d| d.primary).collect();
-    let driver = layers.call.driver();
-    let engine = engine.ok_or(NotLoaded::Busy)?;
-    engine.prepare(driver, &primaries)?;
-    let loaded = engine.load(driver, &list, reader, &AtomicBool::new(false));
-    layers.call.gpu.leave();
-    loaded?;
-    restore_blobs(layers, client, reader)
+    Ok(Fill::new(list))
 }
 
 fn context_of_global(layers: &Layers<'_>, module: u64, address: u64) -> Option<u64> {
@@ -114,7 +100,8 @@ fn context_of_global(layers: &Layers<'_>, module: u64, address: u64) -> Option<u
     Some(layers.call.session.objects.get(key.1)?.real)
 }
 
-fn restore_blobs(layers: &mut Layers<'_>, client: &Client, reader: &DataReader) -> Result<(), NotLoaded> {
+/// Loads the client's state that is kept in parts of its own.
+pub(crate) fn restore_parts(layers: &mut Layers<'_>, client: &Client, reader: &DataReader) -> Result<(), NotLoaded> {
     for blob in &client.blobs {
         let kind = BlobKind::try_from(blob.kind).map_err(|unknown| NotLoaded::UnknownPart(unknown.0))?;
         // The content of arrays is loaded with that of memory, and the client's own mappings were read before.

@@ -4,6 +4,7 @@ pub(crate) mod access;
 pub(crate) mod background;
 pub(crate) mod check;
 mod commands;
+pub(crate) mod content;
 pub(crate) mod copying;
 pub(crate) mod cut;
 pub(crate) mod describe;
@@ -27,6 +28,7 @@ use rekindle_cuda_abi::table::Function;
 use self::access::hash::Hasher;
 use self::access::observe::Observation;
 use self::access::tracker::Tracker;
+use self::content::ContentLoad;
 use self::copying::background::Background;
 use self::copying::guard::Guard;
 use self::copying::reserving::Reserving;
@@ -35,7 +37,7 @@ use self::engine::{Buffers, Engine, Pace, Stage};
 
 /// Copies the client's memory and predicts how commands access it.
 pub(crate) struct Checkpoint {
-    /// The copy engine. `None` while it copies in the background.
+    /// The copy engine. `None` while it copies or loads in the background.
     pub(crate) engine: Option<Engine>,
     /// Devices whose primary contexts were reset while the engine was copying in the background.
     pub(crate) reset_meanwhile: Vec<usize>,
@@ -50,6 +52,8 @@ pub(crate) struct Checkpoint {
     /// Compares the client's writes with the predicted ones, if the daemon's configuration asks for that.
     pub(crate) observed: Option<Box<Observation>>,
     pub(crate) copying: CopyState,
+    /// The load of a restored client's content.
+    pub(crate) content: ContentLoad,
 }
 
 /// The state of copies of the client's memory: the copy in the background, and the results of the last copy.
@@ -86,6 +90,7 @@ impl Checkpoint {
             tracker: Box::new(Tracker::new(table)),
             observed: None,
             copying: CopyState::default(),
+            content: ContentLoad::default(),
         }
     }
 }

@@ -23,6 +23,8 @@ pub(crate) enum EngineError {
     MispredictedWrite { address: u64, length: u64 },
     #[error("a copying thread failed")]
     Lost,
+    #[error("no content is being loaded")]
+    NothingToLoad,
     #[error("there is no thread to copy: the machine or the daemon's user has no more")]
     NoThread,
 }
@@ -33,7 +35,7 @@ impl Failing for EngineError {
             Self::Image(error) => failure::of_image(error),
             Self::Cancelled => FailureKind::GivenUp,
             Self::MispredictedWrite { .. } => FailureKind::Mispredicted,
-            Self::Driver(_) | Self::Lost | Self::NoThread => FailureKind::Internal,
+            Self::Driver(_) | Self::Lost | Self::NothingToLoad | Self::NoThread => FailureKind::Internal,
         }
     }
 }
@@ -86,6 +88,16 @@ impl Job {
             let copied = (driver.cuMemcpyHtoDAsync_v2)(self.address, content.as_ptr().cast(), content.len(), stream);
             checked("cuMemcpyHtoDAsync", copied)
         }
+    }
+
+    /// Sets the piece to zeros, in stream order.
+    ///
+    /// # Safety
+    /// The device has the piece at its address: it is no part of an array.
+    pub(crate) unsafe fn set_zero(&self, driver: &Driver, stream: CUstream) -> Result<(), CallFailed> {
+        // SAFETY: the caller's promise.
+        let set = unsafe { (driver.cuMemsetD8Async)(self.address, 0, self.length as usize, stream) };
+        checked("cuMemsetD8Async", set)
     }
 }
 

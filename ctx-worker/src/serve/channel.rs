@@ -27,6 +27,8 @@ pub(crate) enum Event {
     Request(Box<Message<WorkerRequest>>, Asker),
     /// The daemon is gone.
     DaemonGone,
+    /// The content of a restored client is there, or could not be loaded.
+    LoadOver,
 }
 
 /// The daemon that has sent a request: only this daemon gets the answer, also when another has taken over meanwhile.
@@ -46,6 +48,8 @@ pub(crate) struct Channel {
     socket: Mutex<Asker>,
     /// Sends replies to the thread that writes them.
     answers: Sender<Answer>,
+    /// Sends events to the executor.
+    events: Sender<Event>,
     /// How long the daemon has been silent.
     pub(crate) silence: Silence,
     /// Cancels a save.
@@ -71,6 +75,7 @@ pub(crate) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
     let channel = Arc::new(Channel {
         socket: Mutex::new(Arc::new(socket)),
         answers,
+        events,
         silence: Silence::new(),
         cancel: Arc::default(),
         memory_pressure: MemoryPressure::default(),
@@ -87,12 +92,12 @@ pub(crate) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
     })?;
     Thread::named("answers").spawn(move || write_answers(&replies))?;
     let shared = channel.clone();
-    Thread::named("channel").spawn(move || shared.read(reading, &events))?;
+    Thread::named("channel").spawn(move || shared.read(reading))?;
     Ok((channel, receiver))
 }
 
 impl Channel {
-    fn read(&self, mut socket: UnixStream, events: &Sender<Event>) {
+    fn read(&self, mut socket: UnixStream) {
         let Some(mut asker) = self.asker() else { return };
         loop {
             if !self.silence.wait_readable(&socket) {
@@ -125,19 +130,17 @@ impl Channel {
                     if matches!(message.body, WorkerRequest::Save { .. } | WorkerRequest::Precopy { .. }) {
                         self.cancel.expect_another();
                     }
-                    if events.send(Event::Request(Box::new(message), Arc::clone(&asker))).is_err() {
+                    if !self.tell(Event::Request(Box::new(message), Arc::clone(&asker))) {
                         return;
                     }
-                    self.wake();
                 }
                 Err(error) => {
                     info!("the daemon is gone ({error})");
                     self.cancel.fire();
                     self.memory_pressure.said(false);
-                    if events.send(Event::DaemonGone).is_err() {
+                    if !self.tell(Event::DaemonGone) {
                         return;
                     }
-                    self.wake();
                     let Some(next) = self.rejoin() else {
                         // A worker without a client, or whose client is ending too, has nothing left to do.
                         // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
@@ -162,6 +165,13 @@ impl Channel {
         };
         // The connection's own thread ends the process when the client goes.
         crate::serve::rejoin::rejoin(&attach, &attached, connection.as_fd(), || false)
+    }
+
+    /// Sends the executor an event. Returns whether there still is an executor.
+    pub(crate) fn tell(&self, event: Event) -> bool {
+        let told = self.events.send(event).is_ok();
+        self.wake();
+        told
     }
 
     /// Makes the executor check for news, wherever it waits.

@@ -4,36 +4,46 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
+use std::time::Instant;
 
 use rekindle_images::{Client, CodeHash, DataReader, Object};
 use rekindle_wire::Dialect;
 use rekindle_wire::command;
+use rekindle_wire::control::LoadTimes;
 
-use crate::checkpoint::load::{check_pieces, compare_globals, read_mapped, restore_allocations, restore_content};
+use crate::checkpoint::content::Content;
+use crate::checkpoint::layers::Layers;
+use crate::checkpoint::load::{
+    check_pieces, compare_globals, content, read_mapped, restore_allocations, restore_parts,
+};
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::pinned::PinnedMemory;
 use crate::resources::textures::{needs_memory, recorded_memory, recorded_value};
-use crate::resources::vmm::aliases::unmap_aliases;
 use crate::serve::executor::Executor;
 use crate::session::state::{self, Mapped, State};
 
 impl Executor {
-    /// Restores everything except the memory that the client shares. After an error the worker cannot be used any more.
+    /// Restores everything except the memory that the client shares, and begins to load the content of device memory. `over`
+    /// is called when the content is there, or could not be loaded. After an error the worker cannot be used any more.
     pub(crate) fn load_client(
         &mut self,
         client: &Client,
-        reader: &DataReader,
+        reader: DataReader,
         code: Vec<(String, File)>,
+        over: impl FnOnce() + Send + 'static,
     ) -> Result<(), NotLoaded> {
         let dialect = Dialect::from_parts(client.wire_version, &client.shared_state);
         dialect.is_served()?;
+        let mut steps = Steps::begin();
         let (kinds, state) = self.begin_loading(client, code)?;
-        let mapped = read_mapped(client, &state, reader)?;
+        let code_ns = steps.next();
+        let mapped = read_mapped(client, &state, &reader)?;
         self.restore_state(client, &state, &mapped)?;
         // Textures may refer to memory, which must exist by then.
         let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
         let (mut later, first): (Vec<_>, Vec<_>) = client.objects.iter().partition(|o| needs_memory(call(o)));
         let mut holders = self.replay_log(client, &state, first, &kinds)?;
+        let replay_ns = steps.next();
         restore_allocations(&mut self.memory, self.call.gpu.driver, client)?;
         self.memory.restore_vmm(self.call.gpu.driver)?;
         later.sort_by_key(|object| recorded_value(&object.args));
@@ -49,10 +59,13 @@ impl Executor {
         let (mut layers, checkpoint) = self.layers();
         let aliases = layers.map_aliases()?;
         check_pieces(client, &aliases)?;
-        restore_content(checkpoint.engine.as_mut(), &mut layers, client, reader)?;
-        unmap_aliases(layers.call.driver(), &aliases);
+        let fill = content(&layers, client)?;
+        restore_parts(&mut layers, client, &reader)?;
         layers.memory.all_shared_is_mapped(layers.call, &state)?;
-        layers.scheduler.times.record_events(layers.call)
+        layers.scheduler.times.record_events(layers.call)?;
+        let times = LoadTimes { code_ns, replay_ns, map_ns: steps.next(), ..LoadTimes::default() };
+        let Layers { call, memory, .. } = layers;
+        checkpoint.begin_load(&mut call.gpu, &memory.devices, Content { fill, reader, aliases }, times, over)
     }
 
     /// Loads the received code, and reads the data of the worker that saved the client: the calls that its log's kinds stand
@@ -104,5 +117,20 @@ impl Executor {
         self.memory.vmm.read(mapped, self.memory.devices.len()).map_err(malformed)?;
         self.memory.expected_pins = PinnedMemory::read(state, &client.pinned)?;
         Ok(())
+    }
+}
+
+/// Measures steps that follow each other.
+struct Steps(Instant);
+
+impl Steps {
+    fn begin() -> Self {
+        Self(Instant::now())
+    }
+
+    /// How long the step that ends now took, in nanoseconds.
+    fn next(&mut self) -> u64 {
+        let began = std::mem::replace(&mut self.0, Instant::now());
+        began.elapsed().as_nanos() as u64
     }
 }

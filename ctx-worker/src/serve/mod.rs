@@ -17,6 +17,7 @@ pub(crate) mod rehearsal;
 pub mod rejoin;
 pub(crate) mod replay;
 pub(crate) mod request_loop;
+mod restoring;
 pub(crate) mod sandbox;
 pub(crate) mod silence;
 pub(crate) mod start;

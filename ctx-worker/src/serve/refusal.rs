@@ -11,6 +11,7 @@ use crate::checkpoint::copying::error::CopyError;
 use crate::checkpoint::save_error::SaveError;
 use crate::gpu::driver::CallFailed;
 use crate::resources::ipc::ShareError;
+use crate::resources::job::EngineError;
 use crate::resources::limits::NoRow;
 use crate::resources::not_loaded::NotLoaded;
 use crate::schedule::rest::Broken;
@@ -71,6 +72,8 @@ pub(crate) enum Refusal {
     NotLoaded(#[from] NotLoaded),
     #[error(transparent)]
     Save(#[from] SaveError),
+    #[error(transparent)]
+    Content(#[from] EngineError),
     #[error(transparent)]
     Share(#[from] ShareError),
     #[error("{0}")]

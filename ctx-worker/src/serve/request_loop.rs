@@ -12,8 +12,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use rekindle_images::content::ContentKey;
-use rekindle_images::{Client, DataFile, DataReader, DataWriter, HashKey, Known};
-use rekindle_wire::attach::{Answer, Attach, Pinned};
+use rekindle_images::{Client, DataFile, DataWriter, HashKey, Known};
+use rekindle_wire::attach::{Answer, Attach};
 use rekindle_wire::calls;
 use rekindle_wire::control::{self, Failing, Failure, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, Message};
@@ -35,7 +35,7 @@ use crate::serve::channel::{self, Asker, Channel, Event};
 use crate::serve::executor::Executor;
 use crate::serve::refusal::Refusal;
 use crate::serve::silence;
-use crate::serve::state::{Closed, Loaded, Spare, State};
+use crate::serve::state::{Closed, Spare, State};
 use crate::transition::{Machine, step};
 
 /// The number of commands executed before other events are checked.
@@ -49,6 +49,9 @@ const CORES_TO_SPIN: usize = 4;
 const HOT_WAIT: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_micros(50);
 
+/// How long the daemon may take to end a restored process whose worker has failed.
+const END_GRACE: Duration = Duration::from_secs(10);
+
 /// Where the worker maps ring and staging: above the windows, and outside of the range in which the kernel places mappings. The
 /// driver takes addresses in that range for the code of later contexts, and must find the same addresses free in a restore,
 /// when ring and staging are mapped last (see [`crate::serve::start`]).
@@ -56,9 +59,9 @@ const RING_AT: u64 = 0x7000_0000_0000;
 const STAGING_AT: u64 = RING_AT + (1 << 30);
 
 /// The answer to a request.
-type Answered = Result<(WorkerReply, Vec<u8>), Refusal>;
+pub(super) type Answered = Result<(WorkerReply, Vec<u8>), Refusal>;
 
-fn done<T>(result: Result<T, Refusal>) -> Answered {
+pub(super) fn done<T>(result: Result<T, Refusal>) -> Answered {
     result.map(|_| (WorkerReply::Done, Vec::new()))
 }
 
@@ -71,9 +74,9 @@ enum News {
     End,
 }
 
-struct Server {
-    executor: Executor,
-    channel: Arc<Channel>,
+pub(super) struct Server {
+    pub(super) executor: Executor,
+    pub(super) channel: Arc<Channel>,
     spin: Duration,
     caller_spin_us: u32,
 }
@@ -176,7 +179,12 @@ impl Server {
                     self.work(consumer);
                 }
             },
-            State::Spare(_) | State::Loaded(_) | State::Connected(_) | State::Failed(_) => {
+            State::Failed(_) if self.executor.call.session.shared.is_some() => match events.recv_timeout(END_GRACE) {
+                Ok(event) => News::Event(event),
+                Err(RecvTimeoutError::Disconnected) => News::End,
+                Err(RecvTimeoutError::Timeout) => News::Silence,
+            },
+            State::Spare(_) | State::Loaded(_) | State::Connected(_) | State::Filling(_) | State::Failed(_) => {
                 events.recv().map_or(News::End, News::Event)
             }
         }
@@ -232,10 +240,13 @@ impl Server {
         let (state, message, asker) = match (news, state) {
             (News::Event(Event::Request(message, asker)), state) => (state, *message, asker),
             (News::Event(Event::DaemonGone), state) => return self.daemon_gone(state),
+            (News::Event(Event::LoadOver), state) => return self.load_over(state).0,
             (News::Silence, State::Closing(closed) | State::Quiesced(closed)) => {
                 warn!("the daemon is silent: opening the ring without it");
                 return self.open(closed.consumer);
             }
+            // The process would wait for ever.
+            (News::Silence, State::Failed(failure)) => self.executor.give_up(&failure.reason),
             (News::Silence | News::End, state) => return state,
         };
         let message = match message {
@@ -278,6 +289,8 @@ impl Server {
                 self.executor.checkpoint.before_opening(self.executor.call.gpu.driver);
                 State::Open(consumer)
             }
+            // The load needs no daemon.
+            State::Filling(consumer) => State::Filling(consumer),
             // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
             State::Spare(_) | State::Loaded(_) | State::Connected(_) | State::Failed(_) => unsafe { libc::_exit(0) },
         }
@@ -337,7 +350,16 @@ impl Server {
     /// Serves requests whose answers include descriptors.
     fn sharing(&mut self, state: &State, message: &Message<WorkerRequest>) -> Option<(WorkerReply, Vec<OwnedFd>)> {
         let answered = match (&message.body, state) {
-            (WorkerRequest::Export { token, first }, State::Open(_) | State::Closing(_) | State::Quiesced(_)) => {
+            (
+                WorkerRequest::Export { token, first },
+                State::Open(_) | State::Closing(_) | State::Quiesced(_) | State::Filling(_),
+            ) => {
+                // An importer uses the memory at once.
+                if matches!(state, State::Filling(_))
+                    && let Err(error) = self.executor.checkpoint.end_load()
+                {
+                    return Some((WorkerReply::Failed(Refusal::from(error).into()), Vec::new()));
+                }
                 let Executor { call, memory, .. } = &mut self.executor;
                 let exported = memory.export_named(call, token, *first).map_err(Refusal::from);
                 exported.map(|(shared, files)| (WorkerReply::Exported { shared }, files))
@@ -379,14 +401,14 @@ impl Server {
                 (State::Spare(spare), done(rehearsed))
             }
             (
-                WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits, rehearsal: false },
+                WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits, rehearsal: false, early },
                 State::Spare(mut spare),
             ) => {
                 let mut fds = fds.into_iter();
                 let loaded = HashKey::from_parts(hash_algorithm, hash_key).map_err(Refusal::from).and_then(|key| {
                     spare.take_data(data, &mut fds)?;
                     spare.code.extend(code.into_iter().zip(fds));
-                    let loaded = self.load(spare, key, &blob)?;
+                    let loaded = self.load(spare, key, &blob, early)?;
                     self.executor.memory.set_limits(limits);
                     Ok(loaded)
                 });
@@ -399,7 +421,14 @@ impl Server {
             (WorkerRequest::Connect { pinned }, State::Loaded(loaded)) => {
                 or_failed(self.connect(loaded, pinned, fds.into_iter()).map(State::Connected))
             }
-            (WorkerRequest::Open, State::Connected(consumer)) => (self.open(consumer), done(Ok(()))),
+            (WorkerRequest::LoadProgress, state @ (State::Loaded(_) | State::Connected(_) | State::Filling(_))) => {
+                self.load_progress(state)
+            }
+            (WorkerRequest::Open, State::Connected(consumer)) => self.open_restored(consumer),
+            (
+                WorkerRequest::Quiesce { timeout_ms } | WorkerRequest::Advance { timeout_ms },
+                State::Filling(consumer),
+            ) => self.quiesce_filling(consumer, Duration::from_millis(timeout_ms)),
             (WorkerRequest::Open, State::Closing(closed) | State::Quiesced(closed)) => {
                 (self.open(closed.consumer), done(Ok(())))
             }
@@ -426,6 +455,10 @@ impl Server {
         let mut fds = fds.into_iter();
         let reply = match (body, state) {
             (WorkerRequest::Quiesce { .. } | WorkerRequest::ConfirmQuiesced, State::Quiesced(_)) => WorkerReply::Done,
+            (WorkerRequest::Open, State::Filling(_)) => WorkerReply::Done,
+            (WorkerRequest::LoadProgress, State::Open(_) | State::Closing(_) | State::Quiesced(_)) => {
+                WorkerReply::Loaded { times: self.executor.checkpoint.end_load()? }
+            }
             (WorkerRequest::Open, State::Open(_)) => {
                 self.executor.checkpoint.before_opening(self.executor.call.gpu.driver);
                 WorkerReply::Done
@@ -481,7 +514,10 @@ impl Server {
                 self.executor.memory.belong(&self.executor.call.session, file.into(), row, &gpus, limits)?;
                 WorkerReply::Done
             }
-            (WorkerRequest::Import { ticket, shared }, State::Open(_) | State::Closing(_) | State::Quiesced(_)) => {
+            (
+                WorkerRequest::Import { ticket, shared },
+                State::Open(_) | State::Closing(_) | State::Quiesced(_) | State::Filling(_),
+            ) => {
                 self.executor.memory.arrived.put(ticket, shared, fds.collect())?;
                 WorkerReply::Done
             }
@@ -548,7 +584,7 @@ impl Server {
         Ok(consumer)
     }
 
-    fn serve_client(&mut self, connection: UnixStream, attach: Attach) -> Result<(), Refusal> {
+    pub(super) fn serve_client(&mut self, connection: UnixStream, attach: Attach) -> Result<(), Refusal> {
         let arrived = self.executor.memory.pinned.arrived.clone();
         self.channel
             .serve_client(connection, attach, self.executor.call.session.attached.clone(), arrived)
@@ -556,7 +592,7 @@ impl Server {
     }
 
     /// Maps the client's ring and staging.
-    fn share(&mut self, fds: &mut impl Iterator<Item = OwnedFd>, dialect: &Dialect) -> Result<(), Refusal> {
+    pub(super) fn share(&mut self, fds: &mut impl Iterator<Item = OwnedFd>, dialect: &Dialect) -> Result<(), Refusal> {
         let mut map = |what: &'static str, address: u64, size: usize| {
             let file = fds.next().ok_or(Refusal::Without(what))?;
             if !is_sealed(&file, size as u64) {
@@ -577,7 +613,7 @@ impl Server {
         self.executor.register_staging(0).map_err(Refusal::Staging)
     }
 
-    fn begin(&mut self, head: u64) -> Result<Consumer, Refusal> {
+    pub(super) fn begin(&mut self, head: u64) -> Result<Consumer, Refusal> {
         let shared = self.executor.call.session.shared.ok_or(Refusal::Lacks("there is no ring"))?;
         shared.header().caller_spin_us.store(self.caller_spin_us, Ordering::Release);
         // Nobody waits any more for the moment of a restored process.
@@ -586,14 +622,14 @@ impl Server {
     }
 
     /// Takes no more commands from now on; streams take deferred commands only by steps.
-    fn close(&mut self, consumer: Consumer) -> Closed {
+    pub(super) fn close(&mut self, consumer: Consumer) -> Closed {
         self.executor.scheduler.deferred.close(0);
         self.channel.silence.listen(true);
         Closed { consumer, streams: rest::Closing::new() }
     }
 
     /// Waits until the device is idle.
-    fn quiesce(&mut self, mut closed: Closed, timeout: Duration) -> (State, Answered) {
+    pub(super) fn quiesce(&mut self, mut closed: Closed, timeout: Duration) -> (State, Answered) {
         let rest = match self.executor.drain(timeout) {
             Ok(rest) => rest,
             Err(broken) => return (self.open(closed.consumer), Err(broken.into())),
@@ -633,61 +669,16 @@ impl Server {
         self.quiesce(closed, timeout.saturating_sub(began.elapsed()))
     }
 
-    fn open(&mut self, consumer: Consumer) -> State {
+    pub(super) fn open(&mut self, consumer: Consumer) -> State {
         self.executor.checkpoint.before_opening(self.executor.call.gpu.driver);
         self.channel.silence.listen(false);
         self.executor.scheduler.deferred.open();
         State::Open(consumer)
     }
-
-    fn load(&mut self, spare: Spare, key: HashKey, blob: &[u8]) -> Result<Loaded, Refusal> {
-        let reader = DataReader::new(key, spare.data);
-        let client = Client::from_bytes(blob)?;
-        let code = spare.code.into_iter().map(|(hash, file)| (hash, channel::file(file))).collect();
-        self.executor.load_client(&client, &reader, code)?;
-        Ok(Loaded { client: Box::new(client), pinned: Vec::new() })
-    }
-
-    /// Connects the restored process: its shared memory takes the place of the memory saved with it.
-    fn connect(
-        &mut self,
-        loaded: Loaded,
-        pinned: Vec<Pinned>,
-        mut fds: std::vec::IntoIter<OwnedFd>,
-    ) -> Result<Consumer, Refusal> {
-        let Loaded { client, pinned: mut files } = loaded;
-        let connection = UnixStream::from(fds.next().ok_or(Refusal::Lacks("no connection came with the process"))?);
-        let dialect = Dialect::from_parts(client.wire_version, &client.shared_state);
-        self.share(&mut fds, &dialect)?;
-        files.extend(pinned.into_iter().zip(fds));
-        for (what, file) in files {
-            self.executor.memory.pinned.arrived.put(what, file);
-        }
-        let driver = self.executor.driver();
-        for (address, allocation) in std::mem::take(&mut self.executor.memory.expected_pins) {
-            self.executor.enter_context(allocation.context).map_err(|error| Refusal::Pinned { address, error })?;
-            let result = self.executor.memory.pinned.map(driver, address, None, allocation);
-            crate::gpu::driver::checked("mapping pinned memory", result)
-                .map_err(|source| Refusal::PinnedMap { address, source })?;
-        }
-        let (call, mut loading, code) = self.executor.code_parts();
-        code.make_graphs(call, &mut loading);
-        let consumer = self.begin(client.ring.head)?;
-        let attach = Attach {
-            dialect,
-            pid: client.namespace_pid as i32,
-            command: client.command.clone(),
-            socket: client.socket_path.display().to_string(),
-            cookie: 0,
-            settings: client.settings.into_iter().map(|s| (s.name, s.value)).collect(),
-        };
-        self.serve_client(connection, attach)?;
-        Ok(consumer)
-    }
 }
 
 /// The new state, or `Failed` with the reason.
-fn or_failed(reached: Result<State, Refusal>) -> (State, Answered) {
+pub(super) fn or_failed(reached: Result<State, Refusal>) -> (State, Answered) {
     match reached {
         Ok(state) => (state, done(Ok(()))),
         Err(refusal) => {

@@ -6,14 +6,22 @@
 //! | `Spare` | `Loaded` | `Load`: the state of a restored client is in place |
 //! | `Spare` | `Failed` | the client cannot be adopted or loaded |
 //! | `Loaded` | `Connected` | `Connect`: the restored process is there, with its ring |
-//! | `Loaded` | `Failed` | the process cannot be connected |
-//! | `Connected` | `Open` | `Open`: all processes of the restore are there |
+//! | `Loaded` | `Failed` | the process cannot be connected, or content cannot be loaded |
+//! | `Connected` | `Open` | `Open`: all processes of the restore are there, and so is the content |
+//! | `Connected` | `Filling` | `Open`: all processes are there and run, and content is still being loaded |
+//! | `Connected` | `Failed` | content cannot be loaded |
+//! | `Filling` | `Open` | all content is there |
+//! | `Filling` | `Closing` | `Quiesce`: all content is there, but a device is busy |
+//! | `Filling` | `Quiesced` | `Quiesce`: all content is there, and every stream is idle |
+//! | `Filling` | `Failed` | content cannot be loaded: the daemon ends the process |
 //! | `Open` | `Closing` | `Quiesce`: no command is taken, but a device is busy |
 //! | `Open` | `Quiesced` | `Quiesce`: every stream is idle and nothing waits for it |
 //! | `Closing` | `Quiesced` | `Quiesce`, `Advance`: the device has come to rest |
 //! | `Closing` | `Open` | `Open`, a broken context, or a daemon that is gone or silent |
 //! | `Quiesced` | `Closing` | `Advance`: some commands were executed, and a device is busy |
 //! | `Quiesced` | `Open` | `Open`, a broken context, or a daemon that is gone or silent |
+//!
+//! In `Filling` the client's commands wait in the ring, in their order.
 //!
 //! From `Quiesced` to `Open` the worker writes nothing to memory that the client shares: no reply, no chunk, not even the
 //! ring's head. So CRIU saves that memory as it was at the quiesce, with what the client enqueues until it is frozen.
@@ -35,6 +43,8 @@ pub(crate) enum State {
     Loaded(Loaded),
     /// The restored process is connected, and its ring is not open.
     Connected(Consumer),
+    /// The process runs. The worker takes its commands when all content is there.
+    Filling(Consumer),
     Open(Consumer),
     /// No command is taken, but the device is still busy.
     Closing(Closed),
@@ -44,13 +54,19 @@ pub(crate) enum State {
 }
 
 machine! {
-    pub(crate) enum StateName names State { Spare, Loaded, Connected, Open, Closing, Quiesced, Failed }
+    pub(crate) enum StateName names State { Spare, Loaded, Connected, Filling, Open, Closing, Quiesced, Failed }
     Spare -> Open,
     Spare -> Loaded,
     Spare -> Failed,
     Loaded -> Connected,
     Loaded -> Failed,
     Connected -> Open,
+    Connected -> Filling,
+    Connected -> Failed,
+    Filling -> Open,
+    Filling -> Closing,
+    Filling -> Quiesced,
+    Filling -> Failed,
     Open -> Closing,
     Open -> Quiesced,
     Closing -> Quiesced,

@@ -14,6 +14,7 @@
 //!   sharing      Export -> Exported | Failed     Import -> Done | Failed     Shares -> Shares     at any time
 //!   restore      MakeShared+, TakeShared*, Data*, Code*, Load -> Done | Failed
 //!                Pinned*, Connect -> Done | Failed     Open -> Done
+//!                LoadProgress -> Loading | Loaded | Failed, from `Load` on
 //! ```
 //!
 //! A quiesced worker that receives nothing from its daemon for a time gives up the copy under way and opens its ring by
@@ -166,7 +167,14 @@ pub enum WorkerRequest {
         /// and the worker is of no use afterwards.
         #[serde(default)]
         rehearsal: bool,
+        /// Whether the answer may come before the content of device memory is there. `LoadProgress` tells when it is. A worker
+        /// whose ring is opened before that executes no command until then. Only for workers of [`LOADS_BESIDE`] or later.
+        #[serde(default)]
+        early: bool,
     },
+    /// How far is the load of the content of device memory? Only for workers of [`LOADS_BESIDE`] or later. After `Failed` the
+    /// client has no content, and must end.
+    LoadProgress,
     /// Memfds of pinned memory for the `Connect` that follows, where `Connect` has more than one message can carry. They come
     /// with this, in order. Any number of times.
     Pinned {
@@ -242,6 +250,9 @@ pub enum WorkerRequest {
     },
 }
 
+/// The first control version whose workers load content beside the restored process: `Load { early }`, `LoadProgress`.
+pub const LOADS_BESIDE: u32 = 10;
+
 /// A data file of an image, or of an image that it builds on.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct DataFile {
@@ -302,6 +313,23 @@ pub struct Waits {
     pub ns: u64,
 }
 
+/// How long the steps of a load took, in nanoseconds, and how much was loaded.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct LoadTimes {
+    /// Reading code images.
+    pub code_ns: u64,
+    /// Executing the object log again, which loads the code into the contexts.
+    pub replay_ns: u64,
+    /// Mapping device memory, comparing addresses, and loading state other than memory.
+    pub map_ns: u64,
+    /// Loading the content of device memory.
+    pub content_ns: u64,
+    /// Bytes of device memory.
+    pub bytes: u64,
+    /// Bytes among them that are zeros, which were set and not copied.
+    pub set: u64,
+}
+
 /// A code image that a `Save` found.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct SavedCode {
@@ -358,6 +386,18 @@ pub enum WorkerReply {
         bytes: u64,
         /// How long commands had to wait.
         waits: Waits,
+    },
+    /// To `LoadProgress`: content is being loaded.
+    Loading {
+        /// Bytes loaded.
+        loaded: u64,
+        /// Bytes to load in all.
+        bytes: u64,
+    },
+    /// To `LoadProgress`: all content is there.
+    Loaded {
+        /// How long the load took.
+        times: LoadTimes,
     },
     /// To `Describe`.
     Description {

@@ -10,6 +10,7 @@ use rekindle_wire::control::Reply;
 use tracing::info;
 
 use super::super::checkpoints::DumpGuard;
+use super::super::clients::{Client, ClientState};
 use super::super::moment::wait_for_moment;
 use super::super::{ipc, message, process, sys};
 use super::error::{DumpError, SaveError};
@@ -52,6 +53,7 @@ impl Pausing {
         if clients.is_empty() && pending.is_empty() {
             return Ok((Paused::NotOurs(NotOurs { dir, beside }), Reply::Paused { pids: Vec::new() }));
         }
+        tree.wait_until_loaded(&clients);
         let writer = tree.begin_image(dir)?;
         let memory = tree.memory_of(&clients)?;
         let needed = memory.iter().flatten().sum();
@@ -86,7 +88,24 @@ impl Pausing {
     }
 }
 
+/// How often a dump looks whether a restored client is loaded.
+const LOADED_POLL: Duration = Duration::from_millis(10);
+
 impl Tree<'_> {
+    /// Waits while clients of a restore run whose memory is still being loaded; a restore that makes no progress ends them.
+    /// CRIU's end ends the wait too, and the next step notices it.
+    fn wait_until_loaded(&self, clients: &[Arc<Client>]) {
+        let loads = |it: &Arc<Client>| it.state() == ClientState::Loading && it.process.is_alive();
+        for client in clients.iter().filter(|it| loads(it)) {
+            info!("{client}: the dump waits until its memory is loaded");
+        }
+        while clients.iter().any(loads) {
+            if matches!(sys::wait_readable([self.stream.as_fd()], Some(LOADED_POLL)), Ok([true]) | Err(_)) {
+                return;
+            }
+        }
+    }
+
     /// Does the preparations that are possible while the clients run.
     fn prepare(&self, writer: &ImageWriter, mut planned: Vec<Planned>) -> Result<Vec<Planned>, DumpError> {
         let config = &self.daemon.config.checkpoint;

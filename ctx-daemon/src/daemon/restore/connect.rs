@@ -39,7 +39,7 @@ impl Restore {
         let pinned: Vec<_> = pinned.map(|it| (it.address, it.size)).collect();
         let memory = shared::take(pid, &pinned);
         let memory = memory.map_err(|source| RestoreError::Shared { pid, source })?;
-        self.wait_until_loaded(place)?;
+        self.wait_until_prepared(place)?;
         self.connect(daemon, place, process, memory)?;
         Ok(true)
     }
@@ -87,14 +87,14 @@ impl Restore {
         }
     }
 
-    fn wait_until_loaded(&self, place: usize) -> Result<(), RestoreError> {
+    fn wait_until_prepared(&self, place: usize) -> Result<(), RestoreError> {
         let mut state = lock(&self.state);
         loop {
             // The failure of any client fails the restore.
             if let Some((failed, error)) = state.failed_load() {
                 return Err(self.failure(failed, error));
             }
-            if state.has_loaded(place) {
+            if state.is_prepared(place) {
                 return Ok(());
             }
             state = wait(&self.changed, state);

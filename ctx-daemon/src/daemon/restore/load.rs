@@ -3,21 +3,25 @@
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rekindle_images::{Client as Record, CodeHash, HashKey, Image, ImageError};
-use rekindle_wire::control::{DataFile, Limits, WorkerRequest};
+use rekindle_wire::control::{DataFile, Limits, LoadTimes, WorkerRequest};
 use rekindle_wire::frame::MAX_FDS;
 use rekindle_wire::ipc::{PIECES_AT_A_TIME, PieceId};
 use tracing::{debug, info};
 
 use super::super::grants::Allowed;
 use super::super::pool::PoolError;
-use super::super::worker::{Timeout, Worker, WorkerError};
+use super::super::worker::{LoadProgress, Timeout, Worker, WorkerError};
 use super::super::{Daemon, sys, thread};
 use super::error::RestoreError;
 use super::state::Restore;
 use super::{check, place};
 use crate::limit::Limit;
+
+/// How often the daemon asks a worker how far its load is.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Takes a worker for each client that needs one, in their order.
 pub(super) fn take_workers(
@@ -52,8 +56,8 @@ pub(super) fn take_workers(
 }
 
 /// Has one of the clients make the memory that several of them share, and give it to the others. No worker may be idle for
-/// longer than the limit.
-pub(super) fn share(image: &Image, restore: &Restore, limit: Limit) -> Result<(), RestoreError> {
+/// longer than the limit. Returns whether there is such memory.
+pub(super) fn share(image: &Image, restore: &Restore, limit: Limit) -> Result<bool, RestoreError> {
     let timeout = Timeout::WhileItWorks(limit);
     let mut made: HashMap<PieceId, OwnedFd> = HashMap::new();
     let mut needed = Vec::new();
@@ -64,6 +68,7 @@ pub(super) fn share(image: &Image, restore: &Restore, limit: Limit) -> Result<()
         made.extend(all);
         needed.push((record, worker, others));
     }
+    let shared = !made.is_empty() || needed.iter().any(|(_, _, ids)| !ids.is_empty());
     for (record, worker, ids) in needed {
         let failed = |error| RestoreError::Worker(check::name(record), error);
         for ids in ids.chunks(PIECES_AT_A_TIME) {
@@ -72,12 +77,19 @@ pub(super) fn share(image: &Image, restore: &Restore, limit: Limit) -> Result<()
             worker.ask(&WorkerRequest::TakeShared { ids: ids.to_vec() }, &sys::raw(fds), timeout).map_err(failed)?;
         }
     }
-    Ok(())
+    Ok(shared)
 }
 
 /// Has every worker begin to load; none may be idle for longer than the limit. The files are opened here, so that a missing
-/// file fails the restore now.
-pub(super) fn start(image: &Image, restore: &Arc<Restore>, limits: Limits, limit: Limit) -> Result<(), RestoreError> {
+/// file fails the restore now. With `early`, workers that can do that load the content of device memory last, and processes need
+/// not wait for it.
+pub(super) fn start(
+    image: &Image,
+    restore: &Arc<Restore>,
+    limits: Limits,
+    early: bool,
+    limit: Limit,
+) -> Result<(), RestoreError> {
     for (place, (record, worker)) in check::attached(image).zip(restore.workers()).enumerate() {
         let job = Load {
             hash: image.manifest().hash_key,
@@ -85,13 +97,19 @@ pub(super) fn start(image: &Image, restore: &Arc<Restore>, limits: Limits, limit
             data: data_files(image, record)?,
             code: code_files(image, record)?,
             limits,
-            timeout: Timeout::WhileItWorks(limit),
+            early: early && worker.loads_beside(),
+            limit,
         };
         let (name, worker) = (check::name(record), Arc::clone(worker));
         let restore = Arc::clone(restore);
         thread("load", move || {
-            let began = std::time::Instant::now();
-            let result = job.run(&worker);
+            let began = Instant::now();
+            let (early, limit) = (job.early, job.limit);
+            let mut result = job.run(&worker);
+            if early && result.is_ok() {
+                restore.prepared(place);
+                result = wait_for_content(&worker, &name, limit);
+            }
             match &result {
                 Ok(()) => {
                     let ms = began.elapsed().as_millis() as u64;
@@ -104,6 +122,41 @@ pub(super) fn start(image: &Image, restore: &Arc<Restore>, limits: Limits, limit
         })?;
     }
     Ok(())
+}
+
+/// Waits until a worker has loaded the content of its client's memory; it may not stand still for longer than the limit.
+fn wait_for_content(worker: &Worker, name: &str, limit: Limit) -> Result<(), WorkerError> {
+    let (mut before, mut idle) = (None, limit.begins());
+    loop {
+        let now = match worker.load_progress(limit)? {
+            LoadProgress::Over(times) => {
+                log_times(worker, name, &times);
+                return Ok(());
+            }
+            LoadProgress::UnderWay { loaded } => Some((loaded, worker.process().cpu_time())),
+        };
+        if now != before {
+            (before, idle) = (now, limit.begins());
+        } else if idle.is_over() {
+            return Err(worker.idle(&WorkerRequest::LoadProgress, limit));
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+fn log_times(worker: &Worker, name: &str, times: &LoadTimes) {
+    let ms = |ns: u64| ns / 1_000_000;
+    let LoadTimes { code_ns, replay_ns, map_ns, content_ns, bytes, set } = *times;
+    info!(
+        worker = worker.pid(),
+        code_ms = ms(code_ns),
+        replay_ms = ms(replay_ns),
+        map_ms = ms(map_ns),
+        content_ms = ms(content_ns),
+        bytes,
+        zeros = set,
+        "phases of load: {name}"
+    );
 }
 
 fn data_files(image: &Image, record: &Record) -> Result<Vec<(DataFile, OwnedFd)>, ImageError> {
@@ -125,7 +178,10 @@ struct Load {
     data: Vec<(DataFile, OwnedFd)>,
     code: Vec<CodeFile>,
     limits: Limits,
-    timeout: Timeout,
+    /// Whether the request may be answered before the content of device memory is there.
+    early: bool,
+    /// How long the worker may be idle.
+    limit: Limit,
 }
 
 /// A hash of code, and the file with the code.
@@ -133,16 +189,17 @@ type CodeFile = (String, OwnedFd);
 
 impl Load {
     fn run(self, worker: &Worker) -> Result<(), WorkerError> {
+        let timeout = Timeout::WhileItWorks(self.limit);
         // The last message has room for the rest of both lists.
         let (data_before, data) = split(&self.data, 0);
         for files in data_before {
             let request = WorkerRequest::Data { data: files.iter().map(|it| it.0).collect() };
-            worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), self.timeout)?;
+            worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), timeout)?;
         }
         let (code_before, code) = split(&self.code, data.len());
         for files in code_before {
             let request = WorkerRequest::Code { code: files.iter().map(|it| it.0.clone()).collect() };
-            worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), self.timeout)?;
+            worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), timeout)?;
         }
         let (hash_algorithm, hash_key) = self.hash.to_parts();
         let fds = data.iter().map(|it| &it.1).chain(code.iter().map(|it| &it.1));
@@ -153,8 +210,9 @@ impl Load {
             code: code.iter().map(|it| it.0.clone()).collect(),
             limits: self.limits,
             rehearsal: false,
+            early: self.early,
         };
-        worker.ask_with(&request, &self.blob, &sys::raw(fds), self.timeout)
+        worker.ask_with(&request, &self.blob, &sys::raw(fds), timeout)
     }
 }
 

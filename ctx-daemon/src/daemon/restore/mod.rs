@@ -17,7 +17,8 @@
 //!
 //! All checks that are possible come before `Prepared`, when no process exists yet: a failed check costs a line and an exit
 //! status. Loading goes on while CRIU rebuilds the processes; the reply to the next `Resume` tells a failure of it, and the
-//! plugin kills the processes that exist by then.
+//! plugin kills the processes that exist by then. The content of device memory may still be loading when the rings open, and
+//! commands wait for it; a failure from then on kills the restored processes.
 
 mod check;
 mod connect;
@@ -205,8 +206,10 @@ impl Checking {
         let restoring = Restoring { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
         let attached = restoring.restore.workers().map(|it| it.attached());
         check::devices(&image, &attached.collect::<Vec<_>>(), allowed)?;
-        load::share(&image, &restoring.restore, daemon.config.stall_timeout)?;
-        load::start(&image, &restoring.restore, daemon.config.limits, daemon.config.stall_timeout)?;
+        let shared = load::share(&image, &restoring.restore, daemon.config.stall_timeout)?;
+        // An importer's commands would not wait for content that another worker loads.
+        let early = daemon.config.run_before_loaded && !shared;
+        load::start(&image, &restoring.restore, daemon.config.limits, early, daemon.config.stall_timeout)?;
         daemon.restores.add(&restoring.restore);
         info!(
             id = %image.manifest().id,

@@ -3,8 +3,11 @@
 //!
 //! | from | to | what a client's worker has loaded |
 //! |---|---|---|
+//! | `Loading` | `Prepared` | all but the content of device memory is in place: the process may be connected and run |
 //! | `Loading` | `Loaded` | all of the image's part is in place, and every hash is right |
 //! | `Loading` | `Failed` | the worker has refused or died; the next `Resume` tells why |
+//! | `Prepared` | `Loaded` | the content is in place too |
+//! | `Prepared` | `Failed` | content is missing or wrong; the next `Resume` tells why, and if there is none, the processes are killed |
 //!
 //! | from | to | how far a client's process is |
 //! |---|---|---|
@@ -18,7 +21,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use rekindle_ctx_worker::transition::{self, machine};
 use rekindle_images::{Client as Record, Image};
 use rekindle_wire::control::{Failure, RestoredSocket, WorkerRequest};
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::super::clients::{Client, ClientState, Reservation};
 use super::super::lock;
@@ -105,7 +108,7 @@ pub(super) struct Restored {
 
 /// The states of the clients.
 pub(super) struct State {
-    /// The clients by their places. Empty once the restore is over.
+    /// The clients by their places. Empty once the restore is given up.
     clients: Vec<Progress>,
     open: bool,
 }
@@ -119,6 +122,7 @@ struct Progress {
 /// The worker's machine: whether its client's state is in place.
 enum Content {
     Loading,
+    Prepared,
     Loaded,
     Failed(WorkerError),
 }
@@ -131,9 +135,12 @@ enum Presence {
 }
 
 machine! {
-    enum ContentName names Content { Loading, Loaded, Failed }
+    enum ContentName names Content { Loading, Prepared, Loaded, Failed }
+    Loading -> Prepared,
     Loading -> Loaded,
     Loading -> Failed,
+    Prepared -> Loaded,
+    Prepared -> Failed,
 }
 
 machine! {
@@ -163,9 +170,9 @@ impl State {
         self.clients.get(place).is_some_and(|it| matches!(it.presence, Presence::Connected(_)))
     }
 
-    /// Whether the worker at a place has loaded its client.
-    pub(super) fn has_loaded(&self, place: usize) -> bool {
-        self.clients.get(place).is_some_and(|it| matches!(it.content, Content::Loaded))
+    /// Whether the worker at a place has all that its client's process must have to be connected.
+    pub(super) fn is_prepared(&self, place: usize) -> bool {
+        self.clients.get(place).is_some_and(|it| matches!(it.content, Content::Prepared | Content::Loaded))
     }
 
     /// The first worker that has failed to load its client, by its place.
@@ -173,7 +180,7 @@ impl State {
         let mut clients = self.clients.iter().enumerate();
         clients.find_map(|(place, client)| match &client.content {
             Content::Failed(error) => Some((place, error.clone())),
-            Content::Loading | Content::Loaded => None,
+            Content::Loading | Content::Prepared | Content::Loaded => None,
         })
     }
 }
@@ -240,13 +247,50 @@ impl Restore {
         !state.clients.is_empty() && state.clients.iter().all(|it| matches!(it.presence, Presence::Absent))
     }
 
-    /// A worker has finished loading.
-    pub(super) fn loaded(&self, place: usize, result: Result<(), WorkerError>) {
+    /// A worker has loaded everything but content.
+    pub(super) fn prepared(&self, place: usize) {
         if let Some(client) = lock(&self.state).clients.get_mut(place) {
-            let next = result.map_or_else(Content::Failed, |()| Content::Loaded);
-            transition::replace(&format_args!("worker of {}", self.clients[place].name), &mut client.content, next);
+            self.content_is(place, client, Content::Prepared);
         }
         self.changed.notify_all();
+    }
+
+    /// A worker has finished loading. Where the processes run by now, a failure ends them: their memory is not what it was.
+    pub(super) fn loaded(&self, place: usize, result: Result<(), WorkerError>) {
+        let mut state = lock(&self.state);
+        let open = state.open;
+        if let Some(client) = state.clients.get_mut(place) {
+            let lost = result.as_ref().err().map(ToString::to_string).filter(|_| open);
+            self.content_is(place, client, result.map_or_else(Content::Failed, |()| Content::Loaded));
+            if let Some(why) = lost {
+                error!(
+                    "{}: its memory cannot be restored: {why}; killing the restored processes",
+                    self.clients[place].name
+                );
+                self.kill(&state);
+            } else if let Presence::Connected(client) = &client.presence
+                && client.state() == ClientState::Loading
+            {
+                client.set_state(ClientState::Running);
+            }
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn content_is(&self, place: usize, client: &mut Progress, next: Content) {
+        transition::replace(&format_args!("worker of {}", self.clients[place].name), &mut client.content, next);
+    }
+
+    /// Kills the workers, and the processes made so far.
+    fn kill(&self, state: &State) {
+        self.maker.made().kill();
+        for client in &state.clients {
+            if let Presence::Connected(client) = &client.presence {
+                client.process.kill();
+            }
+        }
+        self.workers().for_each(|it| it.kill());
     }
 
     fn reattach(&self, socket: u32, cookie: u64, process: Process, stream: UnixStream) {
@@ -299,11 +343,7 @@ impl Restore {
         let opened: Vec<_> = std::thread::scope(|scope| {
             let open = |client: &Arc<Client>| {
                 let request = WorkerRequest::Open;
-                let result = client.worker.ask(&request, &[], limit);
-                if result.is_ok() {
-                    client.set_state(ClientState::Running);
-                }
-                result
+                client.worker.ask(&request, &[], limit)
             };
             let asked: Vec<_> =
                 clients.iter().map(|(place, client)| (*place, scope.spawn(move || open(client)))).collect();
@@ -315,7 +355,17 @@ impl Restore {
             let result = result.unwrap_or_else(|_| Err(gone()));
             result.map_err(|error| self.failure(place, error))?;
         }
-        lock(&self.state).open = true;
+        let mut state = lock(&self.state);
+        if let Some((failed, error)) = state.failed_load() {
+            return Err(self.failure(failed, error));
+        }
+        for progress in &state.clients {
+            if let Presence::Connected(client) = &progress.presence {
+                let loading = matches!(progress.content, Content::Prepared);
+                client.set_state(if loading { ClientState::Loading } else { ClientState::Running });
+            }
+        }
+        state.open = true;
         info!(clients = clients.len(), "restored");
         Ok(true)
     }
@@ -327,8 +377,8 @@ impl Restore {
     /// Kills the workers and the processes made so far, unless they run by now.
     pub(super) fn give_up_unless_open(&self) {
         let mut state = lock(&self.state);
-        state.clients.clear();
         if !state.open {
+            state.clients.clear();
             self.workers().for_each(|it| it.kill());
             self.maker.made().kill();
         }

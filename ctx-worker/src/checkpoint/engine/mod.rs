@@ -6,13 +6,14 @@
 //!   load   data file ──read, compare hash──> lane's pinned buffer ──copy──> device
 //! ```
 //!
-//! Each lane is a thread with a pinned buffer of its own. There is a lane for each core; how they save is in [`out`]. All
-//! lanes copy in one stream of each device, so that the link goes from one piece to the next at once: between copies of
+//! Each lane is a thread with a pinned buffer of its own. There is a lane for each core; how they save is in [`out`], and how
+//! they load in [`fill`]. All lanes copy in one stream of each device, so that the link goes from one piece to the next at once: between copies of
 //! different streams it stands still for 20 us, a quarter of the time that a piece takes. Buffers and streams are made
 //! before there is a client: the engine never allocates or uses the legacy stream while it copies.
 
 pub(crate) mod bench;
 mod buffers;
+mod fill;
 mod lane;
 mod out;
 mod pace;
@@ -25,17 +26,18 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use rekindle_cuda_abi::types::*;
-use rekindle_images::{DataReader, DataWriter, PIECE_LENGTH, Piece};
+use rekindle_images::DataWriter;
 use tracing::debug;
 
 pub(crate) use self::buffers::Buffers;
-use self::lane::{Lane, Way, enter, wait};
+pub(crate) use self::fill::Fill;
+use self::lane::{Lane, Way};
 use self::out::Out;
 pub(crate) use self::pace::Pace;
 pub(crate) use self::stage::{Stage, StageError};
 use crate::checkpoint::copying::Copying;
 use crate::gpu::driver::{CallFailed, Driver, checked};
-use crate::resources::job::{EngineError, Job};
+use crate::resources::job::EngineError;
 use crate::signal_stack::Thread;
 
 const LANE_STACK: usize = 1 << 20;
@@ -166,45 +168,16 @@ impl Engine {
         let (stage, pace) = (self.stage.clone(), self.pace.clone());
         let out = Out::new(driver, copying, writer, &stage, &pace, self.few);
         let _under_way = pace.begin();
-        let copied = self.run(lanes, &AtomicBool::new(false), |lane, number| out.copy(lane, number));
+        let copied = self.run(lanes, |lane, number| out.copy(lane, number));
         let (times, long) = pace.gave_way();
         debug!(times, ms = long.as_millis() as u64, "lanes have given way to the application");
         copied.and(out.end())
-    }
-
-    /// Fills device memory from data files.
-    pub(crate) fn load(
-        &mut self,
-        driver: &Driver,
-        jobs: &[(Job, Piece)],
-        reader: &DataReader,
-        cancel: &AtomicBool,
-    ) -> Result<(), EngineError> {
-        self.run(jobs.len(), cancel, |lane, i| {
-            let (job, piece) = &jobs[i];
-            let way = enter(driver, lane, job)?;
-            // A piece may be longer than a lane's buffer: other versions may make larger pieces.
-            let mut large = Vec::new();
-            let length = piece.length as usize;
-            let content = if length <= PIECE_LENGTH as usize {
-                // SAFETY: the buffer holds PIECE_LENGTH bytes, and is this lane's alone.
-                unsafe { std::slice::from_raw_parts_mut(lane.buffer, length) }
-            } else {
-                large.resize(length, 0);
-                &mut large[..]
-            };
-            reader.read(piece, content)?;
-            // SAFETY: the device range was allocated for this region; the content lives until the copy is done.
-            unsafe { job.write(driver, content, way.stream)? };
-            Ok(wait(driver, way)?)
-        })
     }
 
     /// Runs `count` jobs over the lanes, each lane in a thread; the first error ends all of them.
     fn run(
         &mut self,
         count: usize,
-        cancel: &AtomicBool,
         job: impl Fn(&mut Lane, usize) -> Result<(), EngineError> + Sync,
     ) -> Result<(), EngineError> {
         let next = AtomicUsize::new(0);
@@ -222,9 +195,6 @@ impl Engine {
                             let i = next.fetch_add(1, Relaxed);
                             if i >= count || failed.load(Relaxed) {
                                 return Ok(());
-                            }
-                            if cancel.load(Relaxed) {
-                                return Err(EngineError::Cancelled);
                             }
                             job(lane, i).inspect_err(|_| failed.store(true, Relaxed))?;
                         }

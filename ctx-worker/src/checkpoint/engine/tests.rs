@@ -10,6 +10,8 @@ use rekindle_images::content::ContentKey;
 use rekindle_images::{ImageError, Storage};
 
 use super::stage::tests::{alone, unit};
+use rekindle_images::PIECE_LENGTH;
+
 use super::*;
 use crate::checkpoint::copying::{Place, Preservation, Task};
 use crate::resources::initial::MOST;
