@@ -119,6 +119,10 @@ pub(crate) fn main() {
                 }
             }
             ["cookie"] => say(&cookie_of(connection.as_ref().unwrap()).to_string()),
+            ["disconnect"] => {
+                connection = None;
+                say("disconnected");
+            }
             // Reports whether the other end closes.
             ["wait"] => {
                 let mut byte = [0];

@@ -286,6 +286,19 @@ fn content_that_fails_after_the_process_runs_ends_the_process_and_the_log_says_w
     drop(session);
 }
 
+/// As a process that executes another program.
+#[test]
+fn a_process_that_leaves_its_worker_while_content_is_loaded_lives() {
+    let daemon = Daemon::start();
+    let (Restored { mut process, .. }, _session) = running_before_loaded(&daemon);
+    process.ask("disconnect");
+    daemon.wait_for_state(&process, Some("lost"));
+    eventually("the load has ended", || {
+        std::fs::read_to_string(daemon.dir.path().join("log")).unwrap().contains("Prepared -> Failed").then_some(())
+    });
+    assert_eq!(process.ask("map"), "mapped");
+}
+
 #[test]
 fn content_that_makes_no_progress_ends_the_process() {
     let daemon = Daemon::start_with(&[("config.toml", "stall_timeout_ms = 300\n")]);

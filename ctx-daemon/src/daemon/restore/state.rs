@@ -255,12 +255,16 @@ impl Restore {
         self.changed.notify_all();
     }
 
-    /// A worker has finished loading. Where the processes run by now, a failure ends them: their memory is not what it was.
+    /// A worker has finished loading. Where the processes run by now, a failure ends them: their memory is not what it was. A
+    /// worker that has ended does so with its process, or every CUDA call of its process fails, as always: that ends no other.
     pub(super) fn loaded(&self, place: usize, result: Result<(), WorkerError>) {
         let mut state = lock(&self.state);
         let open = state.open;
         if let Some(client) = state.clients.get_mut(place) {
-            let lost = result.as_ref().err().map(ToString::to_string).filter(|_| open);
+            let lost = match &result {
+                Err(WorkerError::Dead(_) | WorkerError::Ended) | Ok(()) => None,
+                Err(error) => Some(error.to_string()).filter(|_| open),
+            };
             self.content_is(place, client, result.map_or_else(Content::Failed, |()| Content::Loaded));
             if let Some(why) = lost {
                 error!(
