@@ -9,8 +9,10 @@ use anyhow::{Context, ensure};
 use rekindle_e2e::image::length;
 use rekindle_e2e::{App, Image, Node, Result, until};
 
-/// One file for each MiB, up to the number of cores; with `stop` all threads copy.
-const SEVERAL: &str = "[checkpoint]\nprotocol = \"stop\"\n[image]\nfile_mib = 1\n";
+/// One file for each MiB, up to the number of cores; with `stop` all threads copy. A corrupt file fails the restore, and not
+/// the restored program.
+const SEVERAL: &str = "[checkpoint]\nprotocol = \"stop\"\n[image]\nfile_mib = 1\n\
+    [restore]\nrun_before_loaded = false\n";
 
 fn start(node: &Node) -> Result<(App, PathBuf)> {
     let until = node.path("until");

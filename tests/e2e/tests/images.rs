@@ -23,6 +23,9 @@ fn image(node: &Node) -> Result<Image> {
     Ok(image)
 }
 
+/// Programs run when their memory is complete, so that a bad image fails the restore. `loading.rs` has the other way.
+const COMPLETE: &str = "[restore]\nrun_before_loaded = false\n";
+
 /// Checks that a restore fails for this reason before the program has done anything.
 fn is_refused(node: &Node, image: &Image, reason: &str) -> Result {
     let progress = image.app.progress.as_deref().unwrap_or(Path::new("/"));
@@ -46,7 +49,7 @@ type Damage<'a> = &'a dyn Fn(&Image) -> Result<String>;
 
 /// Applies each kind of damage to a copy of one image; then restores the image itself.
 fn damaged(damages: &[(&str, Damage<'_>)]) -> Result {
-    let node = Node::start()?;
+    let node = Node::configured(COMPLETE, &[])?;
     let image = image(&node)?;
     for (what, damage) in damages {
         eprintln!("{what}");
@@ -82,7 +85,7 @@ fn a_flipped_bit_in_any_file_fails_the_restore() -> Result {
 fn one_corrupt_process_ends_the_restore_of_its_whole_tree() -> Result {
     let arguments = ["--rounds", "200", "--sleep-us", "5000"];
     let expected = undisturbed("tree", &arguments)?;
-    let node = Node::start()?;
+    let node = Node::configured(COMPLETE, &[])?;
     let app = node.run("tree", &arguments)?;
     app.reaches(20)?;
     let image = node.dump_and_kill(app)?;

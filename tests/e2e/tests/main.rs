@@ -25,6 +25,7 @@ mod ipc;
 mod kept;
 mod killed_in_dumps;
 mod killed_in_restores;
+mod loading;
 mod many;
 mod mispredicted_writes;
 mod mistakes;
