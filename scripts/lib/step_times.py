@@ -32,6 +32,10 @@ class Times:
         struct.pack_into("<Q", self.words, 8 * (1 + count % (WORDS - 1)), now)
         struct.pack_into("<Q", self.words, 0, count + 1)
 
+    def back_to(self, count):
+        """Forgets the steps after these: a program that is restored again does them again."""
+        struct.pack_into("<Q", self.words, 0, count)
+
     def ends(self, first=0):
         """When those steps from `first` on ended that have."""
         return [struct.unpack_from("<Q", self.words, 8 * (1 + i % (WORDS - 1)))[0] for i in range(first, self.count())]

@@ -1,0 +1,331 @@
+"""The benchmark `restore`: how long after `criu restore` has begun a program runs again, by each way.
+
+    ours      the image in memory; the process runs while its memory is loaded
+    waiting   the same, with `restore.run_before_loaded = false`: the process runs when its memory is complete
+    cold      as ours, the image on a disk (--disk) and out of the page cache
+    driver    the driver's own checkpoint: CRIU brings the memory back into the process, the driver puts it on the device
+    start     no restore: the program is started afresh, up to its first step
+
+Each workload runs under Rekindle, is dumped and killed, and restored again and again from that image. `running` is when
+`criu restore` has ended and the process runs, `first step` when it has done a step, `loaded` when all its memory was there,
+by the daemon's log. All are milliseconds from the start of `criu restore`; of `start`, of the program.
+"""
+
+import datetime
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import checkpoint_rates
+import sinks
+from bench_common import Daemon, about, criu_of, criu_version, is_real, native_folder, parser, run, spread, write_json
+from checkpoint_items import DECODE_13B, DRIVER, GIB, TORCH, Item
+from checkpoint_runs import CRIU_OPTIONS, MS, Driver, Failed, Place, Work, forget, read, sizes
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+WAYS = ("ours", "waiting", "cold", DRIVER, "start")
+# Kinds, GiB, and whether the driver's way is measured too.
+ORDER = (("decode13b", DECODE_13B, True), ("train", 1, True), ("train", 4, True), ("train", 16, False), ("gptsmall", 2, True),
+         ("llama13b", 26, False), ("train", 40, False), ("train", 100, False))
+WAITING = "[restore]\nrun_before_loaded = false\n"
+LOADED = re.compile(r"^(\S+) +INFO phase load: .* ms=(\d+)", re.MULTILINE)
+PHASES = re.compile(r"INFO phases of load: .*?((?: ?\w+=\d+)+)\s*$", re.MULTILINE)
+
+
+def say(text):
+    print(f"bench: {text}", flush=True)
+
+
+def gone(pid, limit=60):
+    """Waits until a process is gone that is no child of this one."""
+    deadline = time.monotonic() + limit
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            pass
+        time.sleep(0.005)
+
+
+def kill(pid):
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    gone(pid)
+
+
+def clock_offset(pid):
+    """By how many nanoseconds a process's CLOCK_MONOTONIC is ahead of this one's: CRIU has the clock go on from the dump."""
+    found = re.search(r"^monotonic\s+(-?\d+)\s+(\d+)", read(f"/proc/{pid}/timens_offsets"), re.MULTILINE)
+    return int(found[1]) * 10**9 + int(found[2]) if found else 0
+
+
+def criu(place, verb, image, words, log, limit, socket=None):
+    """When a run of CRIU began and ended, in nanoseconds of the clock."""
+    command = [place.criu, verb, "-D", image, "-o", log, "-v4", *words, *CRIU_OPTIONS]
+    env = dict(os.environ, **({"REKINDLE_SOCKET": socket} if socket else {}))
+    begin = time.monotonic_ns()
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                              timeout=limit, env=env)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"criu {verb} takes more than {limit:.0f} s")
+    end = time.monotonic_ns()
+    if done.returncode != 0:
+        errors = [line for line in read(f"{image}/{log}").splitlines() if "Error" in line or "rekindle: " in line]
+        raise Failed(f"criu {verb}: " + " / ".join(errors[-3:]))
+    return begin, end
+
+
+def evict(image):
+    """Drops an image's files out of the page cache."""
+    for name in os.listdir(image):
+        with open(os.path.join(image, name), "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def copy(image, folder):
+    """A copy of an image in another folder."""
+    target = tempfile.mkdtemp(dir=folder)
+    subprocess.run(["cp", "-a", f"{image}/.", target], check=True)
+    return target
+
+
+def load_phases(log, began):
+    """What the daemon's log says of the last load: `began` is the wall clock's time when `criu restore` did."""
+    found = {}
+    for when, _ in LOADED.findall(log)[-1:]:
+        at = datetime.datetime.fromisoformat(when.replace("Z", "+00:00")).timestamp()
+        found["loaded_ms"] = (at - began) * 1e3
+    for text in PHASES.findall(log)[-1:]:
+        found.update({name: int(value) for name, value in (it.split("=") for it in text.split()) if name != "worker"})
+    if found.get("content_ms"):
+        found["content_gb_s"] = found["bytes"] / found["content_ms"] / 1e6
+    return found
+
+
+class Bench:
+    def __init__(self, o, place, end):
+        self.o, self.place, self.end = o, place, end
+        self.ways = [it for it in o.ways.split(",") if it in WAYS]
+        self.found, self.notes, self.left_out = {}, [], []
+
+    def left(self):
+        return self.end - time.monotonic()
+
+    def allows(self, seconds, what):
+        if self.left() >= seconds:
+            return True
+        self.left_out.append(what)
+        return False
+
+    def note(self, text):
+        self.notes.append(text)
+        say(text)
+
+    def keep(self, item, way, sample):
+        self.found.setdefault(item.name, {}).setdefault(way, []).append(sample)
+        said = ", ".join(f"{name[:-3].replace('_', ' ')} {sample[name]:.0f} ms" for name in
+                         ("running_ms", "first_step_ms", "loaded_ms") if name in sample)
+        say(f"{item.name}, {way}: {said}")
+
+    def command(self, item):
+        return item.command(self.o.stage, HERE, sys.executable, self.place.real)
+
+    def limit(self):
+        return max(20.0, min(180.0, self.left() + 20))
+
+    def daemon(self):
+        """A daemon whose configuration can be changed."""
+        self.config = os.path.join(tempfile.mkdtemp(dir=self.place.folder), "rekindled.toml")
+        self.configure("")
+        daemon = Daemon(self.o.stage, self.o.driver, self.place.folder, config=self.config)
+        self.place.socket = daemon.socket
+        daemon.wait_ready()
+        return daemon
+
+    def configure(self, more):
+        with open(self.config, "w") as file:
+            file.write((read(self.o.config) if self.o.config else "") + more)
+
+    def item(self, item, by_driver):
+        if not self.allows(item.start_guess() + 5, item.name):
+            return
+        if any(it in self.ways for it in ("ours", "waiting", "cold")):
+            self.by_us(item)
+        if by_driver and DRIVER in self.ways and self.place.real:
+            self.by_driver(item)
+
+    def by_us(self, item):
+        """Starts the program, dumps it once, and restores it by each way."""
+        plugins = f"{self.place.stage}/lib/rekindle/criu"
+        daemon, image, work = self.daemon(), self.place.image(), None
+        try:
+            began = time.monotonic_ns()
+            work = Work(self.place, self.command(item), False, self.limit())
+            if "start" in self.ways:
+                self.keep(item, "start", {"first_step_ms": (work.times.ends(0)[0] - began) / MS})
+            daemon.wait_ready()
+            first = work.undisturbed(False)
+            steps = work.times.ends(first)
+            step_ms = sorted(b - a for a, b in zip(steps, steps[1:]))[(len(steps) - 1) // 2] / MS
+            criu(self.place, "dump", image, ["-t", str(work.pid), "--libdir", plugins], "dump.log", self.limit(), daemon.socket)
+            work.process.wait()
+            about_image = {"step_ms": step_ms, "steps": work.times.count(), **sizes(image)}
+            restore = (item, work, image, daemon, plugins, about_image)
+            for _ in range(self.o.rounds):
+                if "ours" in self.ways:
+                    self.one("ours", *restore)
+            if "cold" in self.ways and self.o.disk:
+                on_disk = copy(image, self.o.disk)
+                try:
+                    for _ in range(self.o.rounds):
+                        evict(on_disk)
+                        self.one("cold", item, work, on_disk, daemon, plugins, about_image)
+                finally:
+                    forget(on_disk)
+            if "waiting" in self.ways:
+                self.configure(WAITING)
+                daemon.restart()
+                daemon.wait_ready()
+                for _ in range(self.o.rounds):
+                    self.one("waiting", item, work, image, daemon, plugins, about_image)
+        except (Failed, OSError, SystemExit) as error:
+            self.note(f"{item.name}: {error}")
+        finally:
+            if work:
+                kill(work.pid)
+            forget(image)
+            daemon.stop()
+
+    def one(self, way, item, work, image, daemon, plugins, about_image):
+        """One restore, and the end of what was restored."""
+        if not self.allows(5 + item.size / 4e9, f"{item.name}, {way}"):
+            return
+        work.times.back_to(about_image["steps"])
+        count, wall = about_image["steps"], time.time()
+        try:
+            begin, end = criu(self.place, "restore", image, ["-d", "--libdir", plugins], "restore.log", self.limit(), daemon.socket)
+            sample = {"running_ms": (end - begin) / MS, **self.first_step(work, count, begin), **about_image}
+            self.until(lambda: "loaded_ms" in load_phases(daemon.said(), wall), "the load does not end")
+            sample.update(load_phases(daemon.said(), wall))
+            self.keep(item, way, sample)
+        finally:
+            kill(work.pid)
+        daemon.wait_ready()  # the next restore takes the worker that this one was replaced by
+
+    def first_step(self, work, count, begin):
+        self.until(lambda: work.times.count() > count, "no step is done after a restore")
+        return {"first_step_ms": (work.times.ends(count)[0] - clock_offset(work.pid) - begin) / MS}
+
+    def until(self, condition, otherwise):
+        deadline = time.monotonic() + self.limit()
+        while not condition():
+            if time.monotonic() > deadline:
+                raise Failed(otherwise)
+            time.sleep(0.001)
+
+    def by_driver(self, item):
+        """As CRIU's own plugin does it, with the driver asked by a process of its own."""
+        if not self.allows(item.start_guess() + 15 + 3 * item.size / 1e9, f"{item.name}, {DRIVER}"):
+            return
+        driver, work, image = None, None, self.place.image()
+        none = tempfile.mkdtemp(dir=self.place.folder)  # no plugins
+        try:
+            began = time.monotonic_ns()
+            work = Work(self.place, self.command(item), True, self.limit())
+            if "start" in self.ways:
+                self.keep(item, "native start", {"first_step_ms": (work.times.ends(0)[0] - began) / MS})
+            work.undisturbed(False)
+            driver = Driver(self.place)
+            driver.ask("lock", work.pid)
+            driver.ask("checkpoint", work.pid)
+            criu(self.place, "dump", image, ["-t", str(work.pid), "--libdir", none], "dump.log", self.limit())
+            work.process.wait()
+            count = work.times.count()
+            begin, end = criu(self.place, "restore", image, ["-d", "--libdir", none], "restore.log", self.limit())
+            restored = driver.ask("restore", work.pid)
+            driver.ask("unlock", work.pid)
+            sample = {"criu_ms": (end - begin) / MS, "driver_restore_ms": restored, "running_ms": (time.monotonic_ns() - begin) / MS}
+            sample.update(self.first_step(work, count, begin), **sizes(image))
+            self.keep(item, DRIVER, sample)
+        except (Failed, OSError) as error:
+            self.note(f"{item.name}, {DRIVER}: {error}")
+        finally:
+            if driver:
+                driver.stop()
+            if work:
+                kill(work.pid)
+            forget(image)
+
+
+def options():
+    more = parser("tree", "config", "sizes", "only", "images", "disk")
+    more.add_argument("--ways", default=",".join(WAYS))
+    more.add_argument("--budget", type=float, default=0)
+    return more.parse_args()
+
+
+def items(o, real):
+    chosen = [float(it) for it in o.sizes.split(",")] if o.sizes else None
+    order = ORDER if real else [("train", it, False) for it in chosen or [1 / 64]]
+    for kind, gib, by_driver in order:
+        if real and chosen and gib not in chosen or kind in TORCH and not real:
+            continue
+        item = Item(kind, gib, o.rounds, int(by_driver), ())
+        if not o.only or re.search(o.only, item.name):
+            yield item, by_driver
+
+
+def figures(samples):
+    names = sorted({name for it in samples for name in it})
+    return {name: spread([it[name] for it in samples if name in it]) for name in names}
+
+
+def report(o, place, bench, rates, seconds):
+    workloads = [{"name": name, "ways": {way: {"figures": figures(samples), "samples": samples} for way, samples in ways.items()}}
+                 for name, ways in bench.found.items()]
+    write_json(o.out, {**about(o, "restore"), "criu": criu_version(place.criu), "images": place.images_are, "rates": rates,
+                       "workloads": workloads, "notes": bench.notes, "left_out": bench.left_out, "seconds": round(seconds, 1)})
+    columns = ("running_ms", "first_step_ms", "loaded_ms", "code_ms", "replay_ms", "map_ms", "content_ms", "content_gb_s")
+    print(f"\n{'milliseconds':24}" + "".join(f"{it.replace('_', ' ').replace(' ms', ''):>22}" for it in columns))
+    for workload in workloads:
+        for way, it in workload["ways"].items():
+            cells = (it["figures"].get(name) for name in columns)
+            shown = (f"{c['median']:.4g} ({c['low']:.4g}-{c['high']:.4g})" if c else "" for c in cells)
+            print(f"{workload['name'] + ', ' + way:24}" + "".join(f"{it:>22}" for it in shown))
+
+
+def main():
+    o, start = options(), time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what has been measured is reported all the same
+    with tempfile.TemporaryDirectory() as folder, sinks.images(o.images, folder) as images:
+        place = Place(o.stage, o.driver, criu_of(o.tree, folder), folder, images)
+        bench = Bench(o, place, start + (o.budget or 1e9))
+        chosen, rates = list(items(o, place.real)), {}
+        try:
+            if place.real:
+                size = int(min(max((it.size for it, _ in chosen), default=GIB) * 1.2, sinks.available() * 0.8))
+                sinks.touch(size, min(16, os.cpu_count()), min(90, bench.left() / 6))
+                rates = checkpoint_rates.of_link(o, place, ask(o))
+            for item, by_driver in chosen:
+                bench.item(item, by_driver)
+        finally:
+            report(o, place, bench, rates, time.monotonic() - start)
+    return 0 if bench.found else 1
+
+
+def ask(o):
+    """Runs a program natively that prints JSON."""
+    return lambda command: json.loads(run(command, native_folder(o.stage, o.driver)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
