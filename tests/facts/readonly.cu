@@ -73,8 +73,8 @@ static void own_memory(const std::string &kind, const Scale &scale, size_t size)
         NEED_ACCESS(other, size, CU_MEM_ACCESS_FLAGS_PROT_READ);
         say_write(at, stream);
         uint64_t found = 0;
-        Line line;
-        line.result("read_of_the_readonly_one", ASK(cuMemcpyDtoH, &found, other, 8)).yes("sees_the_write", found == 99).print();
+        CUresult result = ASK(cuMemcpyDtoH, &found, other, 8);
+        Line().result("read_of_the_readonly_one", result).yes("sees_the_write", found == 99).print();
         say_write(other, stream);
         _exit(0);
     }

@@ -1,0 +1,4 @@
+// An image with one kernel.
+#include "image.h"
+
+KERNEL(0)
