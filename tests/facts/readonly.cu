@@ -72,9 +72,9 @@ static void own_memory(const std::string &kind, const Scale &scale, size_t size)
         NEED(cuMemMap, other, size, 0, handle, 0);
         NEED_ACCESS(other, size, CU_MEM_ACCESS_FLAGS_PROT_READ);
         say_write(at, stream);
-        uint64_t found = 0;
-        CUresult result = ASK(cuMemcpyDtoH, &found, other, 8);
-        Line().result("read_of_the_readonly_one", result).yes("sees_the_write", found == 99).print();
+        uint64_t word = 0;
+        CUresult result = ASK(cuMemcpyDtoH, &word, other, 8);
+        Line().result("read_of_the_readonly_one", result).yes("sees_the_write", word == 99).print();
         say_write(other, stream);
         _exit(0);
     }

@@ -1,0 +1,84 @@
+"""The list of experiments of the benchmark `facts`: which program, with which arguments, for how long at most."""
+
+import dataclasses
+import subprocess
+
+STATES = ("reserved", "mapped", "readonly", "ready")
+LATE = ("ready", "mapped", "reserved", "neighbour", "upgraded", "graph", "never", "readonly", "revoked", "unmapped")
+READONLY = ("write", "imported", "upgrade", "lowered", "beside", "bandwidth", "bandwidth-imported")
+
+
+@dataclasses.dataclass
+class Experiment:
+    name: str
+    program: str
+    arguments: list
+    limit: float = 30  # seconds
+    repeated: bool = True  # in every round
+    parallel: bool = False  # beside others, since it times nothing
+    environment: dict = dataclasses.field(default_factory=dict)
+    # Where its file is: in a file system in memory with huge pages ("huge") or ordinary ones ("tmpfs"), or on a disk ("disk").
+    place: str = ""
+
+
+def mapping():
+    for case in ("each", "early", "sweep", "access"):
+        for spin in (1, 0):
+            yield Experiment(f"B1 {case} {'spin' if spin else 'idle'}", "mapping", ["--case", case, "--spin", spin])
+
+
+def states(programs):
+    """Every call in every state."""
+    listed = subprocess.run([f"{programs}/states"], capture_output=True, text=True, check=True).stdout.split()
+    for case in listed:
+        for state in STATES:
+            yield Experiment(f"B3 {state} {case}", "states", ["--state", state, "--case", case], limit=15, repeated=False, parallel=True)
+
+
+def loading():
+    for mode, environment in (("lazy", {"CUDA_MODULE_LOADING": "LAZY"}), ("eager", {"CUDA_MODULE_LOADING": "EAGER"})):
+        for how in ("module", "library"):
+            for copies in (0, 1):
+                name = f"B4 {how} {mode} {'copies' if copies else 'idle'}"
+                yield Experiment(name, "loading", ["--how", how, "--copies", copies], environment=environment)
+
+
+def sharing(small):
+    for mib, pieces in ((2, 4),) if small else ((64, 16), (512, 4), (2048, 2)):
+        yield Experiment(f"B5 {mib} MiB", "sharing", ["--mib", mib, "--pieces", pieces], limit=40)
+    mib = 2 if small else 64
+    yield Experiment(f"B5 {mib} MiB killed", "sharing", ["--mib", mib, "--pieces", 4, "--killed", 1], limit=40)
+
+
+def standby(small):
+    much = 8 if small else 4096
+    for name, arguments in (
+        ("control", ["--rounds", 0, "--registered-mib", much // 4]), ("stripped", []),
+        ("registered", ["--registered-mib", much]), ("kept", ["--kept-mib", much]),
+    ):
+        yield Experiment(f"B7 {name}", "standby", arguments, limit=60, repeated=False)
+
+
+def feeding(small):
+    few = ["--mib", 16] if small else ["--mib", 2048]
+    yield Experiment("B8 link", "feeding", ["--link", 1])
+    every = ["--threads", "1,2,4,8,16", "--buffers", "1,2", "--hash", "none,device,host"]
+    yield Experiment("B8 huge", "feeding", every, limit=90, repeated=False, place="huge")
+    yield Experiment("B8 tmpfs", "feeding", every, limit=90, repeated=False, place="tmpfs")
+    disk = [*few, "--threads", "1,4,16", "--hash", "none"]
+    yield Experiment("B8 disk cached", "feeding", disk, limit=60, repeated=False, place="disk")
+    yield Experiment("B8 disk direct", "feeding", [*disk, "--direct", 1, "--repeats", 1], limit=60, repeated=False, place="disk")
+
+
+def experiments(programs, small):
+    """What matters most comes first."""
+    yield from mapping()
+    for case in LATE:
+        yield Experiment(f"B2 {case}", "late", ["--case", case])
+    yield from states(programs)
+    yield from sharing(small)
+    for case in READONLY:
+        yield Experiment(f"B6 {case}", "readonly", ["--case", case])
+    yield from loading()
+    yield from standby(small)
+    yield from feeding(small)
