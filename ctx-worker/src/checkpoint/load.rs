@@ -1,6 +1,6 @@
 //! The parts of a restore: device memory at its addresses, its content, and the client's other state.
 
-use rekindle_images::{Allocation, Blob, BlobKind, Client, DataReader, Piece};
+use rekindle_images::{Allocation, Blob, BlobKind, Client, DataReader, HashKey, Piece};
 
 use crate::checkpoint::engine::Fill;
 use crate::checkpoint::layers::Layers;
@@ -70,7 +70,7 @@ pub(crate) fn compare_globals(layers: &Layers<'_>, client: &Client) -> Result<()
 }
 
 /// All pieces of content that a saved client's memory has.
-pub(crate) fn content(layers: &Layers<'_>, client: &Client) -> Result<Fill, NotLoaded> {
+pub(crate) fn content(layers: &Layers<'_>, client: &Client, key: HashKey) -> Result<Fill, NotLoaded> {
     let mut list: Vec<(Job, Piece)> = Vec::new();
     let mut add = |address: u64, device: usize, context, pieces: &[Piece]| {
         list.extend(pieces.iter().map(|p| {
@@ -91,7 +91,11 @@ pub(crate) fn content(layers: &Layers<'_>, client: &Client) -> Result<Fill, NotL
     for blob in client.blobs.iter().filter(|blob| blob.is(BlobKind::ArrayContent)) {
         list.extend(layers.memory.arrays.saved_jobs(&layers.call.session, blob)?);
     }
-    Ok(Fill::new(list))
+    let primaries: Vec<_> = layers.memory.devices.iter().map(|device| device.primary).collect();
+    let can_hash = |job: &Job| {
+        matches!(key, HashKey::Content(_)) && job.array.is_none() && primaries.get(job.device) == Some(&job.context)
+    };
+    Ok(Fill::new(list, can_hash))
 }
 
 fn context_of_global(layers: &Layers<'_>, module: u64, address: u64) -> Option<u64> {

@@ -25,6 +25,10 @@ pub(crate) enum EngineError {
     Lost,
     #[error("no content is being loaded")]
     NothingToLoad,
+    #[error("the device could not hash the content")]
+    NotHashed,
+    #[error("{length} bytes at {address:#x} are not what was read from the image: restore again")]
+    NotArrived { address: u64, length: u64 },
     #[error("there is no thread to copy: the machine or the daemon's user has no more")]
     NoThread,
 }
@@ -35,7 +39,12 @@ impl Failing for EngineError {
             Self::Image(error) => failure::of_image(error),
             Self::Cancelled => FailureKind::GivenUp,
             Self::MispredictedWrite { .. } => FailureKind::Mispredicted,
-            Self::Driver(_) | Self::Lost | Self::NothingToLoad | Self::NoThread => FailureKind::Internal,
+            Self::Driver(_)
+            | Self::Lost
+            | Self::NothingToLoad
+            | Self::NotHashed
+            | Self::NotArrived { .. }
+            | Self::NoThread => FailureKind::Internal,
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::checkpoint::layers::Layers;
 use crate::checkpoint::load::{
     check_pieces, compare_globals, content, read_mapped, restore_allocations, restore_parts,
 };
+use crate::resources::job::EngineError;
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::pinned::PinnedMemory;
 use crate::resources::textures::{needs_memory, recorded_memory, recorded_value};
@@ -59,13 +60,18 @@ impl Executor {
         let (mut layers, checkpoint) = self.layers();
         let aliases = layers.map_aliases()?;
         check_pieces(client, &aliases)?;
-        let fill = content(&layers, client)?;
+        let fill = content(&layers, client, reader.key())?;
         restore_parts(&mut layers, client, &reader)?;
         layers.memory.all_shared_is_mapped(layers.call, &state)?;
         layers.scheduler.times.record_events(layers.call)?;
         let times = LoadTimes { code_ns, replay_ns, map_ns: steps.next(), ..LoadTimes::default() };
         let Layers { call, memory, .. } = layers;
         checkpoint.begin_load(&mut call.gpu, &memory.devices, Content { fill, reader, aliases }, times, over)
+    }
+
+    /// Waits for the end of the load of the content, and compares its hashes. Returns how long the load took.
+    pub(crate) fn end_load(&mut self) -> Result<LoadTimes, EngineError> {
+        self.checkpoint.end_load(&mut self.call, &self.memory.devices)
     }
 
     /// Loads the received code, and reads the data of the worker that saved the client: the calls that its log's kinds stand

@@ -356,7 +356,7 @@ impl Server {
             ) => {
                 // An importer uses the memory at once.
                 if matches!(state, State::Filling(_))
-                    && let Err(error) = self.executor.checkpoint.end_load()
+                    && let Err(error) = self.executor.end_load()
                 {
                     return Some((WorkerReply::Failed(Refusal::from(error).into()), Vec::new()));
                 }
@@ -457,7 +457,7 @@ impl Server {
             (WorkerRequest::Quiesce { .. } | WorkerRequest::ConfirmQuiesced, State::Quiesced(_)) => WorkerReply::Done,
             (WorkerRequest::Open, State::Filling(_)) => WorkerReply::Done,
             (WorkerRequest::LoadProgress, State::Open(_) | State::Closing(_) | State::Quiesced(_)) => {
-                WorkerReply::Loaded { times: self.executor.checkpoint.end_load()? }
+                WorkerReply::Loaded { times: self.executor.end_load()? }
             }
             (WorkerRequest::Open, State::Open(_)) => {
                 self.executor.checkpoint.before_opening(self.executor.call.gpu.driver);

@@ -30,7 +30,7 @@ impl Server {
         };
         self.executor.load_client(&client, reader, code, over)?;
         if !early {
-            self.executor.checkpoint.end_load()?;
+            self.executor.end_load()?;
         }
         Ok(Loaded { client: Box::new(client), pinned: Vec::new() })
     }
@@ -77,7 +77,7 @@ impl Server {
         match self.executor.checkpoint.load_progress() {
             LoadProgress::UnderWay { .. } => (State::Filling(consumer), done(Ok(()))),
             LoadProgress::Over => {
-                let loaded = self.executor.checkpoint.end_load().map_err(Refusal::from);
+                let loaded = self.executor.end_load().map_err(Refusal::from);
                 or_failed(loaded.map(|_| self.open(consumer)))
             }
         }
@@ -100,7 +100,7 @@ impl Server {
             // The end of this load is known already.
             state => return (state, done(Ok(()))),
         };
-        match (self.executor.checkpoint.end_load(), state) {
+        match (self.executor.end_load(), state) {
             (Ok(times), State::Filling(consumer)) => {
                 (self.open(consumer), Ok((WorkerReply::Loaded { times }, Vec::new())))
             }
@@ -119,7 +119,7 @@ impl Server {
             let what = "the content of its memory is still being loaded".to_owned();
             return (State::Filling(consumer), Ok((WorkerReply::Busy { what }, Vec::new())));
         }
-        if let Err(error) = self.executor.checkpoint.end_load() {
+        if let Err(error) = self.executor.end_load() {
             return or_failed(Err(error.into()));
         }
         // What waits in software since before the dump begins to run.

@@ -322,8 +322,10 @@ pub struct LoadTimes {
     pub replay_ns: u64,
     /// Mapping device memory, comparing addresses, and loading state other than memory.
     pub map_ns: u64,
-    /// Loading the content of device memory.
+    /// Copying the content of device memory from the files.
     pub content_ns: u64,
+    /// Comparing its hashes on the device.
+    pub hash_ns: u64,
     /// Bytes of device memory.
     pub bytes: u64,
     /// Bytes among them that are zeros, which were set and not copied.

@@ -146,13 +146,14 @@ fn wait_for_content(worker: &Worker, name: &str, limit: Limit) -> Result<(), Wor
 
 fn log_times(worker: &Worker, name: &str, times: &LoadTimes) {
     let ms = |ns: u64| ns / 1_000_000;
-    let LoadTimes { code_ns, replay_ns, map_ns, content_ns, bytes, set } = *times;
+    let LoadTimes { code_ns, replay_ns, map_ns, content_ns, hash_ns, bytes, set } = *times;
     info!(
         worker = worker.pid(),
         code_ms = ms(code_ns),
         replay_ms = ms(replay_ns),
         map_ms = ms(map_ns),
         content_ms = ms(content_ns),
+        hash_ms = ms(hash_ns),
         bytes,
         zeros = set,
         "phases of load: {name}"

@@ -3,7 +3,7 @@
 //! ```text
 //!   save   device ──copy──> lane's pinned buffer ──┬──────────────────────> hash, as expected? write ──> data file
 //!                                                  └─ room there? ─> stage ─(later)─┘
-//!   load   data file ──read, compare hash──> lane's pinned buffer ──copy──> device
+//!   load   data file ──read──> lane's pinned buffer ──copy──> device ──(later)─> hash, as expected?
 //! ```
 //!
 //! Each lane is a thread with a pinned buffer of its own. There is a lane for each core; how they save is in [`out`], and how
@@ -30,7 +30,7 @@ use rekindle_images::DataWriter;
 use tracing::debug;
 
 pub(crate) use self::buffers::Buffers;
-pub(crate) use self::fill::Fill;
+pub(crate) use self::fill::{Fill, Part};
 use self::lane::{Lane, Way};
 use self::out::Out;
 pub(crate) use self::pace::Pace;
