@@ -154,7 +154,11 @@ class Bench:
         self.configure("")
         daemon = Daemon(self.o.stage, self.o.driver, self.place.folder, config=self.config)
         self.place.socket = daemon.socket
-        daemon.wait_ready()
+        try:
+            daemon.wait_ready()
+        except SystemExit as error:
+            daemon.stop()
+            raise Failed(str(error))
         return daemon
 
     def configure(self, more):
@@ -172,8 +176,9 @@ class Bench:
     def by_us(self, item):
         """Starts the program, dumps it once, and restores it by each way."""
         plugins = f"{self.place.stage}/lib/rekindle/criu"
-        daemon, image, work = self.daemon(), self.place.image(), None
+        daemon, image, work = None, self.place.image(), None
         try:
+            daemon = self.daemon()
             began = time.monotonic_ns()
             work = Work(self.place, self.command(item), False, self.limit())
             if "start" in self.ways:
@@ -189,7 +194,9 @@ class Bench:
             for _ in range(self.o.rounds):
                 if "ours" in self.ways:
                     self.one("ours", *restore)
-            if "cold" in self.ways and self.o.disk:
+            if "cold" in self.ways and not self.o.disk:
+                self.note("cold is left out: --disk names no folder")
+            elif "cold" in self.ways:
                 on_disk = copy(image, self.o.disk)
                 try:
                     for _ in range(self.o.rounds):
@@ -203,13 +210,14 @@ class Bench:
                 daemon.wait_ready()
                 for _ in range(self.o.rounds):
                     self.one("waiting", item, work, image, daemon, plugins, about_image)
-        except (Failed, OSError, SystemExit) as error:
+        except (Failed, OSError) as error:
             self.note(f"{item.name}: {error}")
         finally:
             if work:
                 kill(work.pid)
             forget(image)
-            daemon.stop()
+            if daemon:
+                daemon.stop()
 
     def one(self, way, item, work, image, daemon, plugins, about_image):
         """One restore, and the end of what was restored."""
@@ -224,6 +232,8 @@ class Bench:
             self.until(lambda: "loaded_ms" in load_phases(daemon.said()[before:], wall), "the load does not end")
             sample.update(load_phases(daemon.said()[before:], wall))
             self.keep(item, way, sample)
+        except Failed as error:
+            self.note(f"{item.name}, {way}: {error}")
         finally:
             kill(work.pid)
         daemon.wait_ready()  # the next restore takes the worker that this one was replaced by
@@ -307,13 +317,19 @@ def report(o, place, bench, rates, seconds):
                  for name, ways in bench.found.items()]
     write_json(o.out, {**about(o, "restore"), "criu": criu_version(place.criu), "images": place.images_are, "rates": rates,
                        "workloads": workloads, "notes": bench.notes, "left_out": bench.left_out, "seconds": round(seconds, 1)})
-    columns = ("running_ms", "first_step_ms", "loaded_ms", "code_ms", "replay_ms", "map_ms", "content_ms", "content_gb_s")
+    columns = ("running_ms", "first_step_ms", "loaded_ms", "code_ms", "replay_ms", "map_ms", "content_ms", "hash_ms", "content_gb_s")
+    if "link_to_device" in rates:
+        print(f"\nlink to the device: {rates['link_to_device']['median']:.1f} GB/s")
     print(f"\n{'milliseconds':24}" + "".join(f"{it.replace('_', ' ').replace(' ms', ''):>22}" for it in columns))
     for workload in workloads:
         for way, it in workload["ways"].items():
-            cells = (it["figures"].get(name) for name in columns)
+            cells = [it["figures"].get(name) for name in columns]
             shown = (f"{c['median']:.4g} ({c['low']:.4g}-{c['high']:.4g})" if c else "" for c in cells)
             print(f"{workload['name'] + ', ' + way:24}" + "".join(f"{it:>22}" for it in shown))
+        ways = {way: it["figures"]["first_step_ms"]["median"] for way, it in workload["ways"].items() if "first_step_ms" in it["figures"]}
+        if DRIVER in ways:
+            print(f"{workload['name']}, first step, driver to ours: " + ", ".join(
+                f"{way} {ways[DRIVER] / ways[way]:.1f}" for way in ("ours", "waiting", "cold") if way in ways))
 
 
 def main():
