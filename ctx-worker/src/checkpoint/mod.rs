@@ -2,6 +2,7 @@
 
 pub(crate) mod access;
 pub(crate) mod background;
+mod background_load;
 pub(crate) mod check;
 mod commands;
 pub(crate) mod content;

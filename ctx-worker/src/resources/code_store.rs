@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
 use std::sync::Arc;
 
+use memchr::memmem;
 use rekindle_cuda_abi::code::{self, CodeError};
 use rekindle_images::{BlobKind, CodeHash};
 use thiserror::Error;
@@ -110,11 +111,13 @@ fn split(bytes: &[u8]) -> Result<Vec<&[u8]>, BrokenImage> {
 fn aligned(bytes: &[u8]) -> Vec<u64> {
     // There is an additional word, so that PTX ends in a NUL even where the client forgot it.
     let mut words = vec![0_u64; bytes.len() / 8 + 1];
-    for (word, chunk) in words.iter_mut().zip(bytes.chunks(8)) {
-        let mut eight = [0; 8];
-        eight[..chunk.len()].copy_from_slice(chunk);
-        *word = u64::from_ne_bytes(eight);
+    let (whole, rest) = bytes.as_chunks::<8>();
+    for (word, chunk) in words.iter_mut().zip(whole) {
+        *word = u64::from_ne_bytes(*chunk);
     }
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    words[whole.len()] = u64::from_ne_bytes(last);
     words
 }
 
@@ -179,7 +182,8 @@ fn describe_entry(
 ) -> Result<(), UnknownGlobals> {
     let program = entry.unpack()?;
     let bytes = program.bytes();
-    found.prints |= PRINTING.iter().any(|name| bytes.windows(name.len()).any(|w| w == *name));
+    // Libraries have hundreds of megabytes of code.
+    found.prints |= PRINTING.iter().any(|name| memmem::find(bytes, name).is_some());
     found.takes_function_addresses |= program.takes_function_addresses()?;
     for kernel in program.kernels()? {
         if kernel.allocates {

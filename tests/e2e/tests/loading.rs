@@ -56,6 +56,9 @@ fn a_program_goes_on_when_the_daemon_is_killed_while_memory_is_loaded() -> Resul
     node.kill_daemon()?;
     app.advances()?;
     node.start_daemon(&[])?;
+    until("the worker has joined the new daemon", || {
+        Ok(node.clients()?.into_iter().find(|it| it.pid == app.pid() && it.state == "running"))
+    })?;
     let image = node.dump(&app)?;
     fs::write(&until_file, "")?;
     assert_eq!(app.finish()?, "steady ok\n");

@@ -8,7 +8,7 @@
 //! All lanes work: nothing of the application runs on the device before its memory is there.
 //!
 //! The device hashes faster than lanes read, so hashes are compared there, when all content has arrived
-//! (`checkpoint/content.rs`). A lane compares the hash of what the device cannot hash: arrays, memory of other contexts than the
+//! (`checkpoint/background_load.rs`). A lane compares the hash of what the device cannot hash: arrays, memory of other contexts than the
 //! primary ones, and pieces of images that were hashed otherwise.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

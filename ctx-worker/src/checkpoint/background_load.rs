@@ -1,0 +1,169 @@
+//! The content of a restored client's memory, which a thread loads while CRIU makes the client's process, and while that
+//! process runs again. No command of the client is executed before the content is there.
+//!
+//! ```text
+//!   begin_load ──engine──► thread "load": lanes
+//!                             │ over: the request loop gets an event
+//!   end_load: engine and result are back; hashes compared on the device; aliases unmapped
+//! ```
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rekindle_images::{DataReader, HashKey, PieceHash};
+use rekindle_wire::control::LoadTimes;
+
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::access::hash::{self, BATCH_BYTES, MOST_PIECES};
+use crate::checkpoint::content::{Content, ContentLoad, LoadProgress, UnderWay};
+use crate::checkpoint::engine::{Engine, Part, small_thread};
+use crate::gpu::Gpu;
+use crate::resources::device::Device;
+use crate::resources::job::EngineError;
+use crate::resources::not_loaded::NotLoaded;
+use crate::resources::vmm::aliases::unmap_aliases;
+use crate::session::call::Call;
+
+/// How often a load that somebody waits for is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+impl Checkpoint {
+    /// Begins to load in a separate thread, which calls `over` at its end. `times` tells how long the steps before took.
+    pub(crate) fn begin_load(
+        &mut self,
+        gpu: &mut Gpu,
+        devices: &[Device],
+        content: Content,
+        times: LoadTimes,
+        over: impl FnOnce() + Send + 'static,
+    ) -> Result<(), NotLoaded> {
+        let driver = gpu.driver;
+        let primaries: Vec<_> = devices.iter().map(|d| d.primary).collect();
+        let engine = self.engine.as_mut().ok_or(NotLoaded::Busy)?;
+        let prepared = engine.prepare(driver, &primaries);
+        gpu.leave();
+        prepared?;
+        let content = Arc::new(content);
+        let of_thread = Arc::clone(&content);
+        let (hand_over, handed_over) = std::sync::mpsc::channel::<Engine>();
+        let work = move || {
+            let mut engine = handed_over.recv().ok()?;
+            let began = Instant::now();
+            let result = engine.load(driver, &of_thread.fill, &of_thread.reader);
+            let took = began.elapsed();
+            over();
+            Some((engine, took, result))
+        };
+        let thread = small_thread("load").spawn(work).map_err(|_| EngineError::NoThread)?;
+        // The thread waits only for the engine.
+        let handed = self.engine.take().map(|engine| hand_over.send(engine));
+        debug_assert!(matches!(handed, Some(Ok(()))));
+        self.content = ContentLoad::UnderWay(UnderWay { content, thread, times });
+        Ok(())
+    }
+
+    /// How far the load of the content is.
+    pub(crate) fn load_progress(&self) -> LoadProgress {
+        match &self.content {
+            ContentLoad::UnderWay(UnderWay { content, thread, .. }) if !thread.is_finished() => {
+                LoadProgress::UnderWay { loaded: content.fill.loaded(), bytes: content.fill.bytes() }
+            }
+            _ => LoadProgress::Over,
+        }
+    }
+
+    /// Waits for the end of the load until the timeout is over. Returns whether the load is over.
+    pub(crate) fn wait_for_load(&self, timeout: Duration) -> bool {
+        let began = Instant::now();
+        while matches!(self.load_progress(), LoadProgress::UnderWay { .. }) {
+            if began.elapsed() >= timeout {
+                return false;
+            }
+            std::thread::sleep(POLL_INTERVAL.min(timeout));
+        }
+        true
+    }
+
+    /// Waits for the end of the load, takes the engine back, compares the hashes of the content, and tells how long all that
+    /// took. The first call after a load that has failed returns its error, later ones that it failed.
+    pub(crate) fn end_load(&mut self, call: &mut Call, devices: &[Device]) -> Result<LoadTimes, EngineError> {
+        match std::mem::replace(&mut self.content, ContentLoad::Failed) {
+            ContentLoad::None => Err(EngineError::NothingToLoad),
+            ContentLoad::Failed => Err(EngineError::Lost),
+            ContentLoad::Loaded(times) => {
+                self.content = ContentLoad::Loaded(times);
+                Ok(times)
+            }
+            ContentLoad::UnderWay(UnderWay { content, thread, mut times }) => {
+                let (engine, took, result) = thread.join().ok().flatten().ok_or(EngineError::Lost)?;
+                self.engine = Some(engine);
+                result?;
+                let began = Instant::now();
+                let compared = self.compare(call, devices, &content);
+                call.gpu.leave();
+                compared?;
+                unmap_aliases(call.driver(), &content.aliases);
+                (times.content_ns, times.hash_ns) = (took.as_nanos() as u64, began.elapsed().as_nanos() as u64);
+                (times.bytes, times.set) = (content.fill.bytes(), content.fill.set());
+                self.content = ContentLoad::Loaded(times);
+                Ok(times)
+            }
+        }
+    }
+
+    /// Compares the hashes of content that is on the device with the image's.
+    fn compare(&mut self, call: &Call, devices: &[Device], content: &Content) -> Result<(), EngineError> {
+        let HashKey::Content(key) = content.reader.key() else { return Ok(()) };
+        let driver = call.driver();
+        self.hasher.set_key(driver, &key)?;
+        for (ordinal, device) in devices.iter().enumerate() {
+            self.hasher.prepare(driver, (ordinal, device.device), device.primary)?;
+            let parts: Vec<_> = content.fill.to_compare().filter(|it| it.job.device == ordinal).collect();
+            let mut rest = &parts[..];
+            while !rest.is_empty() {
+                let mut sum = 0_u64;
+                let fits = |part: &&&Part| {
+                    sum += part.job.length;
+                    sum <= BATCH_BYTES
+                };
+                let count = rest.iter().take(MOST_PIECES).take_while(fits).count();
+                let (batch, behind) = rest.split_at(count.max(1));
+                self.compare_batch(call, ordinal, batch, &content.reader)?;
+                rest = behind;
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_batch(
+        &mut self,
+        call: &Call,
+        ordinal: usize,
+        batch: &[&Part],
+        reader: &DataReader,
+    ) -> Result<(), EngineError> {
+        let (driver, processors) = (call.driver(), call.session.processors(ordinal));
+        let pieces: Vec<_> =
+            batch.iter().map(|it| hash::Piece { source: it.job.address, target: 0, length: it.job.length }).collect();
+        let table = self.hasher.table(driver, ordinal, &pieces)?.ok_or(EngineError::NotHashed)?;
+        // SAFETY: the jobs' memory is mapped, and nothing writes it any more; nothing is copied.
+        unsafe { self.hasher.enqueue(driver, (ordinal, processors), &table, false)? };
+        let hashes = self.hasher.fetch(driver, ordinal, &table)?;
+        if hashes.len() != batch.len() {
+            return Err(EngineError::NotHashed);
+        }
+        match batch.iter().zip(hashes).find(|(part, hash)| PieceHash::from(*hash) != part.piece.hash) {
+            None => Ok(()),
+            Some((part, _)) => Err(what_is_wrong(part, reader)),
+        }
+    }
+}
+
+/// Why content on the device is not what the image says: the file is corrupt, or the content has changed on its way.
+fn what_is_wrong(part: &Part, reader: &DataReader) -> EngineError {
+    let mut content = vec![0; part.piece.length as usize];
+    match reader.read(&part.piece, &mut content) {
+        Err(error) => error.into(),
+        Ok(()) => EngineError::NotArrived { address: part.job.address, length: part.job.length },
+    }
+}
