@@ -24,7 +24,7 @@ from facts_runs import Runner
 def main():
     o = parser("programs", "only", "budget", "small").parse_args()
     small = bool(o.small) or not is_real(o.driver)
-    begin, budget = time.monotonic(), float(o.budget or 240)
+    begin, budget = time.monotonic(), float(o.budget or 220)
     results, left_out = {}, []
     with tempfile.TemporaryDirectory(prefix="facts") as folder:
         programs = os.path.abspath(o.programs)

@@ -43,7 +43,7 @@ def compare_addresses(results):
         if not name.startswith("B4"):
             continue
         kind = name.rsplit(" ", 1)[0]
-        lists = [line["addresses"] for of in (f"{kind} idle", name) for run in results.get(of, []) for line in run["lines"] if "addresses" in line]
+        lists = [line["addresses"] for of in dict.fromkeys((f"{kind} idle", name)) for run in results.get(of, []) for line in run["lines"] if "addresses" in line]
         if lists:
             same[name] = {"runs": len(lists), "same_as_the_first": sum(it == lists[0] for it in lists)}
     return same

@@ -64,6 +64,8 @@ class Runner:
         with contextlib.ExitStack() as stack:
             if kind in ("huge", "tmpfs"):
                 found = stack.enter_context(sinks.in_memory(self.folder, kind == "huge"))
+                if found is None and kind == "tmpfs":
+                    found = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
             elif kind == "disk":
                 found = stack.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp"))
             else:
