@@ -53,7 +53,8 @@ def one(it, digits=3):
     """A median with its range, where there is one."""
     if isinstance(it, str):
         return it
-    text = f"{it['median']:.{digits}f}".rstrip("0").rstrip(".")
+    text = f"{it['median']:.{digits}f}"
+    text = text.rstrip("0").rstrip(".") if digits else text
     return text if it["low"] == it["high"] else f"{text} [{it['low']:.{digits}f}, {it['high']:.{digits}f}]"
 
 
