@@ -24,5 +24,5 @@ pub(crate) fn obstacles(session: &Session, memory: &Memory, code: &Code) -> Vec<
 /// its own records.
 pub(crate) fn deferred_for_others(memory: &Memory) -> Option<&'static str> {
     let why = "an event that other processes have is recorded behind a callback that has not returned";
-    memory.ipc_events.holds_any().then_some(why)
+    memory.ipc_events.has_deferred().then_some(why)
 }

@@ -1,19 +1,19 @@
 //! Commands that wait in software, before they go to the driver.
 //!
 //! ```text
-//!   ring ──> what it must come after is held, or its stream has no room? ──no──> driver
-//!                         │ yes                                                    ^
-//!                         └──> held, in the order of the ring ── looked through ───┘   when a callback has returned,
-//!                                                                                      or a stream has room again
+//!   ring ──> what it must come after is deferred, or its stream has no room? ──no──> driver
+//!                         │ yes                                                        ^
+//!                         └──> deferred, in the order of the ring ── looked through ───┘   when a callback has returned,
+//!                                                                                          or a stream has room again
 //! ```
 //!
-//! Two conditions begin a hold. A **host callback**: later commands on its stream wait until the application has run it, and a
-//! stream that waits for nothing else is idle. And a stream that is **full**: the driver blocks when about a thousand commands
-//! are in flight on a stream, and the executor, which serves all streams, must not block.
+//! Commands are deferred for one of two reasons. A **host callback**: later commands on its stream wait until the application
+//! has run it, and a stream that waits for nothing else is idle. And a stream that is **full**: the driver blocks when about a
+//! thousand commands are in flight on a stream, and the executor, which serves all streams, must not block.
 //!
-//! A hold spreads: to commands enqueued behind it, to events recorded there and streams that wait for them, between the legacy
-//! default stream and blocking streams, and to callers that synchronise or free. Queries are answered that the work is not
-//! done. Deferred commands are part of the saved state, as they came from the ring.
+//! A deferral spreads: to commands enqueued behind it, to events recorded there and streams that wait for them, between the
+//! legacy default stream and blocking streams, and to callers that synchronise or free. Queries are answered that the work is
+//! not done. Deferred commands are part of the saved state, as they came from the ring.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -28,12 +28,12 @@ use crate::schedule::dependencies::{Dependencies, EventUse, Role, Scope, Turn};
 use crate::session::outcome::Refused;
 use crate::session::waiting::{StreamKey, Waiting};
 
-/// A thread with more held commands than this waits until there are half as many.
+/// A thread with more deferred commands than this waits until there are half as many.
 const MANY: usize = 4096;
-/// A client whose held commands take more memory than this does not obey that limit.
+/// A client whose deferred commands take more memory than this does not obey that limit.
 const MOST_BYTES: usize = 1 << 30;
 
-/// The progress of a held command that needs more than its turn.
+/// The progress of a deferred command that needs more than its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// The command's turn has not come.
@@ -53,7 +53,7 @@ pub(crate) struct Setting {
     pub(super) value: i32,
 }
 
-/// A held command.
+/// A deferred command.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) id: u64,
@@ -65,12 +65,12 @@ pub(crate) struct Entry {
     pub(crate) settings: Vec<Setting>,
 }
 
-/// The next step for a held command that no earlier command holds.
+/// The next step for a deferred command that no earlier command blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// The command stays held.
+    /// The command stays deferred.
     Stays,
-    /// The command stays held until the device has reached it; the executor must wait for that.
+    /// The command stays deferred until the device has reached it; the executor must wait for that.
     WaitsOnDevice,
     /// The command goes to the driver.
     Goes,
@@ -78,7 +78,7 @@ pub(crate) enum Next {
     Ends,
 }
 
-/// A summary of the held commands: a command that must follow any of them is held too.
+/// A summary of the deferred commands: a command that must follow any of them is deferred too.
 #[derive(Debug, Default)]
 struct Blocked {
     count: usize,
@@ -86,10 +86,10 @@ struct Blocked {
     /// Contexts whose legacy default stream, or one of whose blocking streams, is in `lanes`.
     legacy: HashSet<u64>,
     blocking: HashSet<u64>,
-    /// Events whose record is held; all events that held commands name.
+    /// Events whose record is deferred; all events that deferred commands name.
     recorded: HashSet<u64>,
     named: HashSet<u64>,
-    /// Contexts with held commands; contexts that held commands end.
+    /// Contexts with deferred commands; contexts that deferred commands end.
     contexts: HashSet<u64>,
     ending: HashSet<u64>,
 }
@@ -107,7 +107,7 @@ impl Blocked {
         })
     }
 
-    fn holds(&self, dependencies: &Dependencies) -> bool {
+    fn blocks(&self, dependencies: &Dependencies) -> bool {
         let event = |&(event, what): &(u64, EventUse)| match what {
             EventUse::Wait => self.recorded.contains(&event),
             EventUse::Record | EventUse::Destroy => self.named.contains(&event),
@@ -150,7 +150,7 @@ impl Blocked {
     }
 }
 
-/// All held commands.
+/// All deferred commands.
 #[derive(Debug, Default)]
 pub(crate) struct DeferredCommands {
     pub(crate) list: VecDeque<Entry>,
@@ -173,7 +173,7 @@ pub(crate) struct DeferredCommands {
 }
 
 impl DeferredCommands {
-    /// Called when a held command's wait for the device is over.
+    /// Called when a deferred command's wait for the device is over.
     pub(crate) fn arrived(&mut self, id: u64, result: CUresult) {
         self.arrivals.insert(id, result);
         self.changed = true;
@@ -206,7 +206,7 @@ impl DeferredCommands {
         None
     }
 
-    /// Whether no held command can continue unless the application does something.
+    /// Whether no deferred command can continue unless the application does something.
     pub(crate) fn is_at_rest(&self) -> bool {
         !self.changed && self.arrivals.is_empty() && (self.full.is_empty() || self.closing.is_some())
     }
@@ -227,9 +227,9 @@ impl DeferredCommands {
         self.changed = true;
     }
 
-    /// Whether a command must follow any held command.
-    pub(crate) fn holds(&self, dependencies: &Dependencies) -> bool {
-        self.blocked.holds(dependencies)
+    /// Whether a command must follow any deferred command.
+    pub(crate) fn blocks(&self, dependencies: &Dependencies) -> bool {
+        self.blocked.blocks(dependencies)
     }
 
     /// Whether the command's stream has room for it now.
@@ -252,9 +252,9 @@ impl DeferredCommands {
         }
     }
 
-    /// Notes what a command that is about to be held lacks: room in its stream, or only its turn.
+    /// Notes what a command that is about to be deferred lacks: room in its stream, or only its turn.
     pub(crate) fn note_lack(&mut self, driver: &Driver, waiting: &mut Waiting, dependencies: &Dependencies) {
-        if self.blocked.holds(dependencies) {
+        if self.blocked.blocks(dependencies) {
             return;
         }
         match dependencies.lane {
@@ -264,8 +264,8 @@ impl DeferredCommands {
         }
     }
 
-    /// Whether the command records an event that a held command names, and could otherwise be executed.
-    pub(crate) fn only_an_event_holds(
+    /// Whether the command records an event that a deferred command names, and could otherwise be executed.
+    pub(crate) fn only_an_event_blocks(
         &self,
         driver: &Driver,
         waiting: &mut Waiting,
@@ -289,14 +289,14 @@ impl DeferredCommands {
         }
     }
 
-    /// Removes all held commands, to be checked and kept again.
+    /// Removes all deferred commands, to be checked and kept again.
     pub(crate) fn take_all(&mut self) -> VecDeque<Entry> {
         self.blocked = Blocked::default();
         (self.bytes, self.by_thread, self.full) = (0, HashMap::new(), HashSet::new());
         std::mem::take(&mut self.list)
     }
 
-    /// Called when no earlier command holds a held command. Returns whether the command goes to the driver, or waits for
+    /// Called when no earlier command blocks a deferred command. Returns whether the command goes to the driver, or waits for
     /// another reason.
     pub(crate) fn next(&mut self, driver: &Driver, waiting: &mut Waiting, entry: &mut Entry) -> Result<Next, Refused> {
         if entry.progress == Progress::Queued && !self.has_room(driver, waiting, &entry.dependencies) {
@@ -364,14 +364,14 @@ impl DeferredCommands {
         self.keep(Entry { id: self.next, header, parameters, dependencies, progress, settings: Vec::new() });
     }
 
-    /// Adds a command that was held when it was saved.
+    /// Adds a command that was deferred when it was saved.
     pub(crate) fn restore(&mut self, entry: Entry) {
         self.next = self.next.max(entry.id);
         self.changed = true;
         self.keep(entry);
     }
 
-    /// Keeps a command behind all others that are held.
+    /// Keeps a command behind all others that are deferred.
     pub(crate) fn keep(&mut self, entry: Entry) {
         self.blocked.add(&entry.dependencies);
         self.bytes += entry.parameters.len();
@@ -383,8 +383,8 @@ impl DeferredCommands {
         self.list.iter().find(|e| e.id == id)
     }
 
-    /// Removes a command that need not be executed any more. Commands behind it stay held until the next check, which an
-    /// earlier held command causes.
+    /// Removes a command that need not be executed any more. Commands behind it stay deferred until the next check, which an
+    /// earlier deferred command causes.
     pub(crate) fn take_out(&mut self, id: u64) {
         let at = self.list.iter().position(|e| e.id == id);
         let Some(entry) = at.and_then(|at| self.list.remove(at)) else { return };

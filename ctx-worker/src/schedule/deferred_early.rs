@@ -1,4 +1,4 @@
-//! The part of a held command that is done at once, since the caller would have its result from the driver at once.
+//! The part of a deferred command that is done at once, since the caller would have its result from the driver at once.
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::boxes;
@@ -21,7 +21,7 @@ use crate::session::outcome::Refused;
 const CHUNK_BYTES: u64 = CHUNK_SIZE as u64;
 
 impl Scheduler {
-    /// Gives held commands another event in place of this one, with its record, so that this event can be recorded anew.
+    /// Gives deferred commands another event in place of this one, with its record, so that this event can be recorded anew.
     pub(crate) fn set_event_aside(&mut self, call: &mut Call, memory: &Memory, event: u64) -> Result<(), Refused> {
         let object = *call.session.objects.get(event).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let created = call.session.objects.log().iter().find(|r| r.owner == event).cloned();
@@ -56,7 +56,7 @@ impl Scheduler {
             }
             event_fields::rename(&self.shapes, entry.header.call, &mut entry.parameters, event, aside)?;
         }
-        // The event is destroyed when no held command names it any more.
+        // The event is destroyed when no deferred command names it any more.
         let destroy =
             command::number(&call.session.table, "cuEventDestroy_v2").ok_or(Refused::UnknownCall(u16::MAX))?;
         let header = CommandHeader { call: destroy, context: object.context, ..Default::default() };

@@ -13,8 +13,8 @@ use crate::schedule::dependencies::Dependencies;
 use crate::session::waiting::PoolAllocation;
 
 /// Deferred frees of memory from pools, with the addresses that they free.
-fn frees<'a>(held: &'a DeferredCommands, memory: &Memory) -> impl Iterator<Item = (&'a Entry, u64, Allocation)> {
-    let frees = held.list.iter().filter(|e| e.header.call == command::POOL_FREE);
+fn frees<'a>(deferred: &'a DeferredCommands, memory: &Memory) -> impl Iterator<Item = (&'a Entry, u64, Allocation)> {
+    let frees = deferred.list.iter().filter(|e| e.header.call == command::POOL_FREE);
     frees.filter_map(|entry| {
         let PoolFree { address, .. } = PoolFree::read(&mut Reader::new(&entry.parameters)).ok()?;
         let (_, allocation) = memory.find_allocation(address)?;

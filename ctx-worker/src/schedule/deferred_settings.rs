@@ -1,8 +1,8 @@
-//! Attributes of functions that are set while launches of these functions are held.
+//! Attributes of functions that are set while launches of these functions are deferred.
 //!
 //! The driver sets an attribute at once, for launches from then on, whatever its streams wait for; so the call is executed when
-//! it arrives, and its caller continues. An earlier launch that is held keeps the old value. The old value is restored for the
-//! moment in which the launch goes to the driver.
+//! it arrives, and its caller continues. An earlier launch that is deferred keeps the old value, which is restored for the moment
+//! in which the launch goes to the driver.
 
 use rekindle_wire::codec::Reader;
 use rekindle_wire::command::{self, Kind, Launch};
@@ -17,7 +17,7 @@ use crate::session::Session;
 use crate::session::call::Call;
 use crate::session::outcome::{Refused, check};
 
-/// A call that is about to set an attribute, and the held launches to which the new value does not apply.
+/// A call that is about to set an attribute, and the deferred launches to which the new value does not apply.
 #[derive(Debug)]
 pub(crate) struct Change {
     of_kernel: bool,
@@ -26,14 +26,14 @@ pub(crate) struct Change {
     launches: Vec<(u64, u64, u64, i32)>,
 }
 
-/// The function of a held launch.
+/// The function of a deferred launch.
 fn launched(entry: &Entry) -> Option<u64> {
     let launch = || Launch::read(&mut Reader::new(&entry.parameters)).ok();
     if entry.header.call == command::LAUNCH { Some(launch()?.function) } else { None }
 }
 
 impl Scheduler {
-    /// Notes the values that held launches have of an attribute that this call is about to set.
+    /// Notes the values that deferred launches have of an attribute that this call is about to set.
     pub(crate) fn about_to_set(
         &mut self,
         call: &mut Call,
@@ -58,7 +58,7 @@ impl Scheduler {
         Some(Change { of_kernel, attribute, launches })
     }
 
-    /// Called when the call has set the attribute: held launches for which the value has changed keep the old one.
+    /// Called when the call has set the attribute: deferred launches for which the value has changed keep the old one.
     pub(crate) fn has_set(&mut self, call: &mut Call, loading: &mut Loading<'_>, code: &mut Code, change: Change) {
         let Change { of_kernel, attribute, launches } = change;
         let now = launches.iter().map(|(id, context, function, _)| (*id, *context, *function)).collect();
@@ -74,8 +74,8 @@ impl Scheduler {
     }
 }
 
-/// Gives a held launch's function the attributes with which the launch was made. The replaced values are added to `changed`,
-/// for [`set_back`], also if an error occurs on the way.
+/// Gives a deferred launch's function the attributes with which the launch was made. The replaced values are added to
+/// `changed`, for [`set_back`], also if an error occurs on the way.
 pub(crate) fn set_as_made(
     call: &mut Call,
     loading: &mut Loading<'_>,

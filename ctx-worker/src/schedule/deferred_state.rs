@@ -27,7 +27,7 @@ impl Setting {
 }
 
 impl DeferredCommands {
-    /// All held commands; `None` if no command is held and nobody waits for room.
+    /// All deferred commands; `None` if no command is deferred and nobody waits for room.
     fn saved(&self) -> Result<Option<Vec<u8>>, StateError> {
         if self.list.is_empty() && self.callbacks.thread == 0 && self.waiting_for_room.is_empty() {
             return Ok(None);
@@ -68,7 +68,7 @@ impl DeferredCommands {
     }
 }
 
-/// All held commands are saved in one part.
+/// All deferred commands are saved in one part.
 impl Saved for Scheduler {
     const KIND: BlobKind = BlobKind::DeferredCommands;
     type With<'a> = (&'a Session, &'a Memory);
@@ -79,7 +79,7 @@ impl Saved for Scheduler {
 
     fn load(&mut self, part: Part, (session, memory): Self::With<'_>) -> Result<(), NotLoaded> {
         let restored = self.restore_deferred(session, memory, &part.bytes);
-        restored.map_err(|why| NotLoaded::Part { part: "held commands", why })
+        restored.map_err(|why| NotLoaded::Part { part: "deferred commands", why })
     }
 }
 
@@ -100,7 +100,7 @@ impl Scheduler {
                 context: it.context,
                 thread: it.thread,
             };
-            let progress = it.progress.enum_value().map_err(|_| Malformed("a held command in no known state"))?;
+            let progress = it.progress.enum_value().map_err(|_| Malformed("a deferred command in no known state"))?;
             match progress {
                 DeferredProgress::READY => self.deferred.callbacks.ready.push_back(it.id),
                 DeferredProgress::RUNNING => drop(self.deferred.callbacks.running.insert(it.id)),

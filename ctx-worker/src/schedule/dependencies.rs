@@ -58,7 +58,7 @@ pub(crate) enum Turn {
     /// The command goes to the driver.
     #[default]
     Execute,
-    /// The command asks whether work is done. If it would be held, the answer is that the work is not done.
+    /// The command asks whether work is done. If it would be deferred, the answer is that the work is not done.
     Ask,
     /// The application runs a callback, when the stream has reached it.
     Callback,
@@ -214,7 +214,7 @@ fn shape(function: &Function) -> Shape {
     {
         shape.turn = TurnShape::Ask;
     }
-    // The driver applies other settings at once, and held launches keep their values (`deferred_settings`). For a limit the
+    // The driver applies other settings at once, and deferred launches keep their values (`deferred_settings`). For a limit the
     // driver itself waits.
     if function.symbol == "cuCtxSetLimit" {
         shape.scope = ScopeShape::Everything;

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_is_set_aside_leaves_equal_parameters_of_a_held_launch_alone() {
+    fn an_event_that_is_set_aside_leaves_equal_parameters_of_a_deferred_launch_alone() {
         let mut worker = fixture::executor();
         let (context, event) = (fixture::context(&mut worker), Kind::Event.handle(7));
         fixture::event(&mut worker, context, event);
@@ -140,12 +140,12 @@ mod tests {
         let call = &mut worker.call;
         worker.scheduler.set_event_aside(call, &worker.memory, event).unwrap();
 
-        // The command that destroys the event is held behind, and has the next number.
+        // The command that destroys the event is deferred behind, and has the next number.
         let aside = Kind::Event.handle(1 << 47 | (worker.scheduler.deferred.next - 1));
         let entry = worker.scheduler.deferred.entry(1).unwrap();
-        let held = Launch::read(&mut Reader::new(&entry.parameters)).unwrap();
-        assert_eq!(held.parameters, event.to_le_bytes());
-        assert_eq!(held.events().collect::<Vec<_>>(), [aside]);
+        let launch = Launch::read(&mut Reader::new(&entry.parameters)).unwrap();
+        assert_eq!(launch.parameters, event.to_le_bytes());
+        assert_eq!(launch.events().collect::<Vec<_>>(), [aside]);
         assert_eq!(entry.dependencies.events, [(aside, EventUse::Record)]);
     }
 }

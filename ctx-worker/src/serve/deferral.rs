@@ -1,9 +1,9 @@
-//! Executes commands or holds them in software. `schedule/deferred.rs` decides between the two.
+//! Executes commands or defers them in software. `schedule/deferred.rs` decides between the two.
 //!
 //! ```text
-//!   ring ──> execute ──nothing holds it──> perform ──> driver
-//!               │ held                        ^
-//!               └──> hold ──> the list ── look_at_held
+//!   ring ──> execute ──nothing blocks it──> perform ──> driver
+//!               │ blocked                        ^
+//!               └──> defer ──> the list ── look_at_deferred
 //! ```
 
 use std::sync::atomic::Ordering::Release;
@@ -21,12 +21,12 @@ use crate::session::outcome::{Outcome, Refused};
 use crate::session::waiting::Then;
 
 impl Executor {
-    /// Executes a command, or holds it. An error means that the client violates the protocol; the worker gives it up.
+    /// Executes a command, or defers it. An error means that the client violates the protocol; the worker gives it up.
     pub(crate) fn execute(&mut self, header: CommandHeader, parameters: &[u8]) -> Result<(), Refused> {
         self.scheduler.times.commands += 1;
         let dependencies = self.scheduler.dependencies(&self.call.session, &self.memory, &header, parameters);
         let waits = matches!(dependencies.turn, Turn::Callback | Turn::AtRest(_));
-        if waits || self.scheduler.deferred.holds(&dependencies) || !self.has_room(&dependencies) {
+        if waits || self.scheduler.deferred.blocks(&dependencies) || !self.has_room(&dependencies) {
             return self.defer(header, parameters, dependencies);
         }
         self.scheduler.deferred.count_step(&dependencies);
@@ -55,7 +55,7 @@ impl Executor {
         }
     }
 
-    /// Holds a command behind the commands that it must follow, and does at once the part that its caller would have from the
+    /// Defers a command behind the commands that it must follow, and does at once the part that its caller would have from the
     /// driver at once.
     fn defer(&mut self, header: CommandHeader, parameters: &[u8], dependencies: Dependencies) -> Result<(), Refused> {
         self.call.header = header;
@@ -63,11 +63,11 @@ impl Executor {
             self.answer(header.reply, CUDA_ERROR_NOT_READY, &[]);
             return Ok(());
         }
-        self.memory.ipc_events.hold(header.call, parameters);
+        self.memory.ipc_events.defer(header.call, parameters);
         let (driver, waiting) = (self.call.gpu.driver, &mut self.call.session.waiting);
         self.scheduler.deferred.note_lack(driver, waiting, &dependencies);
-        // The event's stream continues: held commands mean the event as it was before.
-        if self.scheduler.deferred.only_an_event_holds(driver, waiting, &dependencies) {
+        // The event's stream continues: deferred commands mean the event as it was before.
+        if self.scheduler.deferred.only_an_event_blocks(driver, waiting, &dependencies) {
             for (event, _) in &dependencies.events {
                 self.scheduler.set_event_aside(&mut self.call, &self.memory, *event)?;
             }
@@ -111,12 +111,12 @@ impl Executor {
             self.give_up(&"it sends more and more behind what it holds up itself");
         }
         self.show_pressure();
-        self.look_at_held();
+        self.look_at_deferred();
         Ok(())
     }
 
-    /// Executes commands that need not be held any more, in their order.
-    pub(crate) fn look_at_held(&mut self) {
+    /// Executes commands that need not be deferred any more, in their order.
+    pub(crate) fn look_at_deferred(&mut self) {
         if self.scheduler.deferred.looking {
             return;
         }
@@ -134,14 +134,14 @@ impl Executor {
 
     fn look_once(&mut self) -> Result<(), Refused> {
         for mut entry in self.scheduler.deferred.take_all() {
-            if self.scheduler.deferred.holds(&entry.dependencies) || !self.goes(&mut entry)? {
+            if self.scheduler.deferred.blocks(&entry.dependencies) || !self.goes(&mut entry)? {
                 self.scheduler.deferred.keep(entry);
             }
         }
         Ok(())
     }
 
-    /// Called when no earlier command holds a held command. Returns whether the command goes to the driver, or waits for
+    /// Called when no earlier command blocks a deferred command. Returns whether the command goes to the driver, or waits for
     /// another reason.
     fn goes(&mut self, entry: &mut Entry) -> Result<bool, Refused> {
         match self.scheduler.deferred.next(self.call.gpu.driver, &mut self.call.session.waiting, entry)? {
@@ -184,7 +184,7 @@ impl Executor {
         self.when_done(streams, Then::Deferred(entry.id)).map_err(code)
     }
 
-    /// Executes a held launch with the attributes that applied when it was made.
+    /// Executes a deferred launch with the attributes that applied when it was made.
     fn perform_as_set(&mut self, entry: &Entry) -> Result<(), Refused> {
         let mut changed = Vec::new();
         let (call, mut loading, code) = self.code_parts();
@@ -211,7 +211,7 @@ impl Executor {
         }
     }
 
-    /// A thread of the application asks to continue when few of its commands are held.
+    /// A thread of the application asks to continue when few of its commands are deferred.
     pub(crate) fn held_room(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         HeldRoom::read(args)?;
         self.scheduler.deferred.waiting_for_room.push((self.call.header.thread, self.call.header.reply));
@@ -228,7 +228,7 @@ impl Executor {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
         let slot = self.call.header.reply;
-        self.look_at_held();
+        self.look_at_deferred();
         match self.scheduler.deferred.next_callback() {
             Some(callback) => {
                 reply.raw(callback.bytes());

@@ -175,7 +175,7 @@ impl Executor {
         })
     }
 
-    /// Notes the values that held launches have of an attribute that this call is about to set.
+    /// Notes the values that deferred launches have of an attribute that this call is about to set.
     fn about_to_set(&mut self, header: &CommandHeader, parameters: &[u8]) -> Option<Change> {
         let mut loading = Loading { memory: &mut self.memory, reader: &mut self.checkpoint.engine };
         self.scheduler.about_to_set(&mut self.call, &mut loading, &mut self.code, header, parameters)

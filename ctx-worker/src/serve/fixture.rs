@@ -142,7 +142,7 @@ pub(crate) fn access_of(worker: &mut Executor, header: CommandHeader, parameters
     checkpoint.tracker.access(&client, &header, parameters)
 }
 
-/// A held command whose turn has not come.
+/// A deferred command whose turn has not come.
 pub(crate) fn entry(id: u64, header: CommandHeader, parameters: Vec<u8>, dependencies: Dependencies) -> Entry {
     Entry { id, header, parameters, dependencies, progress: Progress::Queued, settings: Vec::new() }
 }

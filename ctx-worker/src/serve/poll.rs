@@ -68,7 +68,7 @@ impl Executor {
             }
         }
         self.scheduler.finished = finished;
-        self.look_at_held();
+        self.look_at_deferred();
     }
 
     /// Waits until every stream of a context (of all contexts, for 0) is idle. An error of the device is returned to the next

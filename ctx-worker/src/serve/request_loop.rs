@@ -184,9 +184,12 @@ impl Server {
                 Err(RecvTimeoutError::Disconnected) => News::End,
                 Err(RecvTimeoutError::Timeout) => News::Silence,
             },
-            State::Spare(_) | State::Loaded(_) | State::Connected(_) | State::Filling(_) | State::Failed(_) => {
-                events.recv().map_or(News::End, News::Event)
-            }
+            State::Spare(_)
+            | State::Rehearsed
+            | State::Loaded(_)
+            | State::Connected(_)
+            | State::Filling(_)
+            | State::Failed(_) => events.recv().map_or(News::End, News::Event),
         }
     }
 
@@ -292,7 +295,9 @@ impl Server {
             // The load needs no daemon.
             State::Filling(consumer) => State::Filling(consumer),
             // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
-            State::Spare(_) | State::Loaded(_) | State::Connected(_) | State::Failed(_) => unsafe { libc::_exit(0) },
+            State::Spare(_) | State::Rehearsed | State::Loaded(_) | State::Connected(_) | State::Failed(_) => unsafe {
+                libc::_exit(0)
+            },
         }
     }
 
@@ -398,7 +403,7 @@ impl Server {
                     let code = code.into_iter().map(|(hash, file)| (hash, channel::file(file))).collect();
                     Ok(self.executor.rehearse(&client, code)?)
                 });
-                (State::Spare(spare), done(rehearsed))
+                or_failed(rehearsed.map(|()| State::Rehearsed))
             }
             (
                 WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits, rehearsal: false, early },
@@ -754,6 +759,11 @@ mod tests {
             assert!(matches!(answered, Err(Refusal::Unfit { state, .. }) if state == format!("{before:?}")));
             assert_eq!(state.state(), before);
         }
+        let (state, answered) =
+            server.request(State::Rehearsed, message(WorkerRequest::Connect { pinned: Vec::new() }));
+        assert!(
+            matches!((state, answered), (State::Rehearsed, Err(Refusal::Unfit { state, .. })) if state == "Rehearsed")
+        );
         let load = WorkerRequest::Connect { pinned: Vec::new() };
         let failed = or_failed(Err(Refusal::Lacks("nothing came with the request"))).0;
         let (failed, answered) = server.request(failed, message(load));

@@ -4,7 +4,8 @@
 //! |---|---|---|
 //! | `Spare` | `Open` | `Adopt`: the worker serves a client |
 //! | `Spare` | `Loaded` | `Load`: the state of a restored client is in place |
-//! | `Spare` | `Failed` | the client cannot be adopted or loaded |
+//! | `Spare` | `Failed` | the client cannot be adopted, loaded or rehearsed |
+//! | `Spare` | `Rehearsed` | `Load` for a rehearsal: the worker is of no use any more |
 //! | `Loaded` | `Connected` | `Connect`: the restored process is there, with its ring |
 //! | `Loaded` | `Failed` | the process cannot be connected, or content cannot be loaded |
 //! | `Connected` | `Open` | `Open`: all processes of the restore are there, and so is the content |
@@ -40,6 +41,8 @@ use crate::transition::machine;
 /// The state of a worker. See the table above.
 pub(crate) enum State {
     Spare(Spare),
+    /// The worker has another client's code in its contexts. It waits for its end.
+    Rehearsed,
     Loaded(Loaded),
     /// The restored process is connected, and its ring is not open.
     Connected(Consumer),
@@ -54,9 +57,10 @@ pub(crate) enum State {
 }
 
 machine! {
-    pub(crate) enum StateName names State { Spare, Loaded, Connected, Filling, Open, Closing, Quiesced, Failed }
+    pub(crate) enum StateName names State { Spare, Rehearsed, Loaded, Connected, Filling, Open, Closing, Quiesced, Failed }
     Spare -> Open,
     Spare -> Loaded,
+    Spare -> Rehearsed,
     Spare -> Failed,
     Loaded -> Connected,
     Loaded -> Failed,

@@ -84,6 +84,17 @@ impl Failing for DumpError {
 #[error("{0}")]
 pub(in crate::daemon) struct SaveError(Failure);
 
+/// What to do after a rehearsal that has failed for such a reason.
+fn after_rehearsal(kind: FailureKind) -> &'static str {
+    match kind {
+        // The driver places the code elsewhere, and would do so again.
+        FailureKind::Refused => "it can be checkpointed when it has unloaded that code, or has been started anew",
+        _ => {
+            "dump it again; a rehearsal needs up to 512 MiB of free memory on the GPU, and as much again as the code takes"
+        }
+    }
+}
+
 impl SaveError {
     pub(super) fn of(client: &Client, error: &WorkerError) -> Self {
         let error = client.explain(error.clone());
@@ -96,7 +107,8 @@ impl SaveError {
             error.kind(),
             format!(
                 "{client} cannot be saved: it has unloaded more code than is kept, and a rehearsal has not placed the code that \
-                it has now where it is ({error}); it can be checkpointed when it has unloaded that code, or has been started anew"
+                it has now where it is ({error}); {}",
+                after_rehearsal(error.kind())
             ),
         ))
     }
@@ -139,5 +151,18 @@ impl Failing for SaveError {
 impl From<ImageError> for SaveError {
     fn from(error: ImageError) -> Self {
         Self(Failure::new(failure::of_image(&error), error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_rehearsal_that_lacked_something_the_dump_can_be_repeated_at_once() {
+        assert!(after_rehearsal(FailureKind::Refused).contains("unloaded that code"));
+        for kind in [FailureKind::Internal, FailureKind::Timeout, FailureKind::LostPeer] {
+            assert!(after_rehearsal(kind).contains("free memory on the GPU"));
+        }
     }
 }

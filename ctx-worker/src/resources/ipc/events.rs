@@ -59,7 +59,7 @@ pub(super) struct Place {
     pub(super) page: PieceId,
     pub(super) index: u64,
     /// The values that deferred records have counted up to.
-    pub(super) held: VecDeque<u64>,
+    pub(super) deferred: VecDeque<u64>,
 }
 
 /// All events that other processes have, or may have.
@@ -139,18 +139,18 @@ impl IpcEvents {
     }
 
     /// Whether a record is deferred.
-    pub(crate) fn holds_any(&self) -> bool {
-        self.by_handle.values().any(|place| !place.held.is_empty())
+    pub(crate) fn has_deferred(&self) -> bool {
+        self.by_handle.values().any(|place| !place.deferred.is_empty())
     }
 
     /// Notes that an event's record is deferred.
-    pub(crate) fn hold(&mut self, call: u16, parameters: &[u8]) {
+    pub(crate) fn defer(&mut self, call: u16, parameters: &[u8]) {
         let event = Reader::new(parameters).word().ok();
         if Some(call) == self.record
             && let Some(place) = event.and_then(|handle| self.by_handle.get_mut(&handle))
             && let Some(page) = self.pages.get(&place.page)
         {
-            place.held.push_back(page.recorded(place.index).fetch_add(1, AcqRel) + 1);
+            place.deferred.push_back(page.recorded(place.index).fetch_add(1, AcqRel) + 1);
         }
     }
 
@@ -169,7 +169,7 @@ impl IpcEvents {
                 let OfEvent { event: handle } = OfEvent::read(args)?;
                 call.session.object(handle, &[Kind::Event])?;
                 let (page, index) = self.free_event(call, primary).map_err(Refused::Code)?;
-                self.by_handle.insert(handle, Place { page, index, held: VecDeque::new() });
+                self.by_handle.insert(handle, Place { page, index, deferred: VecDeque::new() });
             }
             command::EVENT_EXPORT => {
                 let OfEvent { event: handle } = OfEvent::read(args)?;
@@ -195,7 +195,7 @@ impl IpcEvents {
                     return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE));
                 };
                 self.open_page(call, primary, piece.id, file, true).map_err(Refused::Code)?;
-                let place = Place { page: piece.id, index: shared.offset, held: VecDeque::new() };
+                let place = Place { page: piece.id, index: shared.offset, deferred: VecDeque::new() };
                 self.by_handle.insert(handle, place);
             }
             // All commands before this one have been executed, or are deferred.
@@ -309,7 +309,7 @@ impl IpcEvents {
     fn write_record(&mut self, call: &mut Call, event: u64, stream: u64) -> Result<(), Refused> {
         let Some(place) = self.by_handle.get_mut(&event) else { return Ok(()) };
         let Some(page) = self.pages.get(&place.page) else { return Ok(()) };
-        let count = match place.held.pop_front() {
+        let count = match place.deferred.pop_front() {
             Some(count) => count,
             None => page.recorded(place.index).fetch_add(1, AcqRel) + 1,
         };

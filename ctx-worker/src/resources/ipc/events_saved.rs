@@ -37,7 +37,7 @@ impl IpcEvents {
             handle,
             page: place.page.to_vec(),
             index: place.index,
-            held: place.held.iter().copied().collect(),
+            held: place.deferred.iter().copied().collect(),
             ..Default::default()
         };
         state::SharedEvents {
@@ -102,8 +102,8 @@ impl SavedEvents {
             saved.pages.push(SavedPage { id: state::name(&it.id)?, came, elsewhere, used, counts });
         }
         for it in &state.events {
-            let (page, held) = (state::name(&it.page)?, it.held.iter().copied().collect());
-            saved.by_handle.insert(it.handle, Place { page, index: it.index, held });
+            let (page, deferred) = (state::name(&it.page)?, it.held.iter().copied().collect());
+            saved.by_handle.insert(it.handle, Place { page, index: it.index, deferred });
         }
         for it in &state.exported {
             saved.exported.insert(state::name(&it.name)?, it.of);
@@ -113,13 +113,13 @@ impl SavedEvents {
 }
 
 impl SavedPage {
-    /// Makes a page anew, in which all records are done except for those in `held`.
-    pub(crate) fn make(&self, held: &SavedEvents) -> Option<OwnedFd> {
+    /// Makes a page anew, in which all records are done except for those in `deferred`.
+    pub(crate) fn make(&self, deferred: &SavedEvents) -> Option<OwnedFd> {
         use std::os::unix::fs::FileExt;
         let file = std::fs::File::from(page_file()?);
         for &(index, count) in self.counts.iter().filter(|(index, _)| *index < PER_PAGE) {
-            let places = held.by_handle.values().filter(|p| p.page == self.id && p.index == index);
-            let waiting: BTreeSet<u64> = places.flat_map(|p| p.held.iter().copied()).collect();
+            let places = deferred.by_handle.values().filter(|p| p.page == self.id && p.index == index);
+            let waiting: BTreeSet<u64> = places.flat_map(|p| p.deferred.iter().copied()).collect();
             let mut words = vec![count];
             for slot in 0..SLOTS {
                 // The last completed record in this slot.
@@ -141,10 +141,10 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     #[test]
-    fn a_page_made_again_says_that_all_is_done_but_what_is_held() {
+    fn a_page_made_again_says_that_all_is_done_but_what_is_deferred() {
         let page = |count| SavedPage { id: [1; 16], came: false, elsewhere: false, used: 2, counts: vec![(1, count)] };
-        let slots = |count: u64, held: &[u64]| {
-            let place = Place { page: [1; 16], index: 1, held: held.iter().copied().collect() };
+        let slots = |count: u64, deferred: &[u64]| {
+            let place = Place { page: [1; 16], index: 1, deferred: deferred.iter().copied().collect() };
             let events = SavedEvents { by_handle: BTreeMap::from([(5, place)]), ..SavedEvents::default() };
             let file = std::fs::File::from(page(count).make(&events).unwrap());
             let mut bytes = [0; EVENT as usize];
