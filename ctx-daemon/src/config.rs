@@ -123,43 +123,81 @@ pub(crate) struct ServeOptions {
 /// The configuration in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
-    /// The path of the control socket; absolute.
-    pub(crate) socket: PathBuf,
-    pub(crate) socket_mode: u32,
-    /// The group of the socket: a name or a number.
-    pub(crate) socket_group: Option<String>,
+    pub(crate) socket: SocketConfig,
+    pub(crate) workers: WorkerConfig,
+    pub(crate) clients: ClientConfig,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) checkpoint: CheckpointConfig,
+    pub(crate) image: ImageConfig,
+    pub(crate) restore: RestoreConfig,
+    /// The state directory for the next daemon: what containers were given, and which worker serves which client.
+    pub(crate) state_dir: PathBuf,
+}
+
+/// The control socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SocketConfig {
+    /// Its path; absolute.
+    pub(crate) path: PathBuf,
+    pub(crate) mode: u32,
+    /// Its group: a name or a number.
+    pub(crate) group: Option<String>,
+    /// Connections of one user or container at a time.
+    pub(crate) connections: usize,
+}
+
+/// How workers are started, and how many wait for clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WorkerConfig {
     pub(crate) cuda_driver: PathBuf,
+    pub(crate) program: PathBuf,
+    /// How many workers are kept ready.
     pub(crate) spare: usize,
+    pub(crate) slow_start: Duration,
+    pub(crate) start_timeout: Duration,
+    /// How long the daemon may be silent before a quiesced worker goes on by itself.
+    pub(crate) silence_timeout: Duration,
+    pub(crate) sandbox: SandboxConfig,
+    /// How many bytes are hashed around commands, in the reporting mode.
+    pub(crate) report_access: Option<u64>,
+}
+
+/// How many clients there may be, and how much each may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ClientConfig {
     /// The most clients at a time.
     pub(crate) max: Option<usize>,
     /// The limits of one client.
     pub(crate) limits: Limits,
-    /// Connections of one user or container at a time.
-    pub(crate) connections: usize,
     /// The limits of one container.
-    pub(crate) containers: ContainerLimits,
+    pub(crate) of_container: ContainerLimits,
     /// Whether a process in another pid namespace must have been given something.
     pub(crate) grants_required: bool,
-    /// The state directory for the next daemon: what containers were given, and which worker serves which client.
-    pub(crate) state_dir: PathBuf,
-    pub(crate) slow_start: Duration,
-    pub(crate) start_timeout: Duration,
-    pub(crate) quiesce_timeout: Limit,
-    pub(crate) silence_timeout: Duration,
-    pub(crate) stall_timeout: Limit,
-    pub(crate) worker_program: PathBuf,
-    pub(crate) checkpoint: CheckpointConfig,
-    /// The compression of images.
+}
+
+/// How long workers may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Timeouts {
+    pub(crate) quiesce: Limit,
+    /// How long a dump or a restore may make no progress.
+    pub(crate) stall: Limit,
+}
+
+/// How images are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ImageConfig {
     pub(crate) compression: CompressionChoice,
     /// Bytes of GPU memory that are worth a data file.
     pub(crate) file_bytes: u64,
-    pub(crate) sandbox: SandboxConfig,
+}
+
+/// How programs are restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RestoreConfig {
     /// The differences between this machine and that of the dump that a restore allows.
     pub(crate) allowances: Allowances,
     /// Whether restored processes run before the content of their GPU memory is loaded.
     pub(crate) run_before_loaded: bool,
-    /// How many bytes are hashed around commands, in the reporting mode.
-    pub(crate) report_access: Option<u64>,
 }
 
 /// How programs are checkpointed.
@@ -479,33 +517,44 @@ impl Config {
             });
         }
         let cuda_driver = options.cuda_driver.or(file.cuda_driver);
+        let program = options.worker_program.map_or_else(std::env::current_exe, Ok).map_err(ConfigError::Here)?;
+        let connections = file.limits.connections()?;
         Ok(Self {
-            socket_mode: file.socket_mode.map_or(Ok(DEFAULT_MODE), mode)?,
-            socket_group: file.socket_group,
-            cuda_driver: driver(cuda_driver.unwrap_or_else(|| DEFAULT_DRIVER.into()))?,
-            spare: options.spare.or(file.pool.spare).unwrap_or(1),
-            max: file.pool.max,
-            sandbox: file.sandbox.checked()?,
-            allowances: file.restore.allowances(),
-            run_before_loaded: file.restore.run_before_loaded.unwrap_or(true),
+            workers: WorkerConfig {
+                cuda_driver: driver(cuda_driver.unwrap_or_else(|| DEFAULT_DRIVER.into()))?,
+                program,
+                spare: options.spare.or(file.pool.spare).unwrap_or(1),
+                slow_start: file.pool.slow_start_ms.map_or(DEFAULT_SLOW_START, Duration::from_millis),
+                start_timeout: file.pool.start_timeout_ms.map_or(DEFAULT_START, Duration::from_millis),
+                silence_timeout: file.silence_timeout_ms.map_or(DEFAULT_SILENCE, Duration::from_millis),
+                sandbox: file.sandbox.checked()?,
+                report_access: file.access.limit()?,
+            },
+            clients: ClientConfig {
+                max: file.pool.max,
+                limits: file.limits.bytes(),
+                of_container: file.containers.limits(),
+                grants_required: file.containers.need_grant.unwrap_or(true),
+            },
+            timeouts: Timeouts {
+                quiesce: configured(file.quiesce_timeout_ms, DEFAULT_QUIESCE, "quiesce_timeout_ms"),
+                stall: configured(file.stall_timeout_ms, DEFAULT_STALL, "stall_timeout_ms"),
+            },
             checkpoint: file.checkpoint.checked()?,
-            file_bytes: file.image.file_bytes()?,
-            compression: file.image.compression.map(|it| it.parse()).transpose()?.unwrap_or_default(),
-            report_access: file.access.limit()?,
-            connections: file.limits.connections()?,
-            limits: file.limits.bytes(),
-            containers: file.containers.limits(),
-            grants_required: file.containers.need_grant.unwrap_or(true),
+            image: ImageConfig {
+                file_bytes: file.image.file_bytes()?,
+                compression: file.image.compression.map(|it| it.parse()).transpose()?.unwrap_or_default(),
+            },
+            restore: RestoreConfig {
+                allowances: file.restore.allowances(),
+                run_before_loaded: file.restore.run_before_loaded.unwrap_or(true),
+            },
             state_dir: state_dir(file.state_dir, &socket)?,
-            slow_start: file.pool.slow_start_ms.map_or(DEFAULT_SLOW_START, Duration::from_millis),
-            start_timeout: file.pool.start_timeout_ms.map_or(DEFAULT_START, Duration::from_millis),
-            quiesce_timeout: configured(file.quiesce_timeout_ms, DEFAULT_QUIESCE, "quiesce_timeout_ms"),
-            silence_timeout: file.silence_timeout_ms.map_or(DEFAULT_SILENCE, Duration::from_millis),
-            stall_timeout: configured(file.stall_timeout_ms, DEFAULT_STALL, "stall_timeout_ms"),
-            socket,
-            worker_program: match options.worker_program {
-                Some(program) => program,
-                None => std::env::current_exe().map_err(ConfigError::Here)?,
+            socket: SocketConfig {
+                path: socket,
+                mode: file.socket_mode.map_or(Ok(DEFAULT_MODE), mode)?,
+                group: file.socket_group,
+                connections,
             },
         })
     }
@@ -568,18 +617,19 @@ mod tests {
     #[test]
     fn without_anything_the_documented_defaults_hold() {
         let config = parse("").unwrap();
-        assert_eq!(config.socket, Path::new("/run/rekindle/rekindled.sock"));
-        assert_eq!(config.cuda_driver, Path::new("libcuda.so.1"));
-        assert_eq!((config.socket_mode, config.spare, config.max), (0o660, 1, None));
-        let seconds = [config.slow_start, config.start_timeout, config.silence_timeout].map(|it| it.as_secs());
+        assert_eq!(config.socket.path, Path::new("/run/rekindle/rekindled.sock"));
+        assert_eq!(config.workers.cuda_driver, Path::new("libcuda.so.1"));
+        assert_eq!((config.socket.mode, config.workers.spare, config.clients.max), (0o660, 1, None));
+        let seconds = [config.workers.slow_start, config.workers.start_timeout, config.workers.silence_timeout]
+            .map(|it| it.as_secs());
         assert_eq!(seconds, [15, 120, 30]);
     }
 
     #[test]
     fn workers_are_sandboxed_unless_it_is_said_otherwise() {
-        let sandbox = parse("").unwrap().sandbox;
+        let sandbox = parse("").unwrap().workers.sandbox;
         assert_eq!((sandbox.enabled, sandbox.required, sandbox.uids), (true, false, DEFAULT_UIDS));
-        let sandbox = parse("[sandbox]\nenabled = false\nuid_range = \"5000 - 5009\"").unwrap().sandbox;
+        let sandbox = parse("[sandbox]\nenabled = false\nuid_range = \"5000 - 5009\"").unwrap().workers.sandbox;
         assert_eq!((sandbox.enabled, sandbox.uids.count()), (false, 10));
         for range in ["0-9", "9-8", "7", "-1-5", "1-4294967295"] {
             let text = format!("[sandbox]\nuid_range = \"{range}\"");
@@ -589,10 +639,10 @@ mod tests {
 
     #[test]
     fn limits_are_in_mib() {
-        let limits = parse("[limits]\ngpu_memory_mib = 3\n").unwrap().limits;
+        let limits = parse("[limits]\ngpu_memory_mib = 3\n").unwrap().clients.limits;
         assert_eq!(limits, Limits { device_memory: Some(3 << 20), pinned_memory: None });
-        assert_eq!(parse("").unwrap().connections, 256);
-        assert_eq!(parse("[limits]\nconnections = 7").unwrap().connections, 7);
+        assert_eq!(parse("").unwrap().socket.connections, 256);
+        assert_eq!(parse("[limits]\nconnections = 7").unwrap().socket.connections, 7);
         assert!(parse("[limits]\nconnections = 0").unwrap_err().contains("limits.connections"));
     }
 
@@ -621,20 +671,20 @@ mod tests {
 
     #[test]
     fn images_are_compressed_as_is_said() {
-        assert_eq!(parse("").unwrap().file_bytes, 256 << 20);
-        assert_eq!(parse("[image]\nfile_mib = 3").unwrap().file_bytes, 3 << 20);
+        assert_eq!(parse("").unwrap().image.file_bytes, 256 << 20);
+        assert_eq!(parse("[image]\nfile_mib = 3").unwrap().image.file_bytes, 3 << 20);
         assert!(parse("[image]\nfile_mib = 0").unwrap_err().contains("image.file_mib"));
-        assert_eq!(parse("").unwrap().compression, CompressionChoice::Off);
-        assert_eq!(parse("[image]\ncompression = \"auto\"").unwrap().compression, CompressionChoice::Auto);
+        assert_eq!(parse("").unwrap().image.compression, CompressionChoice::Off);
+        assert_eq!(parse("[image]\ncompression = \"auto\"").unwrap().image.compression, CompressionChoice::Auto);
         let error = parse("[image]\ncompression = \"gzip\"").unwrap_err();
         assert!(error.contains("image.compression") && error.contains("off, lz4, zstd or auto"), "{error}");
     }
 
     #[test]
     fn accesses_are_reported_only_where_that_is_asked_for() {
-        assert_eq!(parse("").unwrap().report_access, None);
-        assert_eq!(parse("[access]\nreport = true").unwrap().report_access, Some(1 << 30));
-        assert_eq!(parse("[access]\nreport = true\nlimit_mib = 2").unwrap().report_access, Some(2 << 20));
+        assert_eq!(parse("").unwrap().workers.report_access, None);
+        assert_eq!(parse("[access]\nreport = true").unwrap().workers.report_access, Some(1 << 30));
+        assert_eq!(parse("[access]\nreport = true\nlimit_mib = 2").unwrap().workers.report_access, Some(2 << 20));
         assert!(parse("[access]\nlimit_mib = 0").unwrap_err().contains("access.limit_mib"));
     }
 
@@ -642,10 +692,10 @@ mod tests {
     fn a_containers_limits_and_where_they_are_kept() {
         let config = parse("[containers]\ngpu_memory_mib = 2\nworkers = 4\n").unwrap();
         let expected = ContainerLimits { device_memory: Some(2 << 20), pinned_memory: None, workers: Some(4) };
-        assert_eq!((config.containers, config.grants_required), (expected, true));
+        assert_eq!((config.clients.of_container, config.clients.grants_required), (expected, true));
         assert_eq!(config.state_dir, Path::new("/run/rekindle-state"));
         assert_eq!(parse("socket = \"/a/b/s\"").unwrap().state_dir, Path::new("/a/b-state/s"));
-        assert!(!parse("[containers]\nneed_grant = false").unwrap().grants_required);
+        assert!(!parse("[containers]\nneed_grant = false").unwrap().clients.grants_required);
     }
 
     #[test]
@@ -653,8 +703,8 @@ mod tests {
         let text = "socket = \"/a\"\nsocket_mode = \"0666\"\n[pool]\nspare = 3\n";
         let options = ServeOptions { socket: Some("/b".into()), ..ServeOptions::default() };
         let config = Config::merge(options, toml::from_str(text).unwrap()).unwrap();
-        assert_eq!(config.socket, Path::new("/b"));
-        assert_eq!((config.socket_mode, config.spare), (0o666, 3));
+        assert_eq!(config.socket.path, Path::new("/b"));
+        assert_eq!((config.socket.mode, config.workers.spare), (0o666, 3));
     }
 
     #[test]

@@ -110,7 +110,7 @@ fn hand_over(
     let [ring, staging] = memfd::check_pair(fds)?;
     check_settings(&attach)?;
     pending.asks(&attach);
-    if let Some(max) = daemon.config.max
+    if let Some(max) = daemon.config.clients.max
         && !pending.reserve(max)
     {
         return Err(AttachError::Full(max));
@@ -134,7 +134,7 @@ fn hand_over(
     }
     daemon.records.keep(worker.process(), process, stream.as_fd());
     let fds = [stream.as_raw_fd(), ring.as_raw_fd(), staging.as_raw_fd()];
-    match worker.ask(&WorkerRequest::Adopt { attach, limits: daemon.config.limits }, &fds, ADOPT_TIMEOUT) {
+    match worker.ask(&WorkerRequest::Adopt { attach, limits: daemon.config.clients.limits }, &fds, ADOPT_TIMEOUT) {
         Ok(()) => Ok(client),
         Err(error) => {
             worker.kill();

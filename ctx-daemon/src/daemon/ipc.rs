@@ -170,7 +170,7 @@ impl Failing for SharingError {
 /// The memory that these held clients share with each other. An error if they share memory with others.
 pub(crate) fn within(daemon: &Daemon, tree: &[Arc<Client>]) -> Result<Sharing, SharingError> {
     let concerns = |allowed: &Allowed| tree.iter().any(|client| are_together(allowed, &client.allowed));
-    let deadline = daemon.config.quiesce_timeout.begins();
+    let deadline = daemon.config.timeouts.quiesce.begins();
     daemon.imports.wait_for(concerns, deadline)?;
     let unknown = |client: &Client, error| SharingError::Unknown(client.to_string(), client.explain(error));
     let all = at_once(tree, |it| it.worker.shares(deadline).map_err(|error| unknown(it, error)));
@@ -196,7 +196,7 @@ pub(crate) fn within(daemon: &Daemon, tree: &[Arc<Client>]) -> Result<Sharing, S
 
 /// A line for each client of a tree that shares with a process outside.
 pub(crate) fn shared_outside(daemon: &Daemon, tree: &[Arc<Client>]) -> Vec<SharedOutside> {
-    let deadline = daemon.config.quiesce_timeout.begins();
+    let deadline = daemon.config.timeouts.quiesce.begins();
     let all = at_once(tree, |it| it.worker.shares(deadline).unwrap_or_default());
     outside(daemon, tree, &all, deadline).unwrap_or_default()
 }

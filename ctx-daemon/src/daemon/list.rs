@@ -126,10 +126,10 @@ pub(crate) fn status(daemon: &Daemon) -> Reply {
     Reply::Status(StatusInfo {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         wire: control_version(),
-        cuda_driver: daemon.config.cuda_driver.display().to_string(),
+        cuda_driver: daemon.config.workers.cuda_driver.display().to_string(),
         spare: count(daemon.pool.spare()),
         used: count(daemon.registry.used()),
-        max: daemon.config.max.map(count),
+        max: daemon.config.clients.max.map(count),
         problem,
         driver_version: seen.as_ref().map(|it| it.driver_version),
         sandbox: Some(daemon.sandbox.info()),

@@ -43,7 +43,7 @@ pub(crate) enum ListenError {
 impl Listener {
     /// Makes the sockets, in place of those that a dead daemon left.
     pub(crate) fn bind(config: &Config, sandbox: &Sandbox) -> Result<Self, ListenError> {
-        let path = &config.socket;
+        let path = &config.socket.path;
         let failed = |action, path: &Path| {
             let path = path.to_owned();
             move |source| ListenError::Io { action, path, source }
@@ -59,11 +59,11 @@ impl Listener {
         let lock = lock_file(path)?;
         remove_stale(path)?;
         let socket = UnixListener::bind(path).map_err(failed("listen on", path))?;
-        if let Some(group) = &config.socket_group {
+        if let Some(group) = &config.socket.group {
             let group = sys::group(group).map_err(failed("find the group of", path))?;
             chown(path, None, Some(group)).map_err(failed("set the group of", path))?;
         }
-        std::fs::set_permissions(path, Permissions::from_mode(config.socket_mode))
+        std::fs::set_permissions(path, Permissions::from_mode(config.socket.mode))
             .map_err(failed("set the mode of", path))?;
         let workers_path = beside(path, WORKERS_SUFFIX);
         remove_stale(&workers_path)?;

@@ -104,7 +104,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
     let signals = sys::StopSignals::block()?;
     sys::raise_descriptor_limit()?;
 
-    let sandbox = Sandbox::probe(&config.sandbox)?;
+    let sandbox = Sandbox::probe(&config.workers.sandbox)?;
     let listener = Listener::bind(&config, &sandbox)?;
     let daemon = Arc::new(Daemon::start(config, sandbox)?);
     for acceptor in listener.acceptors()? {
@@ -112,9 +112,9 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
         thread("listener", move || acceptor.accept_all(&accepting))?;
     }
     info!(
-        socket = %daemon.config.socket.display(),
-        cuda_driver = %daemon.config.cuda_driver.display(),
-        spare = daemon.config.spare,
+        socket = %daemon.config.socket.path.display(),
+        cuda_driver = %daemon.config.workers.cuda_driver.display(),
+        spare = daemon.config.workers.spare,
         "rekindled {} serves",
         env!("CARGO_PKG_VERSION"),
     );

@@ -41,7 +41,7 @@ impl Failing for MomentError {
 pub(crate) fn wait_for_moment(daemon: &Daemon, stream: &UnixStream, dump: &DumpGuard<'_>) -> Result<(), MomentError> {
     let Some(Moment { timeout, .. }) = daemon.checkpoints.moment(dump) else { return Ok(()) };
     daemon.checkpoints.wait_again(dump);
-    let mut told = Told { clients: Vec::new(), limit: daemon.config.quiesce_timeout };
+    let mut told = Told { clients: Vec::new(), limit: daemon.config.timeouts.quiesce };
     let began = Instant::now();
     let waited = loop {
         let tree = process::tree(dump.root).unwrap_or_default();

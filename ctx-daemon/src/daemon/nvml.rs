@@ -72,7 +72,7 @@ impl Nvml {
     pub(crate) fn new(config: &Config) -> Self {
         Self {
             program: std::env::current_exe(),
-            library: beside(&config.cuda_driver),
+            library: beside(&config.workers.cuda_driver),
             state: Mutex::default(),
             changed: Condvar::new(),
         }

@@ -73,14 +73,14 @@ impl Spawner {
     /// A spawner for the configuration.
     pub(crate) fn new(config: &Config, sandbox: &Sandbox) -> Self {
         Self {
-            program: config.worker_program.clone(),
-            cuda_driver: config.cuda_driver.clone(),
-            socket: config.socket.clone(),
-            slow: config.slow_start,
-            timeout: config.start_timeout,
-            silence: config.silence_timeout,
+            program: config.workers.program.clone(),
+            cuda_driver: config.workers.cuda_driver.clone(),
+            socket: config.socket.path.clone(),
+            slow: config.workers.slow_start,
+            timeout: config.workers.start_timeout,
+            silence: config.workers.silence_timeout,
             sandbox: sandbox.clone(),
-            report_access: config.report_access,
+            report_access: config.workers.report_access,
         }
     }
 

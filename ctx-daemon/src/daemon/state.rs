@@ -48,7 +48,7 @@ impl Daemon {
     /// There is no thread, or no memory, for them.
     pub(super) fn start(config: Config, sandbox: Sandbox) -> io::Result<Self> {
         let daemon = Self {
-            pool: Pool::new(Spawner::new(&config, &sandbox), config.spare),
+            pool: Pool::new(Spawner::new(&config, &sandbox), config.workers.spare),
             registry: Arc::default(),
             lost: Arc::default(),
             restores: Restores::default(),
@@ -57,10 +57,10 @@ impl Daemon {
             stage: Stage::start(config.checkpoint.staging)?,
             links: Links::new(&config.checkpoint),
             sandbox,
-            grants: Arc::new(Grants::load(&config.state_dir, config.grants_required)),
+            grants: Arc::new(Grants::load(&config.state_dir, config.clients.grants_required)),
             records: Arc::new(WorkerRecords::open(&config.state_dir)),
             nvml: Nvml::new(&config),
-            connections: Arc::new(Connections::new(config.connections)),
+            connections: Arc::new(Connections::new(config.socket.connections)),
             imports: Imports::default(),
             stopping: AtomicBool::new(false),
             config,
@@ -75,7 +75,7 @@ impl Daemon {
             Some(_) => self.pool.devices()?,
             None => return Ok(()),
         };
-        self.grants.share(&client.allowed, &client.worker, &devices, self.config.quiesce_timeout)
+        self.grants.share(&client.allowed, &client.worker, &devices, self.config.timeouts.quiesce)
     }
 
     pub(super) fn is_stopping(&self) -> bool {

@@ -73,7 +73,7 @@ impl Pausing {
             wait_for_moment(daemon, tree.stream, under).inspect_err(|_| release(&planned))?;
         }
         let quiesce_began = Instant::now();
-        let rings = quiesce::quiesce(&clients, daemon.config.quiesce_timeout).inspect_err(|_| release(&planned))?;
+        let rings = quiesce::quiesce(&clients, daemon.config.timeouts.quiesce).inspect_err(|_| release(&planned))?;
         let idle_at = Instant::now();
         ipc::within(daemon, &clients)?;
         let ms = tree.began.elapsed().as_millis() as u64;
@@ -110,7 +110,7 @@ impl Tree<'_> {
     fn prepare(&self, writer: &ImageWriter, mut planned: Vec<Planned>) -> Result<Vec<Planned>, DumpError> {
         let config = &self.daemon.config.checkpoint;
         let goes_on = || !matches!(sys::wait_readable([self.stream.as_fd()], Some(Duration::ZERO)), Ok([true]));
-        let (quiesce, stall) = (self.daemon.config.quiesce_timeout, self.daemon.config.stall_timeout);
+        let (quiesce, stall) = (self.daemon.config.timeouts.quiesce, self.daemon.config.timeouts.stall);
         let let_go = quiesce.begins();
         planned.iter().try_for_each(|it| quiesce::wait_until_let_go(&it.client, let_go))?;
         let (stage, clients) = (&self.daemon.stage, planned.len());

@@ -59,7 +59,7 @@ impl Begun {
         let (mut clients, _) = tree.find(process::frozen_tree)?;
         clients.retain(|it| !rings.iter().any(|ring| Arc::ptr_eq(ring.client(), it)));
         if !clients.is_empty() {
-            rings.extend(quiesce::quiesce(&clients, config.quiesce_timeout)?);
+            rings.extend(quiesce::quiesce(&clients, config.timeouts.quiesce)?);
             idle_at = Instant::now();
         }
         let is_there = |it: &Planned| rings.iter().any(|ring| Arc::ptr_eq(ring.client(), &it.client));
@@ -81,8 +81,8 @@ impl Begun {
             idle_at,
             frozen_at,
             leave_running: tree.leave_running,
-            quiesce: config.quiesce_timeout,
-            stall: config.stall_timeout,
+            quiesce: config.timeouts.quiesce,
+            stall: config.timeouts.stall,
             sharing: ipc::within(tree.daemon, &clients)?,
             pool: Arc::clone(&tree.daemon.pool),
             progress: Arc::clone(&tree.progress),

@@ -49,7 +49,7 @@ impl<'a> Tree<'a> {
         let root = view.to_ours(root)?;
         let hold = daemon
             .registry
-            .hold(root, daemon.config.quiesce_timeout.begins())
+            .hold(root, daemon.config.timeouts.quiesce.begins())
             .map_err(|other| DumpError::Overlaps { root, other })?;
         let progress = Arc::clone(progress);
         Ok(Self { daemon, stream, view, root, leave_running, began, progress, _hold: hold })
@@ -79,7 +79,7 @@ impl<'a> Tree<'a> {
     /// The memory of each client on each device. This is the first request of a dump to the workers: they may be stopped, or in
     /// a long call, just as when they are to come to rest.
     pub(super) fn memory_of(&self, clients: &[Arc<Client>]) -> Result<Vec<Vec<u64>>, SaveError> {
-        let deadline = self.daemon.config.quiesce_timeout.begins();
+        let deadline = self.daemon.config.timeouts.quiesce.begins();
         let memory = at_once(clients, |client| {
             client.worker.device_memory(deadline).map_err(|error| SaveError::of(client, &error))
         });
@@ -93,7 +93,7 @@ impl<'a> Tree<'a> {
             let (asked, who) = self.daemon.protocol_of(client);
             let chosen = Chosen::new(asked, &who, bytes, self.leave_running);
             info!(%client, "{}: {}", chosen.protocol.as_str(), chosen.reason);
-            let files = files::worth(bytes, self.daemon.config.file_bytes);
+            let files = files::worth(bytes, self.daemon.config.image.file_bytes);
             Planned::new(Arc::clone(client), (index, files), chosen, self.daemon.links.join(client, memory))
         });
         planned.collect()
@@ -108,7 +108,7 @@ impl<'a> Tree<'a> {
 
     /// The owner of a socket, and whether its unread content may be lost, since the owner asks again.
     pub(super) fn whose(&self, clients: &[Arc<Client>], cookie: u64) -> Option<(Whose, bool)> {
-        let path = &self.daemon.config.socket;
+        let path = &self.daemon.config.socket.path;
         // A process that is gone, or that we may not examine, has no socket of ours.
         let leads_here = |process: Process| socket::leads_to(process.pid, cookie, path).unwrap_or(false);
         let of_client = |client: &&Arc<Client>| match client.attach.cookie {
@@ -136,7 +136,7 @@ impl<'a> Tree<'a> {
     /// Begins an image in a directory where CRIU is replacing its own.
     pub(super) fn begin_image(&self, dir: ImageDir) -> Result<ImageWriter, ImageError> {
         let base = base::find(&dir)?;
-        let compression = self.daemon.config.compression;
+        let compression = self.daemon.config.image.compression;
         let options = CreateOptions { replace: true, compression, companion: Some(INVENTORY), ..CreateOptions::new()? };
         ImageWriter::create_on(dir, options, base)
     }

@@ -58,7 +58,7 @@ fn try_grant(daemon: &Daemon, peer: Credentials, container: &str, asked: &Asked)
     let protocol = asked.protocol.as_deref().map(str::parse).transpose();
     let given = Given {
         gpus: select(&asked.gpus, &devices)?,
-        limits: within(asked.limits, daemon.config.containers)?,
+        limits: within(asked.limits, daemon.config.clients.of_container)?,
         protocol: protocol
             .map_err(|error: UnknownProtocol| Failure::refused(format!("annotation dev.rekindle/protocol: {error}")))?,
     };

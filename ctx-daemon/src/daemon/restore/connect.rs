@@ -25,7 +25,7 @@ impl Restore {
     pub(super) fn resume(&self, daemon: &Arc<Daemon>, pid: i32) -> Result<bool, RestoreError> {
         let process = Process::with_pid(pid)?;
         // Its connection may still be on its way from the listener to here.
-        let Some(place) = self.place_of(process, daemon.config.quiesce_timeout.begins())? else {
+        let Some(place) = self.place_of(process, daemon.config.timeouts.quiesce.begins())? else {
             return Ok(false);
         };
         let restored = &self.clients[place];
@@ -130,7 +130,7 @@ impl Restore {
         attach::forget_when_dead(daemon, &client);
         daemon.share(&client)?;
         daemon.records.keep(restored.worker.process(), process, connection.as_fd());
-        let limit = daemon.config.stall_timeout;
+        let limit = daemon.config.timeouts.stall;
         send_memory(&restored.worker, connection, memory, limit).map_err(|error| self.failure(place, error))
     }
 }

@@ -94,7 +94,7 @@ pub(super) fn serve(
         Err(error) => return message::fail(stream, error),
     };
     let machine = format!("restore by CRIU {}", peer.pid);
-    let checking = Checking { criu: peer.pid, allowed: allowed.or(daemon.config.allowances), fds };
+    let checking = Checking { criu: peer.pid, allowed: allowed.or(daemon.config.restore.allowances), fds };
     let (mut state, mut answer) = step(&machine, State::Checking(checking), |state| state.check(daemon));
     let failed = answer.is_err();
     message::respond(stream, answer);
@@ -206,10 +206,10 @@ impl Checking {
         let restoring = Restoring { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
         let attached = restoring.restore.workers().map(|it| it.attached());
         check::devices(&image, &attached.collect::<Vec<_>>(), allowed)?;
-        let shared = load::share(&image, &restoring.restore, daemon.config.stall_timeout)?;
+        let shared = load::share(&image, &restoring.restore, daemon.config.timeouts.stall)?;
         // An importer's commands would not wait for content that another worker loads.
-        let early = daemon.config.run_before_loaded && !shared;
-        load::start(&image, &restoring.restore, daemon.config.limits, early, daemon.config.stall_timeout)?;
+        let early = daemon.config.restore.run_before_loaded && !shared;
+        load::start(&image, &restoring.restore, daemon.config.clients.limits, early, daemon.config.timeouts.stall)?;
         daemon.restores.add(&restoring.restore);
         info!(
             id = %image.manifest().id,
@@ -264,7 +264,7 @@ impl Restoring {
     /// A process is complete. Opens the rings after the last one.
     fn resume(self, view: PidView, pid: i32) -> Next {
         let ours = self.restore.resume(&self.daemon, view.to_ours(pid)?)?;
-        let open = self.restore.open_if_whole(self.daemon.config.quiesce_timeout)?;
+        let open = self.restore.open_if_whole(self.daemon.config.timeouts.quiesce)?;
         let state = if open { State::Open } else { State::Restoring(self) };
         Ok((state, Reply::Resumed { ours, open }))
     }
@@ -281,7 +281,7 @@ impl Restoring {
 
 /// Reserves a place among the clients for each client of the image.
 fn reserve(daemon: &Daemon, needed: usize) -> Result<Reservation, RestoreError> {
-    let max = daemon.config.max.unwrap_or(usize::MAX);
+    let max = daemon.config.clients.max.unwrap_or(usize::MAX);
     daemon.registry.reserve(needed, max).map_err(|taken| RestoreError::Full { needed, taken, max })
 }
 
