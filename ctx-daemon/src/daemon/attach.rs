@@ -121,7 +121,7 @@ fn hand_over(
     // From here on the worker is this client's: even after a failure, no other client gets it.
     let client = Client::new(process, attach.clone(), allowed, Arc::clone(&worker), ClientState::Running);
     while !pending.admit(&client, &process::ancestry(process.pid)) {
-        daemon.registry.wait(HELD_LOOK);
+        daemon.clients.registry.wait(HELD_LOOK);
         if sys::is_hung_up(stream) {
             worker.kill();
             return Err(AttachError::Gone);
@@ -132,7 +132,7 @@ fn hand_over(
         worker.kill();
         return Err(error.into());
     }
-    daemon.records.keep(worker.process(), process, stream.as_fd());
+    daemon.clients.records.keep(worker.process(), process, stream.as_fd());
     let fds = [stream.as_raw_fd(), ring.as_raw_fd(), staging.as_raw_fd()];
     match worker.ask(&WorkerRequest::Adopt { attach, limits: daemon.config.clients.limits }, &fds, ADOPT_TIMEOUT) {
         Ok(()) => Ok(client),
@@ -151,10 +151,11 @@ fn hand_over(
 /// where the client has another worker by then.
 pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
     let (worker, allowed) = (&client.worker, client.allowed.clone());
-    let (registry, lost, pid) = (Arc::downgrade(&daemon.registry), Arc::downgrade(&daemon.lost), worker.pid());
-    let (grants, stage) = (Arc::downgrade(&daemon.grants), Arc::downgrade(&daemon.stage));
-    let (records, process) = (Arc::downgrade(&daemon.records), worker.process());
-    let (memory_pressure, needy) = (Arc::downgrade(&daemon.memory_pressure), Arc::downgrade(worker));
+    let (registry, lost, pid) =
+        (Arc::downgrade(&daemon.clients.registry), Arc::downgrade(&daemon.clients.lost), worker.pid());
+    let (grants, stage) = (Arc::downgrade(&daemon.grants), Arc::downgrade(&daemon.copying.stage));
+    let (records, process) = (Arc::downgrade(&daemon.clients.records), worker.process());
+    let (memory_pressure, needy) = (Arc::downgrade(&daemon.copying.memory_pressure), Arc::downgrade(worker));
     worker.on_need(move || {
         if let (Some(memory_pressure), Some(worker)) = (memory_pressure.upgrade(), needy.upgrade()) {
             memory_pressure.needed_by(&worker);

@@ -29,8 +29,8 @@ fn try_check(daemon: &Daemon, peer: Credentials, asked: i32) -> Result<Vec<Check
     if tree.is_empty() || !is_operator(peer) && owner != Some(peer.uid) {
         return Err(Failure::refused(format!("there is no process {asked} of yours")));
     }
-    let clients = daemon.registry.clients_among(&tree);
-    let pending = daemon.registry.pending_among(&tree);
+    let clients = daemon.clients.registry.clients_among(&tree);
+    let pending = daemon.clients.registry.pending_among(&tree);
     let outside = mapped_outside(daemon, &tree);
     let shared = ipc::shared_outside(daemon, &clients);
     let mut found = Vec::new();
@@ -57,7 +57,7 @@ fn try_check(daemon: &Daemon, peer: Credentials, asked: i32) -> Result<Vec<Check
             None if pending.iter().any(|it| it.process.pid == pid) => {
                 reasons.push("it is just attaching to a worker: ask again".to_owned());
             }
-            None if mapped.ring => reasons.push(daemon.lost.why(pid)),
+            None if mapped.ring => reasons.push(daemon.clients.lost.why(pid)),
             None => {}
         }
         if let Some(device) = mapped.device {
@@ -86,7 +86,7 @@ fn of_client(client: &Client) -> Option<Vec<String>> {
 
 /// Processes that are neither in the tree nor workers, and the memory of clients that they have mapped.
 fn mapped_outside(daemon: &Daemon, tree: &[i32]) -> Vec<(i32, HashSet<(String, u64)>)> {
-    let clients = daemon.registry.clients();
+    let clients = daemon.clients.registry.clients();
     let ours = |pid: i32| tree.contains(&pid) || clients.iter().any(|it| it.worker.pid() == pid);
     let others = process::all().unwrap_or_default().into_iter().filter(|pid| !ours(*pid));
     others

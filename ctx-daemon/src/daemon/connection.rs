@@ -71,7 +71,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         Ok(peer) => peer,
         Err(error) => return debug!(%error, "a connection whose process is gone"),
     };
-    let pending = daemon.registry.connected(process);
+    let pending = daemon.clients.registry.connected(process);
     if !wait_for_opening(daemon, &stream, peer) {
         return debug!(pid = peer.pid, "a connection that said nothing");
     }
@@ -208,7 +208,7 @@ fn wait_for_opening(daemon: &Daemon, stream: &UnixStream, peer: Credentials) -> 
     loop {
         match sys::wait_readable([stream.as_fd()], Some(OPENING_TIMEOUT)) {
             Ok([true]) => return true,
-            Ok([false]) if daemon.registry.is_held(&process::ancestry(peer.pid)) => {}
+            Ok([false]) if daemon.clients.registry.is_held(&process::ancestry(peer.pid)) => {}
             _ => return false,
         }
     }

@@ -120,8 +120,8 @@ fn memory(peer: &Peer<'_>, gpu: u32) -> Result<Reply, Failure> {
         return Ok(Reply::GpuMemory(told));
     }
     // The peer's own worker comes first: each process has a software GPU of its own.
-    let own = daemon.registry.clients_among(&[peer.credentials.pid]).into_iter().map(|it| it.worker.clone());
-    let others = daemon.registry.clients().into_iter().map(|it| it.worker.clone());
+    let own = daemon.clients.registry.clients_among(&[peer.credentials.pid]).into_iter().map(|it| it.worker.clone());
+    let others = daemon.clients.registry.clients().into_iter().map(|it| it.worker.clone());
     let asked = Instant::now();
     // Any worker knows. Where the first ones do not answer, the GPU hangs or the machine is overloaded.
     let workers = own.chain(daemon.pool.any()).chain(others);
@@ -145,7 +145,7 @@ fn processes(peer: &Peer<'_>, gpu: u32) -> Result<Reply, Failure> {
     let (number, device) = peer.gpu(gpu)?;
     let view = PidView::of(credentials.pid)?;
     let told = told_processes(daemon, device);
-    let clients = daemon.registry.clients();
+    let clients = daemon.clients.registry.clients();
     let operator = is_operator(credentials);
     let shown = |pid: i32| {
         let allowed = operator || process::user(pid) == Some(credentials.uid);

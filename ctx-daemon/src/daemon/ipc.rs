@@ -65,12 +65,12 @@ pub(crate) fn import(daemon: &Daemon, process: Process, token: &Token) -> Reply 
 
 fn try_import(daemon: &Daemon, process: Process, token: &Token) -> Result<Reply, ImportError> {
     loop {
-        let clients = daemon.registry.clients();
+        let clients = daemon.clients.registry.clients();
         let importer = clients.iter().find(|it| it.process == process).ok_or(ImportError::NoClient)?;
         match once(daemon, importer, &clients, token)? {
             Some(reply) => return Ok(reply),
             None if daemon.is_stopping() => return Err(ImportError::Stopping),
-            None => daemon.registry.wait(POLL_INTERVAL),
+            None => daemon.clients.registry.wait(POLL_INTERVAL),
         }
     }
 }
@@ -84,7 +84,7 @@ fn once(
 ) -> Result<Option<Reply>, ImportError> {
     let ticket = sys::random().map_err(ImportError::Ticket)?;
     let _under_way = daemon.imports.begin(ticket, importer.allowed.clone(), importer.process.pid);
-    let is_held = |client: &Client| daemon.registry.is_held(&process::ancestry(client.process.pid));
+    let is_held = |client: &Client| daemon.clients.registry.is_held(&process::ancestry(client.process.pid));
     if is_held(importer) {
         return Ok(None);
     }
@@ -216,7 +216,7 @@ fn outside(
     // A process of another container can share nothing with the tree, and need not be asked.
     let can = |other: &Arc<Client>| tree.iter().any(|it| are_together(&it.allowed, &other.allowed));
     let in_tree = |other: &Arc<Client>| tree.iter().any(|it| Arc::ptr_eq(it, other));
-    let mut asked = daemon.registry.clients();
+    let mut asked = daemon.clients.registry.clients();
     asked.retain(|it| can(it) && !in_tree(it));
     let answers = at_once(&asked, |it| it.worker.shares(deadline));
     for (other, shares) in asked.iter().zip(answers) {

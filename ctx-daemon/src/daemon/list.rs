@@ -30,14 +30,14 @@ pub(crate) fn clients(daemon: &Daemon, peer: Credentials) -> Reply {
         let theirs = view.to_theirs(pid)?;
         (operator || super::process::user(pid) == Some(peer.uid)).then_some(theirs)
     };
-    let clients = daemon.registry.clients();
+    let clients = daemon.clients.registry.clients();
     let clients: Vec<_> = clients.iter().filter_map(|it| Some((visible(it.process.pid)?, it))).collect();
     // A worker that does not answer delays none of the others.
     let workers: Vec<_> = clients.iter().map(|(_, client)| &*client.worker).collect();
     let described = clients.iter().zip(describe_all(&workers));
     let mut infos: Vec<_> = described.map(|((pid, client), described)| info(daemon, *pid, client, described)).collect();
     infos.extend(
-        daemon.lost.all().into_iter().filter_map(|lost| Some(without_worker(visible(lost.process.pid)?, lost))),
+        daemon.clients.lost.all().into_iter().filter_map(|lost| Some(without_worker(visible(lost.process.pid)?, lost))),
     );
     infos.sort_by_key(|it| it.pid);
     Reply::Clients(infos)
@@ -79,7 +79,7 @@ pub(crate) fn access(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
 pub(crate) fn client(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Arc<Client>, Failure> {
     let ours = PidView::of(peer.pid).and_then(|view| view.to_ours(pid))?;
     let allowed = is_operator(peer) || super::process::user(ours) == Some(peer.uid);
-    let clients = daemon.registry.clients_among(&[ours]);
+    let clients = daemon.clients.registry.clients_among(&[ours]);
     let client = clients.into_iter().next().filter(|_| allowed);
     client.ok_or_else(|| Failure::refused(format!("process {pid} is no client of yours")))
 }
@@ -128,7 +128,7 @@ pub(crate) fn status(daemon: &Daemon) -> Reply {
         wire: control_version(),
         cuda_driver: daemon.config.workers.cuda_driver.display().to_string(),
         spare: count(daemon.pool.spare()),
-        used: count(daemon.registry.used()),
+        used: count(daemon.clients.registry.used()),
         max: daemon.config.clients.max.map(count),
         problem,
         driver_version: seen.as_ref().map(|it| it.driver_version),

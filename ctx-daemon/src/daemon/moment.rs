@@ -45,7 +45,7 @@ pub(crate) fn wait_for_moment(daemon: &Daemon, stream: &UnixStream, dump: &DumpG
     let began = Instant::now();
     let waited = loop {
         let tree = process::tree(dump.root).unwrap_or_default();
-        if let Err(error) = told.tell(daemon.registry.clients_among(&tree)) {
+        if let Err(error) = told.tell(daemon.clients.registry.clients_among(&tree)) {
             break Err(error);
         }
         let pids: Vec<_> = told.clients.iter().map(|it| it.process.pid).collect();

@@ -25,20 +25,30 @@ use crate::config::Config;
 pub(super) struct Daemon {
     pub(super) config: Config,
     pub(super) pool: Arc<Pool>,
-    pub(super) registry: Arc<Registry>,
-    pub(super) lost: Arc<LostWorkers>,
+    pub(super) clients: Clients,
     pub(super) restores: Restores,
     pub(super) checkpoints: Checkpoints,
-    pub(super) memory_pressure: Arc<MemoryPressure>,
-    pub(super) stage: Arc<Stage>,
-    pub(super) links: Arc<Links>,
+    pub(super) copying: CopyResources,
     pub(super) sandbox: Sandbox,
     pub(super) grants: Arc<Grants>,
-    pub(super) records: Arc<WorkerRecords>,
     pub(super) nvml: Nvml,
     pub(super) connections: Arc<Connections>,
     pub(super) imports: Imports,
     pub(super) stopping: AtomicBool,
+}
+
+/// The clients, those that have lost their worker, and the records of both for the next daemon.
+pub(super) struct Clients {
+    pub(super) registry: Arc<Registry>,
+    pub(super) lost: Arc<LostWorkers>,
+    pub(super) records: Arc<WorkerRecords>,
+}
+
+/// What dumps that go on at the same time share: GPU memory for clones, host memory for copies, and the GPUs' links.
+pub(super) struct CopyResources {
+    pub(super) memory_pressure: Arc<MemoryPressure>,
+    pub(super) stage: Arc<Stage>,
+    pub(super) links: Arc<Links>,
 }
 
 impl Daemon {
@@ -49,16 +59,20 @@ impl Daemon {
     pub(super) fn start(config: Config, sandbox: Sandbox) -> io::Result<Self> {
         let daemon = Self {
             pool: Pool::new(Spawner::new(&config, &sandbox), config.workers.spare),
-            registry: Arc::default(),
-            lost: Arc::default(),
+            clients: Clients {
+                registry: Arc::default(),
+                lost: Arc::default(),
+                records: Arc::new(WorkerRecords::open(&config.state_dir)),
+            },
             restores: Restores::default(),
             checkpoints: Checkpoints::default(),
-            memory_pressure: Arc::default(),
-            stage: Stage::start(config.checkpoint.staging)?,
-            links: Links::new(&config.checkpoint),
+            copying: CopyResources {
+                memory_pressure: Arc::default(),
+                stage: Stage::start(config.checkpoint.staging)?,
+                links: Links::new(&config.checkpoint),
+            },
             sandbox,
             grants: Arc::new(Grants::load(&config.state_dir, config.clients.grants_required)),
-            records: Arc::new(WorkerRecords::open(&config.state_dir)),
             nvml: Nvml::new(&config),
             connections: Arc::new(Connections::new(config.socket.connections)),
             imports: Imports::default(),

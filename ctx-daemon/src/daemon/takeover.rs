@@ -103,14 +103,14 @@ fn take_over(
     let [connection] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| TakeoverError::Connection)?;
     let client = sys::peer_credentials(connection.as_fd())?;
     let process = Process::with_pid(client.pid).map_err(|_| TakeoverError::ClientGone)?;
-    daemon.records.check(from, process, connection.as_fd())?;
+    daemon.clients.records.check(from, process, connection.as_fd())?;
     let connection = UnixStream::from(connection);
     if sys::is_hung_up(&connection) {
         return Err(TakeoverError::ClientGone);
     }
     drop(connection);
     let same = |it: &Arc<Client>| it.process == process && !it.worker.is_dead();
-    if daemon.registry.clients().iter().any(same) {
+    if daemon.clients.registry.clients().iter().any(same) {
         return Err(TakeoverError::HasAnother);
     }
     // The client has its worker already. Its container may still have a grant, or may have none.
@@ -126,7 +126,7 @@ fn take_over(
     let state = ClientState::Running;
     let client = Client::new(process, attach, allowed, Arc::clone(&worker), state);
     client.choose_protocol(chosen);
-    daemon.registry.add(Arc::clone(&client));
+    daemon.clients.registry.add(Arc::clone(&client));
     attach::forget_when_dead(daemon, &client);
     // The worker has opened its ring when its daemon ended; otherwise the client would hang.
     worker.ask(&WorkerRequest::Open, &[], OPEN_TIMEOUT)?;

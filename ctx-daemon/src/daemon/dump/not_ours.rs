@@ -30,7 +30,7 @@ impl NotOurs {
             rings: Vec::new(),
             planned: Vec::new(),
             writer: tree.begin_image(self.dir)?,
-            clones: tree.daemon.memory_pressure.hold([]),
+            clones: tree.daemon.copying.memory_pressure.hold([]),
             beside: self.beside,
             quiesce_began: tree.began,
             idle_at: now,

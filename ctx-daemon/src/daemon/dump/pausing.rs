@@ -65,7 +65,7 @@ impl Pausing {
             progress.phase(PhaseName::PreCopy);
         }
         let holders = planned.iter().filter(|it| it.chosen.reserves(0).is_some());
-        let clones = daemon.memory_pressure.hold(holders.map(|it| Arc::clone(&it.client.worker)));
+        let clones = daemon.copying.memory_pressure.hold(holders.map(|it| Arc::clone(&it.client.worker)));
         let planned = tree.prepare(&writer, planned)?;
         progress.phase(PhaseName::Quiesce);
         if precopies {
@@ -113,7 +113,7 @@ impl Tree<'_> {
         let (quiesce, stall) = (self.daemon.config.timeouts.quiesce, self.daemon.config.timeouts.stall);
         let let_go = quiesce.begins();
         planned.iter().try_for_each(|it| quiesce::wait_until_let_go(&it.client, let_go))?;
-        let (stage, clients) = (&self.daemon.stage, planned.len());
+        let (stage, clients) = (&self.daemon.copying.stage, planned.len());
         let prepare = |it: &mut Planned| {
             it.pace(quiesce)?;
             let staged = stage.lend(&it.client.worker, clients, stall);

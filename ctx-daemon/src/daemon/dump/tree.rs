@@ -48,6 +48,7 @@ impl<'a> Tree<'a> {
         let view = PidView::of(peer.pid)?;
         let root = view.to_ours(root)?;
         let hold = daemon
+            .clients
             .registry
             .hold(root, daemon.config.timeouts.quiesce.begins())
             .map_err(|other| DumpError::Overlaps { root, other })?;
@@ -62,7 +63,7 @@ impl<'a> Tree<'a> {
         tree: fn(i32) -> io::Result<Vec<i32>>,
     ) -> Result<(Vec<Arc<Client>>, Vec<Pending>), DumpError> {
         let tree = tree(self.root).map_err(DumpError::Tree)?;
-        let registry = &self.daemon.registry;
+        let registry = &self.daemon.clients.registry;
         Ok((registry.clients_among(&tree), registry.pending_among(&tree)))
     }
 
@@ -70,7 +71,7 @@ impl<'a> Tree<'a> {
     /// restore.
     pub(super) fn nobody_has_lost_its_worker(&self, ours: bool) -> Result<(), DumpError> {
         let tree = process::tree(self.root).map_err(DumpError::Tree)?;
-        match self.daemon.lost.in_tree(&tree, ours) {
+        match self.daemon.clients.lost.in_tree(&tree, ours) {
             Some(why) => Err(DumpError::WithoutWorker(why)),
             None => Ok(()),
         }
@@ -94,14 +95,14 @@ impl<'a> Tree<'a> {
             let chosen = Chosen::new(asked, &who, bytes, self.leave_running);
             info!(%client, "{}: {}", chosen.protocol.as_str(), chosen.reason);
             let files = files::worth(bytes, self.daemon.config.image.file_bytes);
-            Planned::new(Arc::clone(client), (index, files), chosen, self.daemon.links.join(client, memory))
+            Planned::new(Arc::clone(client), (index, files), chosen, self.daemon.copying.links.join(client, memory))
         });
         planned.collect()
     }
 
     /// The reply to `Frozen`: whether this process is a client or becomes one.
     pub(super) fn frozen(&self, pid: i32) -> Reply {
-        let registry = &self.daemon.registry;
+        let registry = &self.daemon.clients.registry;
         let ours = !registry.clients_among(&[pid]).is_empty() || !registry.pending_among(&[pid]).is_empty();
         Reply::Frozen { ours }
     }

@@ -129,7 +129,7 @@ impl Restore {
         self.reservation.fill(Arc::clone(&client));
         attach::forget_when_dead(daemon, &client);
         daemon.share(&client)?;
-        daemon.records.keep(restored.worker.process(), process, connection.as_fd());
+        daemon.clients.records.keep(restored.worker.process(), process, connection.as_fd());
         let limit = daemon.config.timeouts.stall;
         send_memory(&restored.worker, connection, memory, limit).map_err(|error| self.failure(place, error))
     }

@@ -282,7 +282,7 @@ impl Restoring {
 /// Reserves a place among the clients for each client of the image.
 fn reserve(daemon: &Daemon, needed: usize) -> Result<Reservation, RestoreError> {
     let max = daemon.config.clients.max.unwrap_or(usize::MAX);
-    daemon.registry.reserve(needed, max).map_err(|taken| RestoreError::Full { needed, taken, max })
+    daemon.clients.registry.reserve(needed, max).map_err(|taken| RestoreError::Full { needed, taken, max })
 }
 
 #[cfg(test)]
