@@ -1,9 +1,10 @@
 // Code that is unloaded while other code stays, without end, and contexts that are destroyed while others have code:
 // addresses of variables of what stays are kept in device memory.
 //
-//   unloads [--iterations N] [--sleep-us N] [--progress FILE]      200, 0, none
+//   unloads [--iterations N] [--sleep-us N] [--table N] [--progress FILE]      200, 0, 0, none
 //
-// Prints "value V". FILE holds the iterations done.
+// Prints "value V". FILE holds the iterations done. With `--table N` there is, from iteration N on for 50 iterations, code
+// whose variable holds the address of a function.
 #include "driver.h"
 
 static const char TEXT[] = R"(
@@ -40,14 +41,40 @@ static const char TEXT[] = R"(
 }
 )";
 
+static const char TABLE[] = R"(
+.version 7.0
+.target sm_75
+.address_size 64
+.visible .func (.param .b32 out) next(.param .b32 in)
+{
+    .reg .b32 %%r<3>;
+    ld.param.u32 %%r1, [in];
+    add.u32 %%r2, %%r1, 1;
+    st.param.b32 [out], %%r2;
+    ret;
+}
+.visible .global .align 8 .u64 table[1] = {next};
+.visible .global .align 4 .u32 kept = %u;
+.visible .global .align 4 .b8 room[%u];
+.visible .entry keep(.param .u64 to)
+{
+    .reg .b64 %%rd<4>;
+    ld.param.u64 %%rd1, [to];
+    cvta.to.global.u64 %%rd2, %%rd1;
+    mov.u64 %%rd3, kept;
+    st.global.u64 [%%rd2], %%rd3;
+    ret;
+}
+)";
+
 // A module, and device memory that holds the address of its variable.
 struct Code {
     CUmodule module;
     CUdeviceptr value, kept;
 
-    void load(unsigned number, unsigned room) {
+    void load(unsigned number, unsigned room, const char *code = TEXT) {
         char text[2048];
-        snprintf(text, sizeof text, TEXT, number, room);
+        snprintf(text, sizeof text, code, number, room);
         CU(cuModuleLoadData, &module, text);
         CU(cuMemAlloc, &value, 4);
         CU(cuMemAlloc, &kept, 8);
@@ -86,6 +113,7 @@ int main(int argc, char **argv) {
     Options options(argc, argv);
     const uint64_t iterations = options.number("--iterations", 200);
     const uint64_t sleep = options.number("--sleep-us", 0);
+    const uint64_t table = options.number("--table", 0);
     const char *file = options.text("--progress", nullptr);
     options.done();
 
@@ -97,7 +125,7 @@ int main(int argc, char **argv) {
     CU(cuCtxSetCurrent, primary);
 
     // Code of the primary context that stays, behind code that is unloaded.
-    Code gone, stays, again, window[3];
+    Code gone, stays, again, functions, window[3];
     gone.load(1, 3000);
     stays.load(2, 100);
     gone.unload();
@@ -118,6 +146,12 @@ int main(int argc, char **argv) {
     window[0].load(8, 400);
     window[1].load(9, 800);
     for (uint64_t i = 0; i < iterations; i++) {
+        if (table && i == table) {
+            functions.load(11, 600, TABLE);
+        }
+        if (table && i == table + 50) {
+            value = value * 31 + functions.unload();
+        }
         // The next is loaded before the last but one is unloaded; they have other sizes each time.
         window[(i + 2) % 3].load((unsigned)i + 10, 100 + (unsigned)mix(i) % 5000);
         stays.step();

@@ -87,3 +87,24 @@ fn a_rehearsal_that_fails_leaves_the_program_and_the_older_image() -> Result {
     assert_eq!(node.restore(&older)?.finish()?, expected);
     node.finish()
 }
+
+/// No driver call tells where a function lies, so nothing could place the function again at its address.
+#[test]
+fn code_behind_a_cut_that_keeps_addresses_of_functions_refuses_a_dump_until_it_is_unloaded() -> Result {
+    let arguments = ["--iterations", "800", "--sleep-us", "5000", "--table", "60"];
+    let expected = undisturbed("unloads", &arguments)?;
+    let node = Node::with_gpu(&[FEW])?;
+    let app = node.run_held("unloads", &arguments, Some(80))?;
+    app.reaches(80)?;
+    let (dump, _) = node.start_dump(&app, Fate::Running)?;
+    if cfg!(debug_assertions) {
+        dump.wait()?.fails_with("has placed code since that keeps addresses of functions")?;
+    } else {
+        dump.wait()?.succeeds()?;
+    }
+    app.lift();
+    app.reaches(115)?;
+    let image = dumped(&node, app, &expected)?;
+    assert_eq!(node.restore(&image)?.finish()?, expected);
+    node.finish()
+}
