@@ -232,11 +232,11 @@ class Bench:
             self.until(lambda: "loaded_ms" in load_phases(daemon.said()[before:], wall), "the load does not end")
             sample.update(load_phases(daemon.said()[before:], wall))
             self.keep(item, way, sample)
+            daemon.wait_ready()  # the next restore takes the worker that took the place of this one's in the pool
         except Failed as error:
             self.note(f"{item.name}, {way}: {error}")
         finally:
             kill(work.pid)
-        daemon.wait_ready()  # the next restore takes the worker that this one was replaced by
 
     def wait_until_free(self, item):
         """A worker that was killed gives its memory back in the background, which slows down what comes next."""
