@@ -35,9 +35,9 @@ pub(crate) fn try_attached(say: bool) -> Result<&'static Client, CUresult> {
     if let Some(client) = client::attached() {
         return Ok(client);
     }
-    let Attachment { socket, shared, bounce_buffer, attached } = attach::attach().map_err(|line| {
+    let Attachment { socket, shared, bounce_buffer, attached } = attach::attach().map_err(|error| {
         if say {
-            log::error(&line);
+            log::error(&error.to_string());
         }
         CUDA_ERROR_SYSTEM_NOT_READY
     })?;

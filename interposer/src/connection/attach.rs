@@ -23,8 +23,36 @@ pub(crate) struct Attachment {
     pub(crate) attached: Attached,
 }
 
-/// Attaches. The error is one line for the user, which says what to do.
-pub(crate) fn attach() -> Result<Attachment, String> {
+/// Why a process has no worker. Its text is one line for the user, which says what to do.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AttachError {
+    #[error(
+        "cannot reach the Rekindle daemon at {path} ({error}); start it with `rekindled`, or set REKINDLE_SOCKET",
+        error = .source
+    )]
+    Unreachable { path: String, source: io::Error },
+    #[error("no shared memory: {0}")]
+    SharedMemory(#[source] io::Error),
+    #[error("cannot write the request to the daemon: {0}")]
+    Request(#[source] serde_json::Error),
+    #[error(
+        "the daemon at {path} has not answered for {seconds} s: let it go on or start it anew, then this program",
+        seconds = .time.as_secs()
+    )]
+    Silent { path: String, time: Duration },
+    #[error("the daemon at {path} refuses this process: {reason}")]
+    Refused { path: String, reason: String },
+    #[error(
+        "the daemon at {path} answered in a way that this version does not understand ({error}); use one version of Rekindle for both",
+        error = .source
+    )]
+    OtherVersion { path: String, source: FrameError },
+    #[error("the daemon at {path} closed the connection during the handshake; see its log")]
+    Closed { path: String },
+}
+
+/// Attaches: connects to the daemon, gives it the shared memory, and waits for a worker.
+pub(crate) fn attach() -> Result<Attachment, AttachError> {
     let path = std::env::var("REKINDLE_SOCKET").unwrap_or_else(|_| DEFAULT_SOCKET.into());
     // A process that is frozen during the handshake finds the connection closed when it is restored, and begins again.
     for _ in 0..3 {
@@ -33,19 +61,16 @@ pub(crate) fn attach() -> Result<Attachment, String> {
             None => std::thread::sleep(std::time::Duration::from_millis(50)),
         }
     }
-    Err(format!("the daemon at {path} closed the connection during the handshake; see its log"))
+    Err(AttachError::Closed { path })
 }
 
-fn try_attach(path: &str) -> Result<Option<Attachment>, String> {
-    let socket = descriptor::connect(path).map_err(|e| {
-        format!("cannot reach the Rekindle daemon at {path} ({e}); start it with `rekindled`, or set REKINDLE_SOCKET")
-    })?;
-    let (ring, shared) =
-        memfd(layout::SHARED_NAME, layout::SHARED_SIZE).map_err(|e| format!("no shared memory: {e}"))?;
-    let (bounce_file, bounce_buffer) =
-        memfd(layout::STAGING_NAME, layout::STAGING_SIZE).map_err(|e| format!("no shared memory: {e}"))?;
-    // SAFETY: a fresh shared mapping of that size, sealed, and never unmapped while the client lives.
-    let shared = unsafe { Shared::new(shared) };
+/// Attaches once. `None`: the connection ended during the handshake.
+fn try_attach(path: &str) -> Result<Option<Attachment>, AttachError> {
+    let socket = descriptor::connect(path).map_err(|source| AttachError::Unreachable { path: path.into(), source })?;
+    let ring = Memory::new(layout::SHARED_NAME, layout::SHARED_SIZE).map_err(AttachError::SharedMemory)?;
+    let bounce_buffer = Memory::new(layout::STAGING_NAME, layout::STAGING_SIZE).map_err(AttachError::SharedMemory)?;
+    // SAFETY: a fresh shared mapping of that size, sealed; nothing uses `shared` after `ring` has unmapped it.
+    let shared = unsafe { Shared::new(ring.at) };
     shared.initialise();
     let request = Request::Attach(Attach {
         dialect: rekindle_wire::Dialect::own(),
@@ -59,39 +84,54 @@ fn try_attach(path: &str) -> Result<Option<Attachment>, String> {
             .filter_map(|k| Some((k.to_string(), std::env::var(k).ok()?)))
             .collect(),
     });
-    // A process without a worker must have no ring: the ring shows which processes have lost their worker.
-    let unmap = || {
-        // SAFETY: both mappings were made above, and nothing else uses them.
-        unsafe {
-            libc::munmap(shared.base().cast(), layout::SHARED_SIZE);
-            libc::munmap(bounce_buffer.cast(), layout::STAGING_SIZE);
-        }
-    };
-    let opening = Opening::new(&request).map_err(|e| e.to_string())?;
-    let sent = frame::send(&socket, &opening, &[], &[ring.as_raw_fd(), bounce_file.as_raw_fd()]);
-    if sent.is_ok()
-        && let Err(line) = wait_for_answer(&socket, path, TIMEOUTS)
-    {
-        unmap();
-        return Err(line);
+    let opening = Opening::new(&request).map_err(AttachError::Request)?;
+    let sent = frame::send(&socket, &opening, &[], &[ring.file.as_raw_fd(), bounce_buffer.file.as_raw_fd()]);
+    if sent.is_ok() {
+        wait_for_answer(&socket, path, TIMEOUTS)?;
     }
     match sent.and_then(|()| frame::receive::<Answer>(&socket)) {
         Ok(message) => match message.body {
-            Answer::Attached(attached) => Ok(Some(Attachment { socket, shared, bounce_buffer, attached })),
-            Answer::Refused { reason } => {
-                unmap();
-                Err(format!("the daemon at {path} refuses this process: {reason}"))
+            Answer::Attached(attached) => {
+                ring.keep();
+                Ok(Some(Attachment { socket, shared, bounce_buffer: bounce_buffer.keep(), attached }))
             }
+            Answer::Refused { reason } => Err(AttachError::Refused { path: path.into(), reason }),
         },
-        Err(FrameError::Closed | FrameError::Io(_)) => {
-            unmap();
-            Ok(None)
-        }
-        Err(error) => {
-            unmap();
-            Err(format!(
-                "the daemon at {path} answered in a way that this version does not understand ({error}); use one version of Rekindle for both"
-            ))
+        Err(FrameError::Closed | FrameError::Io(_)) => Ok(None),
+        Err(source) => Err(AttachError::OtherVersion { path: path.into(), source }),
+    }
+}
+
+/// A sealed memfd and a shared mapping of it, which is unmapped unless the attach succeeds: a process without a worker must
+/// have no ring, because the ring shows which processes have lost their worker.
+struct Memory {
+    file: OwnedFd,
+    at: *mut u8,
+    size: usize,
+}
+
+impl Memory {
+    /// The mapping does not come to forked children: a child must not touch the ring.
+    fn new(name: &CStr, size: usize) -> io::Result<Self> {
+        let file = sealed_memfd(name, size)?;
+        let at = map_shared(&file, std::ptr::null_mut(), size, 0)?;
+        // SAFETY: the mapping just made.
+        unsafe { libc::madvise(at.cast(), size, libc::MADV_DONTFORK) };
+        Ok(Self { file, at, size })
+    }
+
+    /// Leaves the mapping for the life of the process, and closes the file.
+    fn keep(mut self) -> *mut u8 {
+        self.size = 0;
+        self.at
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.size > 0 {
+            // SAFETY: `new` made the mapping, and nothing uses it after a failed attach.
+            unsafe { libc::munmap(self.at.cast(), self.size) };
         }
     }
 }
@@ -115,7 +155,7 @@ const TIMEOUTS: Timeouts = Timeouts {
 
 /// Waits for the daemon's answer as long as the daemon answers probes. If it does not, logs a line, and later returns an
 /// error.
-fn wait_for_answer(socket: &UnixStream, path: &str, timeouts: Timeouts) -> Result<(), String> {
+fn wait_for_answer(socket: &UnixStream, path: &str, timeouts: Timeouts) -> Result<(), AttachError> {
     let mut silent_since: Option<Instant> = None;
     loop {
         let began = Instant::now();
@@ -132,10 +172,7 @@ fn wait_for_answer(socket: &UnixStream, path: &str, timeouts: Timeouts) -> Resul
             ));
         }
         if silent_since.get_or_insert(began).elapsed() >= timeouts.give_up {
-            let seconds = timeouts.give_up.as_secs();
-            return Err(format!(
-                "the daemon at {path} has not answered for {seconds} s: let it go on or start it anew, then this program"
-            ));
+            return Err(AttachError::Silent { path: path.into(), time: timeouts.give_up });
         }
     }
 }
@@ -192,15 +229,6 @@ fn is_readable(socket: &UnixStream, time: Duration) -> bool {
     }
 }
 
-/// A sealed memfd and a shared mapping of it that forked children do not have: a child must not touch the ring.
-fn memfd(name: &CStr, size: usize) -> io::Result<(OwnedFd, *mut u8)> {
-    let file = sealed_memfd(name, size)?;
-    let at = map_shared(&file, std::ptr::null_mut(), size, 0)?;
-    // SAFETY: the mapping just made.
-    unsafe { libc::madvise(at.cast(), size, libc::MADV_DONTFORK) };
-    Ok((file, at))
-}
-
 fn command_name() -> String {
     std::fs::read_to_string("/proc/self/comm").map(|s| s.trim_end().into()).unwrap_or_default()
 }
@@ -239,9 +267,18 @@ mod tests {
     #[test]
     fn attach_fails_when_the_daemon_answers_no_probe_in_time() {
         let (path, _listener, socket) = silent_daemon();
-        let line = wait_for_answer(&socket, path.to_str().unwrap(), SHORT).unwrap_err();
-        assert!(line.contains("has not answered for"), "{line}");
+        let error = wait_for_answer(&socket, path.to_str().unwrap(), SHORT).unwrap_err();
+        assert!(matches!(&error, AttachError::Silent { time, .. } if *time == SHORT.give_up), "{error}");
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn shared_memory_of_a_failed_attach_is_unmapped() {
+        let mapped = |name: &str| std::fs::read_to_string("/proc/self/maps").unwrap().contains(name);
+        drop(Memory::new(c"failed-attach", 4096).unwrap());
+        Memory::new(c"attach-that-succeeds", 4096).unwrap().keep();
+        assert!(!mapped("failed-attach"));
+        assert!(mapped("attach-that-succeeds"));
     }
 
     #[test]
