@@ -35,6 +35,14 @@ def states(programs):
             yield Experiment(f"B3 {state} {case}", "states", ["--state", state, "--case", case], limit=15, repeated=False, parallel=True)
 
 
+def exchange(programs, small):
+    listed = subprocess.run([f"{programs}/exchange"], capture_output=True, text=True, check=True).stdout.split()
+    for case in listed:
+        yield Experiment(f"B9 {case}", "exchange", ["--case", case], limit=15, repeated=False, parallel=True)
+    pieces, mib = (4, 2) if small else (400, 64)
+    yield Experiment("B9 cost", "exchange", ["--case", "cost", "--pieces", pieces, "--mib", mib])
+
+
 def loading():
     for mode, environment in (("lazy", {"CUDA_MODULE_LOADING": "LAZY"}), ("eager", {"CUDA_MODULE_LOADING": "EAGER"})):
         for how in ("module", "library"):
@@ -77,6 +85,7 @@ def experiments(programs, small):
     for case in LATE:
         yield Experiment(f"B2 {case}", "late", ["--case", case])
     yield from states(programs)
+    yield from exchange(programs, small)
     yield from sharing(small)
     for case in READONLY:
         yield Experiment(f"B6 {case}", "readonly", ["--case", case])

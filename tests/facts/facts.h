@@ -180,13 +180,23 @@ static __global__ void fill(uint64_t *at, uint64_t words, uint64_t stride, uint6
     }
 }
 
+// One atomic operation a block: `out` may be pinned memory, where each takes about a microsecond.
 static __global__ void sum(const uint64_t *at, uint64_t words, uint64_t stride, unsigned long long *out) {
+    __shared__ unsigned long long of_block;
+    if (threadIdx.x == 0) {
+        of_block = 0;
+    }
+    __syncthreads();
     unsigned long long mine = 0;
     for (uint64_t i = (blockIdx.x * (uint64_t)blockDim.x + threadIdx.x) * stride; i < words;
          i += (uint64_t)gridDim.x * blockDim.x * stride) {
         mine += at[i] * (2 * i + 1);
     }
-    atomicAdd(out, mine);
+    atomicAdd(&of_block, mine);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        atomicAdd(out, of_block);
+    }
 }
 
 static __global__ void nothing() {}

@@ -8,6 +8,8 @@
 //! Small allocations share slabs of [`MEMORY_GRANULARITY`], at the driver's alignment. A large allocation is a range of its
 //! own, made of pieces that are mapped side by side and given access once.
 
+mod suspend;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -473,7 +475,7 @@ impl DeviceMemory {
         let mut pieces = Vec::new();
         let result = self.map_pieces(driver, address, length, &mut pieces);
         if let Err(error) = result {
-            let _ = self.unmap_pieces(driver, address, length, &pieces);
+            let _ = self.unmap_named(driver, address, length, &pieces);
             self.publish();
             return Err(error.into());
         }
@@ -519,7 +521,7 @@ impl DeviceMemory {
             Backing::Large(pieces) => pieces,
             Backing::Slab { piece, .. } => vec![piece],
         };
-        let result = self.unmap_pieces(driver, base, length, &pieces);
+        let result = self.unmap_named(driver, base, length, &pieces);
         // The worker does not use addresses again whose unmapping failed.
         if result.is_ok() {
             self.give(base, length);
@@ -527,17 +529,12 @@ impl DeviceMemory {
         result
     }
 
-    fn unmap_pieces(&mut self, driver: &Driver, address: u64, length: u64, pieces: &[u64]) -> Result<(), CallFailed> {
-        let mut result = Ok(());
-        for ((offset, size), &piece) in cut(length).zip(pieces) {
+    /// Unmaps pieces, which lose their names.
+    fn unmap_named(&mut self, driver: &Driver, address: u64, length: u64, pieces: &[u64]) -> Result<(), CallFailed> {
+        for ((offset, _), _) in cut(length).zip(pieces) {
             self.ids.remove(&(address + offset));
-            // SAFETY: the range and the piece are ours, mapped together in `map_pieces`.
-            unsafe {
-                result = result.and(checked("cuMemUnmap", (driver.cuMemUnmap)(address + offset, size as usize)));
-                result = result.and(checked("cuMemRelease", (driver.cuMemRelease)(piece)));
-            }
         }
-        result
+        unmap_pieces(driver, address, length, pieces)
     }
 
     /// Reserves the window with the driver up to at least `end`.
@@ -573,6 +570,19 @@ impl DeviceMemory {
     fn give(&mut self, address: u64, length: u64) {
         self.free.give(address, length);
     }
+}
+
+/// Unmaps and releases the first pieces of a range. Returns the first error; the other pieces are released all the same.
+fn unmap_pieces(driver: &Driver, address: u64, length: u64, pieces: &[u64]) -> Result<(), CallFailed> {
+    let mut result = Ok(());
+    for ((offset, size), &piece) in cut(length).zip(pieces) {
+        // SAFETY: the range and the piece are ours, mapped together in `map_pieces`.
+        unsafe {
+            result = result.and(checked("cuMemUnmap", (driver.cuMemUnmap)(address + offset, size as usize)));
+            result = result.and(checked("cuMemRelease", (driver.cuMemRelease)(piece)));
+        }
+    }
+    result
 }
 
 /// Gives a device access to a mapped range, or takes it away.

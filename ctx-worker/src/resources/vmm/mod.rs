@@ -17,6 +17,7 @@
 pub(crate) mod aliases;
 mod commands;
 mod saved;
+mod suspend;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -108,11 +108,17 @@ impl Saved for Vmm {
 impl Memory {
     /// Makes the reservations, pieces (empty yet) and mappings of an image's client, with their access.
     pub(crate) fn restore_vmm(&mut self, driver: &Driver) -> Result<(), NotLoaded> {
-        let failed = |what, at, code| NotLoaded::NotToBeHad { what, at, code };
         if !self.vmm.reservations.is_empty() {
             let kept = self.vmm.keep_windows(driver);
             kept.map_err(|code| failed("the window at", window::RESERVED_BASE, code))?;
         }
+        self.make_pieces(driver)?;
+        self.count_pieces();
+        Ok(())
+    }
+
+    /// Makes the pieces, which have no memory now, and maps them, with their access. After an error some have memory.
+    pub(super) fn make_pieces(&mut self, driver: &Driver) -> Result<(), NotLoaded> {
         for (&handle, piece) in &mut self.vmm.pieces {
             if let Some(sharing) = &piece.sharing {
                 piece.real = self.arrived.take(driver, &sharing.id)?;
@@ -142,9 +148,12 @@ impl Memory {
                 }
             }
         }
-        self.count_pieces();
         Ok(())
     }
+}
+
+fn failed(what: &'static str, at: u64, code: CUresult) -> NotLoaded {
+    NotLoaded::NotToBeHad { what, at, code }
 }
 
 #[cfg(test)]

@@ -1,0 +1,77 @@
+//! Physical memory that a suspended client gives back to its device: the addresses stay reserved, and the same addresses get
+//! new memory when the client resumes.
+
+use super::{Backing, DeviceMemory, set_access, unmap_pieces};
+use crate::gpu::driver::{CallFailed, Driver};
+use rekindle_cuda_abi::types::CU_MEM_ACCESS_READWRITE;
+
+impl DeviceMemory {
+    /// The bytes of physical memory behind the client's allocations.
+    pub(crate) fn physical(&self) -> u64 {
+        self.backings.values().map(|(length, _)| length).sum()
+    }
+
+    /// Whether other processes may know, or have, a part of this memory.
+    pub(crate) fn has_names(&self) -> bool {
+        !self.exported.is_empty() || !self.ids.is_empty()
+    }
+
+    /// Gives all physical memory back. Nothing uses the memory, and its content is lost. Limits count it as before.
+    ///
+    /// # Errors
+    /// The first error of the driver. The memory is of no use then.
+    pub(crate) fn release_physical(&mut self, driver: &Driver) -> Result<(), CallFailed> {
+        let mut result = Ok(());
+        for (&base, (length, backing)) in &mut self.backings {
+            let pieces = backing.take_pieces();
+            result = result.and(unmap_pieces(driver, base, *length, &pieces));
+        }
+        result
+    }
+
+    /// Makes new physical memory for all addresses, with the access that devices had. Its content is undefined.
+    ///
+    /// # Errors
+    /// The first error of the driver, as a rule a lack of memory. No address has memory then.
+    pub(crate) fn bring_back_physical(&mut self, driver: &Driver) -> Result<(), CallFailed> {
+        let bases: Vec<(u64, u64)> = self.backings.iter().map(|(&base, (length, _))| (base, *length)).collect();
+        let brought_back = bases.iter().try_for_each(|&(base, length)| self.bring_back(driver, base, length));
+        if brought_back.is_err() {
+            // The memory that was made is released. The first error is the reason.
+            let _ = self.release_physical(driver);
+        }
+        brought_back
+    }
+
+    fn bring_back(&mut self, driver: &Driver, base: u64, length: u64) -> Result<(), CallFailed> {
+        let mut pieces = Vec::new();
+        let mapped = self.map_pieces(driver, base, length, &mut pieces);
+        let peers = self.shared.range((base, i32::MIN)..=(base, i32::MAX));
+        let mapped = mapped.and_then(|()| {
+            peers.copied().try_for_each(|(_, device)| {
+                set_access(driver, base, length, device, CU_MEM_ACCESS_READWRITE)
+            })
+        });
+        if let Some((_, backing)) = self.backings.get_mut(&base) {
+            backing.put_pieces(pieces);
+        }
+        mapped
+    }
+}
+
+impl Backing {
+    /// The driver's handles of the pieces, which the backing has no more.
+    fn take_pieces(&mut self) -> Vec<u64> {
+        match self {
+            Self::Large(pieces) => std::mem::take(pieces),
+            Self::Slab { piece, .. } => Some(std::mem::take(piece)).filter(|piece| *piece != 0).into_iter().collect(),
+        }
+    }
+
+    fn put_pieces(&mut self, made: Vec<u64>) {
+        match self {
+            Self::Large(pieces) => *pieces = made,
+            Self::Slab { piece, .. } => *piece = made.first().copied().unwrap_or(0),
+        }
+    }
+}
