@@ -1,6 +1,7 @@
 //! Questions to the daemon.
 
 use std::io::ErrorKind;
+use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -35,6 +36,16 @@ impl At {
 /// Asks one question.
 pub(crate) fn ask(socket: &Path, request: &Request) -> Result<Reply, Failure> {
     Session::open(socket, request).map(|(_, reply)| reply)
+}
+
+/// Asks one question that takes as long as it takes: the daemon gives up what makes no progress. Descriptors come with it.
+pub(crate) fn ask_long(socket: &Path, request: &Request, fds: &[RawFd]) -> Result<Reply, Failure> {
+    let stream = connect(socket)?;
+    let asked = || -> anyhow::Result<Reply> {
+        frame::send(&stream, &Opening::new(request)?, &[], fds)?;
+        Ok(frame::receive(&stream)?.body)
+    };
+    accepted(asked().with_context(|| format!("the daemon at {} does not answer", socket.display()))?)
 }
 
 /// A connection for several questions. An order that it has placed with the daemon ends with it.

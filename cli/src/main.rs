@@ -23,11 +23,13 @@ mod failure;
 mod flatten;
 mod image;
 mod output;
+mod podman;
 mod process;
 mod protocol;
 mod ps;
 mod restore;
 mod run;
+mod suspend;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -54,6 +56,10 @@ enum Verb {
     Checkpoint(checkpoint::Options),
     /// Restore processes from a checkpoint image
     Restore(restore::Options),
+    /// Give the GPU memory of processes back to the GPU while they live on; their next GPU command brings it back
+    Suspend(suspend::Suspend),
+    /// Bring the GPU memory of suspended processes back now
+    Resume(suspend::Resume),
     /// Show or choose the protocol by which a process is checkpointed
     Protocol(protocol::Options),
     /// Check that this machine has what Rekindle needs, and say what to do if not
@@ -90,6 +96,8 @@ fn main() -> ExitCode {
         Verb::Check(options) => check::check(&options),
         Verb::Checkpoint(options) => checkpoint::checkpoint(&options),
         Verb::Restore(options) => restore::restore(&options),
+        Verb::Suspend(options) => suspend::suspend(&options),
+        Verb::Resume(options) => suspend::resume(&options),
         Verb::Protocol(options) => protocol::protocol(&options),
         Verb::Doctor(options) => doctor::doctor(&options),
         Verb::Inspect { dir, json } => image::inspect(&dir, json),

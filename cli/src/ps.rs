@@ -64,9 +64,14 @@ fn table(clients: &[ClientInfo]) -> String {
     output::table(&rows, &[0, 1, 3, 4, 5])
 }
 
-/// The state of a process, with the progress of its dump.
+/// The state of a process, with the progress of its dump, or of its return from a suspension.
 fn state(client: &ClientInfo) -> String {
     let state = output::plain(&client.state);
+    match client.suspended {
+        Some(it) if it.waits_for_room => return format!("{state}: waits for {} of GPU memory", output::size(it.bytes)),
+        Some(it) if it.hold => return format!("{state}: until `rekindle resume`"),
+        _ => {}
+    }
     let Some(dump) = &client.dump else { return state };
     let rate = output::rate(dump.done, std::time::Duration::from_millis(dump.elapsed_ms));
     let (phase, done, bytes) = (output::plain(&dump.phase), output::size(dump.done), output::size(dump.bytes));
@@ -90,6 +95,8 @@ mod tests {
             protocol: if pid == 9 { "auto".to_owned() } else { String::new() },
             protocol_reason: "default".to_owned(),
             dump: None,
+            suspended: None,
+            idle_ms: 0,
         };
         let clients = [client(9, &[3 << 30, 0], "python3"), client(31_415, &[1 << 20], "bad\x1b[2Jname")];
         let expected = "  \

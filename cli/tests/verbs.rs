@@ -65,6 +65,8 @@ fn ps_lists_for_people_and_for_programs() {
         protocol: "cow".to_owned(),
         protocol_reason: "default".to_owned(),
         dump: None,
+        suspended: None,
+        idle_ms: 0,
     };
     let dir = TempDir::new().unwrap();
     let daemon = answers(dir.path(), Reply::Clients(vec![client.clone()]));

@@ -4,7 +4,8 @@ The programs of `tests/facts` ask; each question is a process of its own with a 
 context is an answer and not the end of the run. B1: does mapping memory wait for kernels or hold up launches? B2: what does
 a running kernel see of mappings that change under it? B3: what do calls do with memory that is not there? B4: what does
 loading code cost beside copies, and where does it go? B5: does memory outlive its process? B6: what is read-only memory
-worth? B7: what does the driver's own checkpoint of a suspended worker cost? B8: how fast do files reach the device? B9: do objects work after the memory behind their addresses was exchanged?
+worth? B7: what does the driver's own checkpoint of a suspended worker cost? B8: how fast do files reach the device?
+B9: do objects work after the memory behind their addresses was exchanged?
 
 Reported are medians over rounds, their lowest and highest. A run ends when the budget is spent; what was left out is said.
 The software GPU answers a small version of each; its answers show only that the programs work.

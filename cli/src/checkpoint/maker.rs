@@ -12,6 +12,7 @@ use super::base;
 use super::options::{Fate, Options};
 use crate::criu;
 use crate::failure::Failure;
+use crate::podman;
 use crate::process::Process;
 
 /// CRIU's log, in the image's directory.
@@ -37,7 +38,7 @@ impl Maker {
     /// The program for these options.
     pub(super) fn of(options: &Options, socket: &Path) -> Result<Self, Failure> {
         match (&options.container, options.pid, &options.dir) {
-            (Some(name), ..) => podman(options, name, socket),
+            (Some(name), ..) => by_podman(options, name, socket),
             (None, Some(pid), Some(dir)) => by_criu(options, pid, dir, socket),
             _ => Err(anyhow!("give a process and a directory, or --container").into()),
         }
@@ -127,22 +128,9 @@ fn by_criu(options: &Options, pid: i32, dir: &Path, socket: &Path) -> Result<Mak
     Ok(Maker { program, arguments, socket: socket.to_owned(), root: pid, place })
 }
 
-fn podman(options: &Options, name: &str, socket: &Path) -> Result<Maker, Failure> {
-    let program = options.podman.clone().unwrap_or_else(|| "podman".into());
-    let mut inspect = Command::new(&program);
-    inspect.args(["container", "inspect", "--format", "{{.State.Pid}}", name]).stdin(Stdio::null());
-    let output = inspect.output().with_context(|| format!("cannot run {}", program.display()))?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    let root = match said.trim().parse() {
-        Ok(pid) if output.status.success() && pid > 0 => pid,
-        Ok(_) if output.status.success() => {
-            return Err(Failure::refused(anyhow!("container {name} is not running")));
-        }
-        _ => {
-            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return Err(Failure::refused(anyhow!("podman knows no container {name}: {said}")));
-        }
-    };
+fn by_podman(options: &Options, name: &str, socket: &Path) -> Result<Maker, Failure> {
+    let program = podman::program(options.podman.as_deref());
+    let root = podman::pid(&program, name)?;
     let mut arguments: Vec<OsString> = vec!["container".into(), "checkpoint".into()];
     if options.fate() == Fate::Running {
         arguments.push("--leave-running".into());

@@ -22,7 +22,9 @@ use super::peer::may_checkpoint;
 use super::pidns::PidError;
 use super::process::{self, Process};
 use super::sys::{self, Credentials};
-use super::{Daemon, attach, check, dump, gpus, grants, ipc, list, orders, protocol, restore, takeover, thread};
+use super::{
+    Daemon, attach, check, dump, gpus, grants, ipc, list, orders, protocol, restore, suspend, takeover, thread,
+};
 
 /// How long a connection may stay silent.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -135,6 +137,14 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             message::reply(&stream, &Reply::Moment { awaited: daemon.checkpoints.moment_has_come(process.pid) });
         }
         Request::Protocol { pid, change } => message::reply(&stream, &protocol::serve(daemon, peer, pid, change)),
+        Request::Suspend { pid, hold } => {
+            drop(pending);
+            message::reply(&stream, &suspend::suspend(daemon, &suspend::Asked { peer, pid }, hold, fds));
+        }
+        Request::ResumeSuspended { pid } => {
+            drop(pending);
+            message::reply(&stream, &suspend::resume(daemon, &suspend::Asked { peer, pid }));
+        }
         Request::Grant { container, pid, gpus, limits, protocol } => {
             drop(pending);
             let asked = grants::Asked { pid, gpus, limits, protocol };

@@ -10,7 +10,7 @@ use rekindle_wire::gpus;
 use rekindle_wire::version::control_version;
 
 use super::Daemon;
-use super::clients::Client;
+use super::clients::{Client, ClientState};
 use super::lost::Lost;
 use super::peer::is_operator;
 use super::pidns::PidView;
@@ -55,6 +55,8 @@ fn without_worker(pid: i32, lost: Lost) -> ClientInfo {
         protocol: String::new(),
         protocol_reason: String::new(),
         dump: None,
+        suspended: None,
+        idle_ms: 0,
     }
 }
 
@@ -99,17 +101,23 @@ fn try_calls(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Vec<CallInf
 
 fn info(daemon: &Daemon, pid: i32, client: &Client, described: Description) -> ClientInfo {
     let (protocol, protocol_reason) = daemon.protocol_of(client);
+    let state = match client.state() {
+        ClientState::Running if described.suspended.is_some() => "suspended",
+        state => state.as_str(),
+    };
     ClientInfo {
         pid,
         worker: client.worker.pid(),
         command: client.attach.command.clone(),
-        state: client.state().as_str().to_owned(),
+        state: state.to_owned(),
         device_memory: described.device_memory,
         pinned_memory: described.pinned_memory,
         commands: described.commands,
         protocol: protocol.as_str().to_owned(),
         protocol_reason,
         dump: daemon.checkpoints.of_client(client),
+        suspended: described.suspended,
+        idle_ms: described.idle_ms,
     }
 }
 

@@ -6,6 +6,7 @@
 //!                each)       ├─ orders ─────── checkpoints                  a command orders a dump
 //!                            ├─ restore ────── pool                         CRIU restores one
 //!                            ├─ takeover ───── registry                     a worker joins a new daemon
+//!                            ├─ suspend ────── registry                     GPU memory goes back, and comes again
 //!                            ├─ ipc ────────── imports                      memory that processes share
 //!                            ├─ grant, revoke ── grants                    GPUs for containers
 //!                            ├─ gpus ───────── nvml ── helper               NVML's queries
@@ -46,12 +47,14 @@ mod pidns;
 mod pool;
 mod process;
 mod protocol;
+mod quiesce;
 mod restore;
 mod sandbox;
 mod spawn;
 mod stage;
 mod state;
 mod state_dir;
+mod suspend;
 mod sync;
 mod sys;
 mod takeover;

@@ -21,7 +21,9 @@ use std::time::Duration;
 use rekindle_wire::access::AccessReport;
 use rekindle_wire::attach::Attached;
 use rekindle_wire::calls::Count;
-use rekindle_wire::control::{Failing, Failure, FailureKind, LOADS_BESIDE, LoadTimes, WorkerReply, WorkerRequest};
+use rekindle_wire::control::{
+    Failing, Failure, FailureKind, LOADS_BESIDE, LoadTimes, SUSPENDS, Suspension, WorkerReply, WorkerRequest,
+};
 use rekindle_wire::frame::{self, FrameError, Message};
 use rekindle_wire::ipc::{MAX_PIECES, PIECES_AT_A_TIME, PieceId, Shared, Token};
 use rekindle_wire::nvml::Memory;
@@ -157,6 +159,8 @@ pub(crate) struct Description {
     pub(crate) device_memory: Vec<u64>,
     pub(crate) pinned_memory: u64,
     pub(crate) commands: u64,
+    pub(crate) suspended: Option<Suspension>,
+    pub(crate) idle_ms: u64,
 }
 
 /// How far a worker is with the content of a restored client.
@@ -247,6 +251,11 @@ impl Worker {
     /// Whether the worker can load content while the restored process runs.
     pub(crate) fn loads_beside(&self) -> bool {
         self.wire >= LOADS_BESIDE
+    }
+
+    /// Whether the worker can suspend its client.
+    pub(crate) fn suspends(&self) -> bool {
+        self.wire >= SUSPENDS
     }
 
     /// How far the worker's load of content is.
@@ -658,6 +667,8 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Pinned { .. } => "Pinned",
         WorkerRequest::Connect { .. } => "Connect",
         WorkerRequest::Describe => "Describe",
+        WorkerRequest::Suspend { .. } => "Suspend",
+        WorkerRequest::BringBack => "BringBack",
         WorkerRequest::ConfirmQuiesced => "ConfirmQuiesced",
         WorkerRequest::Alive => "Alive",
         WorkerRequest::GiveWay => "GiveWay",

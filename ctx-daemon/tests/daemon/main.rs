@@ -17,6 +17,7 @@ mod protocols;
 mod restore;
 mod stopped;
 mod support;
+mod suspend;
 mod worker;
 
 /// Not a test: the program that the daemon starts as a worker.

@@ -14,7 +14,9 @@ use rekindle_images::{
 };
 use rekindle_wire::attach::{Answer, Attach, Attached, CHOSEN_PROTOCOL, Device};
 use rekindle_wire::calls::Count;
-use rekindle_wire::control::{Failure, FailureKind, LoadTimes, SavedCode, Secured, Waits, WorkerReply, WorkerRequest};
+use rekindle_wire::control::{
+    Failure, FailureKind, LoadTimes, SavedCode, Secured, Suspension, Waits, WorkerReply, WorkerRequest,
+};
 use rekindle_wire::frame::{self, FrameError, Message};
 
 use rekindle_ctx_worker::rejoin;
@@ -41,6 +43,7 @@ struct Worker {
     pinned: usize,
     /// Whether the daemon was told that content is being loaded.
     loading: bool,
+    suspended: Option<Suspension>,
     code: usize,
 }
 
@@ -73,6 +76,7 @@ pub(crate) fn main(channel: RawFd) -> ! {
         saving: None,
         pinned: 0,
         loading: false,
+        suspended: None,
         code: 0,
     };
     let attached = worker.attached.clone();
@@ -292,6 +296,23 @@ impl Worker {
                     self.reply(&WorkerReply::Loaded { times: LoadTimes::default() });
                 }
             },
+            WorkerRequest::Suspend { data, hold, .. } => {
+                assert_eq!(data.len(), fds.len());
+                self.note(&format!("Suspend {hold}"));
+                if self.is("shares-late") {
+                    return self.failed("it shares GPU memory");
+                }
+                self.suspended = Some(Suspension { bytes: MEMORY as u64, hold, waits_for_room: false });
+                self.reply(&WorkerReply::Suspended { bytes: MEMORY as u64 });
+            }
+            WorkerRequest::BringBack if self.dir.join("no-room").exists() => {
+                self.reply(&WorkerReply::Busy { what: "its GPU has no room".to_owned() });
+            }
+            WorkerRequest::BringBack => {
+                self.note("BringBack");
+                self.suspended = None;
+                self.reply(&WorkerReply::Done);
+            }
             WorkerRequest::Pinned { pinned } => {
                 assert_eq!(pinned.len(), fds.len());
                 self.pinned += pinned.len();
@@ -331,6 +352,8 @@ impl Worker {
                     }],
                     pinned_memory: 8,
                     commands: 42,
+                    suspended: self.suspended,
+                    idle_ms: 0,
                 });
             }
             WorkerRequest::ConfirmQuiesced if self.is("went-on") => self.failed("it has gone on by itself"),

@@ -1,5 +1,6 @@
 //! The parts of a restore: device memory at its addresses, its content, and the client's other state.
 
+use rekindle_cuda_abi::types::CUcontext;
 use rekindle_images::{Allocation, Blob, BlobKind, Client, DataReader, HashKey, Piece};
 
 use crate::checkpoint::engine::Fill;
@@ -71,31 +72,46 @@ pub(crate) fn compare_globals(layers: &Layers<'_>, client: &Client) -> Result<()
 
 /// All pieces of content that a saved client's memory has.
 pub(crate) fn content(layers: &Layers<'_>, client: &Client, key: HashKey) -> Result<Fill, NotLoaded> {
-    let mut list: Vec<(Job, Piece)> = Vec::new();
-    let mut add = |address: u64, device: usize, context, pieces: &[Piece]| {
-        list.extend(pieces.iter().map(|p| {
-            let job =
-                Job { address: address + p.offset, offset: p.offset, length: p.length, device, context, array: None };
-            (job, *p)
-        }));
-    };
-    for a in &client.allocations {
-        let device = a.device as usize;
-        add(a.address, device, layers.memory.devices[device].primary, &a.pieces);
-    }
+    let mut list = content_of_allocations(layers.memory, client)?;
     for g in &client.globals {
         let context =
             context_of_global(layers, g.module, g.address).ok_or(NotLoaded::Image("a variable's context is gone"))?;
-        add(g.address, g.device as usize, context, &g.pieces);
+        add(&mut list, g.address, (g.device as usize, context), &g.pieces);
     }
     for blob in client.blobs.iter().filter(|blob| blob.is(BlobKind::ArrayContent)) {
         list.extend(layers.memory.arrays.saved_jobs(&layers.call.session, blob)?);
     }
-    let primaries: Vec<_> = layers.memory.devices.iter().map(|device| device.primary).collect();
+    Ok(fill(layers.memory, list, key))
+}
+
+/// The content of a saved client's allocations and pieces, without that of variables and arrays.
+pub(crate) fn content_of_memory(memory: &Memory, client: &Client, key: HashKey) -> Result<Fill, NotLoaded> {
+    Ok(fill(memory, content_of_allocations(memory, client)?, key))
+}
+
+fn content_of_allocations(memory: &Memory, client: &Client) -> Result<Vec<(Job, Piece)>, NotLoaded> {
+    let mut list = Vec::new();
+    for a in &client.allocations {
+        let device = a.device as usize;
+        let context = memory.devices.get(device).ok_or(NotLoaded::NoDevice)?.primary;
+        add(&mut list, a.address, (device, context), &a.pieces);
+    }
+    Ok(list)
+}
+
+fn add(list: &mut Vec<(Job, Piece)>, address: u64, (device, context): (usize, CUcontext), pieces: &[Piece]) {
+    list.extend(pieces.iter().map(|p| {
+        let job = Job { address: address + p.offset, offset: p.offset, length: p.length, device, context, array: None };
+        (job, *p)
+    }));
+}
+
+fn fill(memory: &Memory, list: Vec<(Job, Piece)>, key: HashKey) -> Fill {
+    let primaries: Vec<_> = memory.devices.iter().map(|device| device.primary).collect();
     let can_hash = |job: &Job| {
         matches!(key, HashKey::Content(_)) && job.array.is_none() && primaries.get(job.device) == Some(&job.context)
     };
-    Ok(Fill::new(list, can_hash))
+    Fill::new(list, can_hash)
 }
 
 fn context_of_global(layers: &Layers<'_>, module: u64, address: u64) -> Option<u64> {

@@ -20,6 +20,7 @@ mod room;
 pub(crate) mod save;
 pub(crate) mod save_error;
 mod secure;
+pub(crate) mod suspend;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};

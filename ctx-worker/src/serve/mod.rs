@@ -22,3 +22,4 @@ pub(crate) mod sandbox;
 pub(crate) mod silence;
 pub(crate) mod start;
 pub(crate) mod state;
+mod suspended;

@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use crate::checkpoint::copying::error::CopyError;
 use crate::checkpoint::save_error::SaveError;
+use crate::checkpoint::suspend::SuspendError;
 use crate::gpu::driver::CallFailed;
 use crate::resources::ipc::ShareError;
 use crate::resources::job::EngineError;
@@ -76,6 +77,8 @@ pub(crate) enum Refusal {
     Content(#[from] EngineError),
     #[error(transparent)]
     Share(#[from] ShareError),
+    #[error(transparent)]
+    Suspend(#[from] SuspendError),
     #[error("{0}")]
     Memory(Refused),
 }
@@ -90,6 +93,7 @@ impl Failing for Refusal {
             Self::NotLoaded(error) => error.kind(),
             Self::Save(error) => error.kind(),
             Self::Share(error) => error.kind(),
+            Self::Suspend(error) => error.kind(),
             Self::Unreported => FailureKind::Refused,
             Self::OtherRing(_) | Self::Dialect(_) => FailureKind::Version,
             Self::WentOn => FailureKind::Timeout,

@@ -66,10 +66,12 @@ pub(super) fn done<T>(result: Result<T, Refusal>) -> Answered {
 }
 
 /// The events that end a wait.
-enum News {
+pub(super) enum News {
     Event(Event),
     /// The daemon of a worker whose ring is closed has been silent for too long.
     Silence,
+    /// A suspended client has a command, or it is time to look for room for it again.
+    Resume,
     /// No request will arrive any more.
     End,
 }
@@ -79,6 +81,8 @@ pub(super) struct Server {
     pub(super) channel: Arc<Channel>,
     spin: Duration,
     caller_spin_us: u32,
+    /// When the client had a command, or something ran for it, last.
+    last_work: Instant,
 }
 
 /// Serves until the client or the daemon of a spare worker is gone.
@@ -144,6 +148,7 @@ impl Server {
             channel,
             spin: if few_cores { Duration::ZERO } else { WORKER_SPIN },
             caller_spin_us: if few_cores { 0 } else { CALLER_SPIN_US },
+            last_work: Instant::now(),
         }
     }
 
@@ -179,6 +184,7 @@ impl Server {
                     self.work(consumer);
                 }
             },
+            State::Suspended(suspended) => self.wait_suspended(suspended, events),
             State::Failed(_) if self.executor.call.session.shared.is_some() => match events.recv_timeout(END_GRACE) {
                 Ok(event) => News::Event(event),
                 Err(RecvTimeoutError::Disconnected) => News::End,
@@ -213,6 +219,9 @@ impl Server {
             if self.executor.is_waiting() {
                 self.executor.poll();
             }
+            if worked || self.executor.is_waiting() {
+                self.last_work = Instant::now();
+            }
             if self.channel.news.load(Ordering::Acquire) {
                 break;
             }
@@ -232,7 +241,7 @@ impl Server {
         }
     }
 
-    fn sleep(&self, consumer: &Consumer, timeout: Duration) {
+    pub(super) fn sleep(&self, consumer: &Consumer, timeout: Duration) {
         self.channel.sleeps_on(self.executor.call.session.shared);
         // News that arrived before the line above rang no doorbell; news that arrives from here on rings it.
         consumer.sleep(timeout, || self.channel.news.load(Ordering::Acquire));
@@ -250,7 +259,8 @@ impl Server {
             }
             // The process would wait for ever.
             (News::Silence, State::Failed(failure)) => self.executor.give_up(&failure.reason),
-            (News::Silence | News::End, state) => return state,
+            (News::Resume, State::Suspended(suspended)) => return self.resume(suspended).0,
+            (News::Silence | News::Resume | News::End, state) => return state,
         };
         let message = match message {
             Message { body: WorkerRequest::Reserve { bytes }, .. } => {
@@ -292,8 +302,8 @@ impl Server {
                 self.executor.checkpoint.before_opening(self.executor.call.gpu.driver);
                 State::Open(consumer)
             }
-            // The load needs no daemon.
-            State::Filling(consumer) => State::Filling(consumer),
+            // Neither a load nor a suspended client needs a daemon.
+            state @ (State::Filling(_) | State::Suspended(_)) => state,
             // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
             State::Spare(_) | State::Rehearsed | State::Loaded(_) | State::Connected(_) | State::Failed(_) => unsafe {
                 libc::_exit(0)
@@ -434,6 +444,15 @@ impl Server {
                 WorkerRequest::Quiesce { timeout_ms } | WorkerRequest::Advance { timeout_ms },
                 State::Filling(consumer),
             ) => self.quiesce_filling(consumer, Duration::from_millis(timeout_ms)),
+            (WorkerRequest::Suspend { data, hash_algorithm, hash_key, hold }, State::Quiesced(closed)) => {
+                let key = HashKey::from_parts(hash_algorithm, hash_key).map_err(Refusal::from);
+                self.suspend(closed, (data, key, hold), &blob, fds)
+            }
+            (WorkerRequest::BringBack, State::Suspended(suspended)) => self.resume(suspended),
+            (
+                WorkerRequest::Quiesce { timeout_ms } | WorkerRequest::Advance { timeout_ms },
+                State::Suspended(suspended),
+            ) => self.quiesce_suspended(suspended, Duration::from_millis(timeout_ms)),
             (WorkerRequest::Open, State::Closing(closed) | State::Quiesced(closed)) => {
                 (self.open(closed.consumer), done(Ok(())))
             }
@@ -460,7 +479,10 @@ impl Server {
         let mut fds = fds.into_iter();
         let reply = match (body, state) {
             (WorkerRequest::Quiesce { .. } | WorkerRequest::ConfirmQuiesced, State::Quiesced(_)) => WorkerReply::Done,
-            (WorkerRequest::Open, State::Filling(_)) => WorkerReply::Done,
+            (WorkerRequest::Open, State::Filling(_) | State::Suspended(_)) => WorkerReply::Done,
+            (WorkerRequest::BringBack, State::Open(_) | State::Closing(_) | State::Quiesced(_) | State::Filling(_)) => {
+                WorkerReply::Done
+            }
             (WorkerRequest::LoadProgress, State::Open(_) | State::Closing(_) | State::Quiesced(_)) => {
                 WorkerReply::Loaded { times: self.executor.end_load()? }
             }
@@ -521,7 +543,7 @@ impl Server {
             }
             (
                 WorkerRequest::Import { ticket, shared },
-                State::Open(_) | State::Closing(_) | State::Quiesced(_) | State::Filling(_),
+                State::Open(_) | State::Closing(_) | State::Quiesced(_) | State::Filling(_) | State::Suspended(_),
             ) => {
                 self.executor.memory.arrived.put(ticket, shared, fds.collect())?;
                 WorkerReply::Done
@@ -539,6 +561,8 @@ impl Server {
                 device_memory: self.executor.memory.device_bytes(&self.executor.call.session),
                 pinned_memory: self.executor.memory.pinned.allocations().values().map(|p| p.size).sum(),
                 commands: self.executor.scheduler.times.commands,
+                suspended: if let State::Suspended(suspended) = state { Some(suspended.describe()) } else { None },
+                idle_ms: self.last_work.elapsed().as_millis() as u64,
             },
             (WorkerRequest::Remember { protocol }, _) => {
                 self.channel.remember(protocol);

@@ -21,20 +21,28 @@
 //! | `Closing` | `Open` | `Open`, a broken context, or a daemon that is gone or silent |
 //! | `Quiesced` | `Closing` | `Advance`: some commands were executed, and a device is busy |
 //! | `Quiesced` | `Open` | `Open`, a broken context, or a daemon that is gone or silent |
+//! | `Quiesced` | `Suspended` | `Suspend`: the client's GPU memory is given back |
+//! | `Quiesced` | `Failed` | giving the memory back has failed |
+//! | `Suspended` | `Filling` | a command, or `BringBack`: the memory is there again, and content is being loaded |
+//! | `Suspended` | `Closing` | `Quiesce`: all content is there again, but a device is busy |
+//! | `Suspended` | `Quiesced` | `Quiesce`: all content is there again, and every stream is idle |
+//! | `Suspended` | `Failed` | the memory cannot be made again: the process ends |
 //!
-//! In `Filling` the client's commands wait in the ring, in their order.
+//! In `Filling` and `Suspended` the client's commands wait in the ring, in their order.
 //!
 //! From `Quiesced` to `Open` the worker writes nothing to memory that the client shares: no reply, no chunk, not even the
 //! ring's head. So CRIU saves that memory as it was at the quiesce, with what the client enqueues until it is frozen.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use rekindle_images::{Client, DataFile};
 use rekindle_wire::attach::Pinned;
 use rekindle_wire::control::Failure;
 use rekindle_wire::ring::Consumer;
 
+use crate::checkpoint::suspend::Kept;
 use crate::schedule::rest;
 use crate::transition::machine;
 
@@ -52,12 +60,14 @@ pub(crate) enum State {
     /// No command is taken, but the device is still busy.
     Closing(Closed),
     Quiesced(Closed),
+    /// The client's GPU memory is given back. The process runs until it needs an answer.
+    Suspended(Box<Suspended>),
     /// The reason why the worker serves no client. It keeps its resources until the daemon ends it.
     Failed(Failure),
 }
 
 machine! {
-    pub(crate) enum StateName names State { Spare, Rehearsed, Loaded, Connected, Filling, Open, Closing, Quiesced, Failed }
+    pub(crate) enum StateName names State { Spare, Rehearsed, Loaded, Connected, Filling, Open, Closing, Quiesced, Suspended, Failed }
     Spare -> Open,
     Spare -> Loaded,
     Spare -> Rehearsed,
@@ -77,6 +87,12 @@ machine! {
     Closing -> Open,
     Quiesced -> Closing,
     Quiesced -> Open,
+    Quiesced -> Suspended,
+    Quiesced -> Failed,
+    Suspended -> Filling,
+    Suspended -> Closing,
+    Suspended -> Quiesced,
+    Suspended -> Failed,
 }
 
 /// A worker without a client, with the files that arrived before `Load`.
@@ -98,6 +114,18 @@ pub(crate) struct Closed {
     pub(crate) consumer: Consumer,
     /// The state of the streams in this quiesce.
     pub(crate) streams: rest::Closing,
+}
+
+/// A client whose GPU memory is given back.
+pub(crate) struct Suspended {
+    pub(crate) consumer: Consumer,
+    pub(crate) kept: Kept,
+    /// Bytes of memory that are given back.
+    pub(crate) bytes: u64,
+    /// Whether commands wait for a request to resume.
+    pub(crate) hold: bool,
+    /// When the client was to resume first, if its GPU has had no room since.
+    pub(crate) waits_since: Option<Instant>,
 }
 
 #[cfg(test)]

@@ -45,5 +45,6 @@ mod silent_daemon;
 mod snapshots;
 mod soak;
 mod streams;
+mod suspend;
 mod tcp;
 mod udp;

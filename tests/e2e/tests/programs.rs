@@ -1,11 +1,12 @@
 //! Every program of `tests/apps` that has an expected output, with a test for each: the program prints the same
-//! directly on the GPU, under the interposer, and dumped in its middle, killed and restored. A new program gets a test
+//! directly on the GPU, under the interposer, and suspended and dumped in its middle, killed and restored. A new program gets a test
 //! automatically.
 
 use std::fs;
 
-use anyhow::{Context, ensure};
-use rekindle_e2e::{Node, Result, stage};
+use anyhow::{Context, bail, ensure};
+use rekindle_e2e::{App, Node, Result, stage};
+use rekindle_wire::control::{Reply, Request};
 
 /// The tests, as the build script names them.
 mod program {
@@ -23,7 +24,17 @@ fn alike(name: &str) -> Result {
     node.finish()
 }
 
-/// Checks in addition a dump, a kill and a restore. A program runs at its own speed until the dump, and waits before
+/// Suspends a program, unless it shares memory with others. It resumes with its next command.
+fn suspended(node: &Node, app: &App) -> Result {
+    match node.ask(&Request::Suspend { pid: app.pid(), hold: false })? {
+        Reply::Suspended(all) => ensure!(!all.is_empty()),
+        Reply::Failed(failure) => ensure!(failure.reason.contains("shares GPU memory"), "{failure}"),
+        other => bail!("Suspend was answered by {other:?}"),
+    }
+    Ok(())
+}
+
+/// Checks in addition a suspension, and a dump, a kill and a restore. A program runs at its own speed until the dump, and waits before
 /// its end until the dump is done: so the dump finds it in its middle however slow this machine is.
 fn all_ways(name: &str) -> Result {
     let expected = expected(name)?;
@@ -37,6 +48,7 @@ fn all_ways(name: &str) -> Result {
 
     let app = node.run_held(name, &[], Some(last * 3 / 4))?;
     app.reaches(last / 3)?;
+    suspended(&node, &app).with_context(|| format!("{name} is suspended"))?;
     let image = node.dump_and_kill(app)?;
     image.must_be_of_the_middle(&expected)?;
     assert_eq!(node.restore(&image)?.finish()?, expected, "restored");

@@ -5,6 +5,7 @@
 //! | `SIMGPU_DEVICES` | how many devices there are | 2 |
 //! | `CUDA_VISIBLE_DEVICES` | which of them there are for this process, and in which order: numbers or UUIDs | all |
 //! | `SIMGPU_MEMORY` | memory of each, in bytes or with `K`, `M`, `G` behind the number | `4G` |
+//! | `SIMGPU_MACHINE` | a file, by which processes have the same devices (`memory/machine.rs`) | devices of its own |
 //! | `SIMGPU_COPY_GBPS` | 10^9 bytes a second that a device copies to and from the host, each way | unlimited |
 //! | `SIMGPU_CC` | compute capability | `9.0` |
 //! | `SIMGPU_NAME` | the devices' name | `Rekindle software GPU` |

@@ -82,7 +82,7 @@ impl Device {
         Self {
             ordinal,
             number,
-            memory: Account::new(ordinal, config().memory),
+            memory: Account::new(ordinal, number, config().memory),
             heap: window(HEAPS),
             code: window(CODE_HEAPS),
             internal: window(INTERNAL_HEAPS),

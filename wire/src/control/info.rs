@@ -13,7 +13,7 @@ pub struct ClientInfo {
     pub worker: i32,
     /// Its command's name.
     pub command: String,
-    /// `running`, `quiesced`, `saving` or `restoring`; `lost` where its worker has died.
+    /// `running`, `suspended`, `quiesced`, `saving`, `loading` or `restoring`; `lost` where its worker has died.
     pub state: String,
     /// Bytes of device memory per device, by the worker's numbering.
     pub device_memory: Vec<u64>,
@@ -30,6 +30,36 @@ pub struct ClientInfo {
     /// The dump under way, if there is one.
     #[serde(default)]
     pub dump: Option<DumpInfo>,
+    /// Set while the client's GPU memory is given back to the GPU.
+    #[serde(default)]
+    pub suspended: Option<Suspension>,
+    /// Milliseconds for which the client has had no command and nothing ran for it.
+    #[serde(default)]
+    pub idle_ms: u64,
+}
+
+/// A suspended client.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Suspension {
+    /// Bytes of GPU memory that are given back.
+    pub bytes: u64,
+    /// Whether the client's commands wait until somebody asks to resume the client.
+    pub hold: bool,
+    /// Whether the client is to resume and its GPU has no room for it yet.
+    pub waits_for_room: bool,
+}
+
+/// A client that was suspended or resumed on request.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct SuspendedInfo {
+    /// The process, as the asker numbers it.
+    pub pid: i32,
+    /// Its command's name.
+    pub command: String,
+    /// Bytes of GPU memory that were given back, or loaded. 0: there was nothing to do.
+    pub bytes: u64,
+    /// Milliseconds that this took.
+    pub ms: u64,
 }
 
 /// The progress of a dump.

@@ -205,6 +205,21 @@ pub enum Request {
         container: String,
     },
 
+    /// Give the GPU memory of the tree's processes back to their GPUs, with its content kept in host memory; or, where a
+    /// directory comes with the request, in unnamed files there. A process resumes with its next command. Answered when all
+    /// memory is given back.
+    Suspend {
+        /// The process that all others descend from, as the asker numbers it.
+        pid: i32,
+        /// Whether commands wait until `ResumeSuspended`.
+        hold: bool,
+    },
+    /// Load the GPU memory of the tree's suspended processes again, and let them go on. Answered when all is loaded.
+    ResumeSuspended {
+        /// The process that all others descend from, as the asker numbers it.
+        pid: i32,
+    },
+
     /// Have the asker's worker get the memory that the token names.
     Import {
         /// The token that the exporter's worker has given.
@@ -324,6 +339,10 @@ pub enum Reply {
     },
     /// To `Revoke`.
     Revoked,
+    /// To `Suspend`: the processes whose memory is given back now.
+    Suspended(Vec<SuspendedInfo>),
+    /// To `ResumeSuspended`: the tree's processes that use a GPU, which all have their memory.
+    WereResumed(Vec<SuspendedInfo>),
     /// To `Import`: the worker keeps the memory under this number.
     Imported {
         /// For [`crate::command::PIECE_IMPORT`].

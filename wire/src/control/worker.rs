@@ -15,6 +15,8 @@
 //!   restore      MakeShared+, TakeShared*, Data*, Code*, Load -> Done | Failed
 //!                Pinned*, Connect -> Done | Failed     Open -> Done
 //!                LoadProgress -> Loading | Loaded | Failed, from `Load` on
+//!   suspend      (as a dump, up to the `Saved` of a copy that stops the client)     Suspend -> Suspended | Failed
+//!                BringBack -> Done | Busy | Failed, and LoadProgress as in a restore
 //! ```
 //!
 //! A quiesced worker that receives nothing from its daemon for a time gives up the copy under way and opens its ring by
@@ -31,7 +33,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ContainerLimits, Failure};
+use super::{ContainerLimits, Failure, Suspension};
 use crate::access::AccessReport;
 use crate::attach::Attach;
 use crate::ipc::{PieceId, Shared, Token};
@@ -175,6 +177,24 @@ pub enum WorkerRequest {
     /// How far is the load of the content of device memory? Only for workers of [`LOADS_BESIDE`] or later. After `Failed` the
     /// client has no content, and must end.
     LoadProgress,
+    /// Give the client's GPU memory back, whose content a `Save` has put into the data files that come with this request, in the
+    /// order of `data`. The blob is the client's part of the manifest, from `Saved`. Only while quiesced. The worker brings the
+    /// memory back when the client's next command comes, unless `hold` is set, or when `BringBack` or `Quiesce` come. Needs no
+    /// daemon for that. Only for workers of [`SUSPENDS`] or later.
+    Suspend {
+        /// The data files.
+        data: Vec<DataFile>,
+        /// How the pieces are hashed, as in `Load`.
+        hash_algorithm: u32,
+        /// As in `Load`.
+        hash_key: [u8; 16],
+        /// Whether the client's commands wait until `BringBack`.
+        hold: bool,
+    },
+    /// Bring a suspended client's memory back; the client runs when its content is loaded, which `LoadProgress` tells. `Busy`:
+    /// the GPU has no room for it now. A client that is not suspended answers `Done`. Only for workers of [`SUSPENDS`] or
+    /// later.
+    BringBack,
     /// Memfds of pinned memory for the `Connect` that follows, where `Connect` has more than one message can carry. They come
     /// with this, in order. Any number of times.
     Pinned {
@@ -252,6 +272,9 @@ pub enum WorkerRequest {
 
 /// The first control version whose workers load content beside the restored process: `Load { early }`, `LoadProgress`.
 pub const LOADS_BESIDE: u32 = 10;
+
+/// The first control version whose workers suspend clients: `Suspend`, `BringBack`.
+pub const SUSPENDS: u32 = 11;
 
 /// A data file of an image, or of an image that it builds on.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
@@ -409,6 +432,17 @@ pub enum WorkerReply {
         pinned_memory: u64,
         /// See [`super::ClientInfo`].
         commands: u64,
+        /// See [`super::ClientInfo`].
+        #[serde(default)]
+        suspended: Option<Suspension>,
+        /// Milliseconds for which the client has had no command and nothing ran for it. 0 from workers before [`SUSPENDS`].
+        #[serde(default)]
+        idle_ms: u64,
+    },
+    /// To `Suspend`: the memory has gone back to the devices.
+    Suspended {
+        /// Bytes that are free now.
+        bytes: u64,
     },
     /// To `Calls`.
     Calls {

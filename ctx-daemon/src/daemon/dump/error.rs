@@ -10,8 +10,9 @@ use super::super::ipc::SharingError;
 use super::super::moment::MomentError;
 use super::super::pidns::PidError;
 use super::super::pool::PoolError;
+use super::super::quiesce::QuiesceError;
+use super::super::suspend::SuspendError;
 use super::super::worker::WorkerError;
-use super::quiesce::QuiesceError;
 use crate::limit::Limit;
 
 /// Why a dump fails. The applications go on.
@@ -32,6 +33,9 @@ pub(in crate::daemon) enum DumpError {
     Space { needed: u64, free: u64, directory: String, replaces: bool },
     #[error(transparent)]
     Quiesce(#[from] QuiesceError),
+    /// A suspended client does not resume.
+    #[error(transparent)]
+    Suspended(#[from] SuspendError),
     #[error(transparent)]
     Image(#[from] ImageError),
     #[error("{0} has lost its worker, and its GPU state with it: restart it")]
@@ -66,6 +70,7 @@ impl Failing for DumpError {
             Self::Tree(error) | Self::Thread(error) => Failing::kind(error),
             Self::Space { .. } => FailureKind::NoSpace,
             Self::Quiesce(error) => error.kind(),
+            Self::Suspended(error) => error.kind(),
             Self::Image(error) => failure::of_image(error),
             Self::LostWorker(_) | Self::EndedMeanwhile(_) => FailureKind::LostPeer,
             Self::WithoutWorker(_) | Self::Overlaps { .. } => FailureKind::Refused,

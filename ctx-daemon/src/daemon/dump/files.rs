@@ -20,7 +20,7 @@ pub(super) struct Files {
 }
 
 /// The number of files for so much memory, where each is to hold `each` bytes.
-pub(super) fn worth(bytes: u64, each: u64) -> usize {
+pub(in crate::daemon) fn worth(bytes: u64, each: u64) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let files = usize::try_from(bytes.div_ceil(each.max(1))).unwrap_or(usize::MAX);
     files.clamp(1, MOST.min(cores))

@@ -33,7 +33,7 @@
 mod base;
 mod beside;
 mod error;
-mod files;
+pub(super) mod files;
 mod freeze;
 mod manifest;
 mod not_ours;
@@ -41,7 +41,6 @@ mod pausing;
 mod precopy;
 mod progress;
 mod protocol;
-mod quiesce;
 mod quiesced;
 mod rehearsal;
 mod save;

@@ -27,6 +27,7 @@ use tracing::{debug, info, warn};
 use super::super::clients::{Client, ClientState};
 use super::super::ipc::Sharing;
 use super::super::pool::Pool;
+use super::super::quiesce::ClosedRing;
 use super::super::worker::WorkerError;
 use super::super::{lock, sys, thread, wait};
 use super::error::{DumpError, SaveError};
@@ -35,7 +36,6 @@ use super::manifest::{self, Costs, Timeline, Whose};
 use super::precopy::{POLL_INTERVAL, Planned};
 use super::progress::Progress;
 use super::protocol::Chosen;
-use super::quiesce::ClosedRing;
 use super::rehearsal;
 use crate::limit::Limit;
 

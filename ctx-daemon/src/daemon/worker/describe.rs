@@ -7,7 +7,7 @@ use std::sync::TryLockError;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use rekindle_wire::control::{WorkerReply, WorkerRequest};
+use rekindle_wire::control::{Suspension, WorkerReply, WorkerRequest};
 use rekindle_wire::frame;
 
 use super::{Answered, DESCRIBE_TIMEOUT, Description, Worker, WorkerError, lock, sys};
@@ -40,10 +40,33 @@ impl Worker {
 
     /// The memory of its client on each device. Waits for the answer.
     pub(crate) fn device_memory(&self, deadline: Deadline) -> Result<Vec<u64>, WorkerError> {
-        match self.call(&WorkerRequest::Describe, &[], &[], deadline)?.reply {
-            WorkerReply::Description { device_memory, .. } => Ok(device_memory),
-            _ => Err(WorkerError::Protocol("Describe")),
-        }
+        self.described_anew(deadline).map(|it| it.device_memory)
+    }
+
+    /// Whether the client is suspended. Waits for the answer.
+    pub(crate) fn suspension(&self, deadline: Deadline) -> Result<Option<Suspension>, WorkerError> {
+        self.described_anew(deadline).map(|it| it.suspended)
+    }
+
+    /// Whether the client was suspended when the worker was last described.
+    pub(crate) fn was_suspended(&self) -> Option<Suspension> {
+        lock(&self.described).suspended
+    }
+
+    fn described_anew(&self, deadline: Deadline) -> Result<Description, WorkerError> {
+        let answered = self.call(&WorkerRequest::Describe, &[], &[], deadline)?;
+        self.note(answered).ok_or(WorkerError::Protocol("Describe"))
+    }
+
+    /// Notes a description.
+    fn note(&self, answered: Answered) -> Option<Description> {
+        let WorkerReply::Description { device_memory, pinned_memory, commands, suspended, idle_ms } = answered.reply
+        else {
+            return None;
+        };
+        let description = Description { device_memory, pinned_memory, commands, suspended, idle_ms };
+        *lock(&self.described) = description.clone();
+        Some(description)
     }
 
     /// Sends the question, unless the worker is busy until then, or its channel is full.
@@ -71,11 +94,10 @@ impl Worker {
     }
 
     fn described(&self, asked: Option<&Receiver<Answered>>, deadline: Deadline) -> Description {
-        if let Some(Some(Ok(answered))) = asked.map(|it| self.receive(it, deadline.into()))
-            && let WorkerReply::Description { device_memory, pinned_memory, commands } = answered.reply
-        {
-            *lock(&self.described) = Description { device_memory, pinned_memory, commands };
-        }
-        lock(&self.described).clone()
+        let answered = match asked.map(|it| self.receive(it, deadline.into())) {
+            Some(Some(Ok(answered))) => self.note(answered),
+            _ => None,
+        };
+        answered.unwrap_or_else(|| lock(&self.described).clone())
     }
 }

@@ -48,9 +48,7 @@ impl DeviceMemory {
         let mapped = self.map_pieces(driver, base, length, &mut pieces);
         let peers = self.shared.range((base, i32::MIN)..=(base, i32::MAX));
         let mapped = mapped.and_then(|()| {
-            peers.copied().try_for_each(|(_, device)| {
-                set_access(driver, base, length, device, CU_MEM_ACCESS_READWRITE)
-            })
+            peers.copied().try_for_each(|(_, device)| set_access(driver, base, length, device, CU_MEM_ACCESS_READWRITE))
         });
         if let Some((_, backing)) = self.backings.get_mut(&base) {
             backing.put_pieces(pieces);

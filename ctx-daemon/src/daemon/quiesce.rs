@@ -8,9 +8,9 @@ use rekindle_wire::control::{Failing, FailureKind, WorkerReply, WorkerRequest};
 use thiserror::Error;
 use tracing::{debug, warn};
 
-use super::super::clients::{Client, ClientState};
-use super::super::thread;
-use super::super::worker::{At, Timeout, WorkerError};
+use super::clients::{Client, ClientState};
+use super::thread;
+use super::worker::{At, Timeout, WorkerError};
 use crate::limit::{Deadline, Limit};
 
 /// The last part of the limit is for workers' answers: by then devices have come to rest, or are busy.
@@ -24,7 +24,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Why clients are not at rest.
 #[derive(Debug, Error)]
-pub(in crate::daemon) enum QuiesceError {
+pub(crate) enum QuiesceError {
     #[error("{client} is being dumped or restored already, and still was after {limit}: {}", held(*.at))]
     Held { client: String, limit: Limit, at: At },
     #[error("cannot quiesce {client}: {what} after {limit}, and may never end; the process goes on")]
@@ -53,7 +53,7 @@ impl Failing for QuiesceError {
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
 /// A client that executes nothing. The client goes on when this value is dropped.
-pub(super) struct ClosedRing {
+pub(crate) struct ClosedRing {
     client: Arc<Client>,
     when_dropped: WhenDropped,
     /// While this sender exists, a thread tells the worker that the daemon is there.
@@ -73,22 +73,27 @@ enum WhenDropped {
 
 impl ClosedRing {
     /// The client.
-    pub(super) fn client(&self) -> &Arc<Client> {
+    pub(crate) fn client(&self) -> &Arc<Client> {
         &self.client
     }
 
     /// Lets the client go on, and waits until it does, within the limit. The client counts as being saved until the result is
     /// dropped.
-    pub(super) fn open(mut self, limit: Limit) -> Result<OpenRing, WorkerError> {
+    pub(crate) fn open(mut self, limit: Limit) -> Result<OpenRing, WorkerError> {
         let worker = &self.client.worker;
         worker.ask(&WorkerRequest::Open, &[], limit)?;
         self.when_dropped = WhenDropped::Nothing;
         Ok(OpenRing { client: Arc::clone(&self.client) })
     }
+
+    /// The worker has given the client's memory back, and opens the ring by itself when it is there again.
+    pub(crate) fn suspended(mut self) {
+        self.when_dropped = WhenDropped::Note;
+    }
 }
 
 /// A client that goes on while its memory is copied.
-pub(super) struct OpenRing {
+pub(crate) struct OpenRing {
     client: Arc<Client>,
 }
 
@@ -128,7 +133,7 @@ fn open_in_background(client: &Arc<Client>) {
 }
 
 /// Has a running client's worker give back what was prepared for a dump that does not begin, unless another dump has it.
-pub(super) fn release(client: &Arc<Client>) {
+pub(crate) fn release(client: &Arc<Client>) {
     if client.leave_running(ClientState::Releasing) {
         open_in_background(client);
     }
@@ -173,7 +178,7 @@ fn heartbeat(client: &Arc<Client>) -> Result<Sender<()>, QuiesceError> {
 /// A kernel may wait for another that is still in a ring, of its own process or another, or for something that a process does
 /// after another command has run. If a kernel is merely long, no client needs to go on, so waiting comes first; and whenever
 /// another device has become busy, it gets the same time.
-pub(super) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<ClosedRing>, QuiesceError> {
+pub(crate) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<ClosedRing>, QuiesceError> {
     let (began, deadline) = (Instant::now(), limit.begins());
     let for_devices = limit.time - limit.time / FOR_ANSWERS;
     let mut closing = clients.iter().map(|it| Closing::begin(it, deadline)).collect::<Result<Vec<_>, _>>()?;
@@ -216,7 +221,7 @@ pub(super) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<Close
 
 /// Waits until no other dump has the client: a dump that was just given up, or is durable, lets its clients go in the
 /// background.
-pub(super) fn wait_until_let_go(client: &Client, deadline: Deadline) -> Result<(), QuiesceError> {
+pub(crate) fn wait_until_let_go(client: &Client, deadline: Deadline) -> Result<(), QuiesceError> {
     wait_for(client, deadline, || client.state() == ClientState::Running)
 }
 

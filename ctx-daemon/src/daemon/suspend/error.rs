@@ -1,0 +1,93 @@
+//! Why a client is not suspended or resumed.
+
+use rekindle_images::ImageError;
+use rekindle_wire::control::{Failing, FailureKind};
+use thiserror::Error;
+
+use super::super::clients::Client;
+use super::super::pidns::PidError;
+use super::super::quiesce::QuiesceError;
+use super::super::worker::WorkerError;
+use crate::limit::Limit;
+
+/// Why clients are not suspended or resumed. Those that were to be suspended go on.
+#[derive(Debug, Error)]
+pub(crate) enum SuspendError {
+    #[error(transparent)]
+    Pid(#[from] PidError),
+    #[error("process {0} does not exist, or is not yours")]
+    NoProcess(i32),
+    #[error("no process of the tree of {0} uses a GPU through Rekindle: see `rekindle ps`")]
+    NoClient(i32),
+    #[error(
+        "only root and the user that rekindled runs as, on the host itself, may name a directory: suspend to memory instead"
+    )]
+    DirectoryNotAllowed,
+    #[error("cannot list the processes of the tree: {0}")]
+    Tree(std::io::Error),
+    #[error(
+        "process {root} is being dumped or suspended already, with the tree of process {other}: wait until that is over"
+    )]
+    Overlaps { root: i32, other: i32 },
+    #[error(
+        "{needed} bytes of GPU memory do not fit into {what}, which has {free} bytes free: suspend to a directory with more room (--to DIR)"
+    )]
+    Space { what: &'static str, needed: u64, free: u64 },
+    #[error(
+        "{client} shares GPU memory with other processes, which use it: end the sharing, or checkpoint the processes together"
+    )]
+    Shared { client: String },
+    #[error(
+        "the worker of {client} is of an older Rekindle and cannot suspend it: restart the program, or checkpoint it"
+    )]
+    OldWorker { client: String },
+    #[error("cannot make a file for the content of GPU memory: {0}")]
+    File(std::io::Error),
+    #[error("no random key: {0}")]
+    Key(ImageError),
+    #[error(transparent)]
+    Quiesce(#[from] QuiesceError),
+    #[error("{client} cannot be suspended: {source}; it goes on")]
+    Client { client: String, source: WorkerError },
+    #[error("{client} cannot be suspended: its memory was not copied any further for {limit}; it goes on")]
+    Stalled { client: String, limit: Limit },
+    #[error(
+        "{client} cannot resume: its GPU has had no room for {bytes} bytes for {limit}; it goes on by itself when there is room"
+    )]
+    NoRoom { client: String, bytes: u64, limit: Limit },
+    #[error("{client} cannot resume: {source}")]
+    NotResumed { client: String, source: WorkerError },
+}
+
+impl SuspendError {
+    /// A client that is not suspended because of its worker's error.
+    pub(super) fn of(client: &Client, source: WorkerError) -> Self {
+        Self::Client { client: client.to_string(), source: client.explain(source) }
+    }
+
+    /// A client that does not resume because of its worker's error.
+    pub(super) fn not_resumed(client: &Client, source: WorkerError) -> Self {
+        Self::NotResumed { client: client.to_string(), source: client.explain(source) }
+    }
+}
+
+impl Failing for SuspendError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Pid(error) => error.kind(),
+            Self::NoProcess(_)
+            | Self::NoClient(_)
+            | Self::DirectoryNotAllowed
+            | Self::Overlaps { .. }
+            | Self::Shared { .. }
+            | Self::NoRoom { .. } => FailureKind::Refused,
+            Self::OldWorker { .. } => FailureKind::Version,
+            Self::Tree(error) | Self::File(error) => Failing::kind(error),
+            Self::Key(_) => FailureKind::Internal,
+            Self::Space { .. } => FailureKind::NoSpace,
+            Self::Quiesce(error) => error.kind(),
+            Self::Client { source, .. } | Self::NotResumed { source, .. } => source.kind(),
+            Self::Stalled { .. } => FailureKind::Timeout,
+        }
+    }
+}

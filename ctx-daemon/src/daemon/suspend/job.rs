@@ -1,0 +1,100 @@
+//! One client that is quiesced and being suspended.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use rekindle_images::content::ContentKey;
+use rekindle_images::{Client as Record, HashKey};
+use rekindle_wire::control::{Copying, DataFile, WorkerReply, WorkerRequest};
+
+use super::super::clients::Client;
+use super::super::quiesce::ClosedRing;
+use super::super::worker::WorkerError;
+use super::error::SuspendError;
+use crate::limit::Limit;
+
+/// The pauses between two questions how far a copy is: short at first.
+const POLL_INTERVAL: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+
+/// A quiesced client, and the files for the content of its memory.
+pub(super) struct Job<'a> {
+    client: &'a Client,
+    files: Vec<File>,
+    key: ContentKey,
+    /// How long the copy may stand still.
+    limit: Limit,
+}
+
+impl<'a> Job<'a> {
+    pub(super) fn new(ring: &'a ClosedRing, files: Vec<File>, limit: Limit) -> Result<Self, SuspendError> {
+        let key = ContentKey::random().map_err(SuspendError::Key)?;
+        Ok(Self { client: ring.client(), files, key, limit })
+    }
+
+    /// Has the worker save the content. Returns the client's part of a manifest.
+    pub(super) fn save(&self) -> Result<Vec<u8>, SuspendError> {
+        let failed = |error| SuspendError::of(self.client, error);
+        let request = WorkerRequest::Save {
+            hash_key: self.key.to_bytes(),
+            files: (0..self.files.len() as u32).collect(),
+            elsewhere: Vec::new(),
+            compression: "off".to_owned(),
+            copying: Copying::Stop,
+            precopied: false,
+            // The code stays where it is, so a log that was cut need not be replayed.
+            rehearses: true,
+        };
+        let fds: Vec<_> = self.files.iter().map(AsRawFd::as_raw_fd).collect();
+        self.client.worker.call(&request, &[], &fds, self.limit).map_err(failed)?;
+        let (mut pause, mut before, mut idle) = (POLL_INTERVAL[0], (0, 0), self.limit.begins());
+        loop {
+            let answered = self.client.worker.call(&WorkerRequest::Progress, &[], &[], self.limit).map_err(failed)?;
+            match answered.reply {
+                WorkerReply::Saved { .. } => return Ok(answered.blob),
+                WorkerReply::Saving { copied, .. } => {
+                    let now = (copied, self.blocks());
+                    if now != before {
+                        (before, idle) = (now, self.limit.begins());
+                    } else if idle.is_over() {
+                        return Err(SuspendError::Stalled { client: self.client.to_string(), limit: self.limit });
+                    }
+                }
+                _ => return Err(failed(WorkerError::Protocol("Progress"))),
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(POLL_INTERVAL[1]);
+        }
+    }
+
+    /// The number of blocks that the files take; it grows with every write.
+    fn blocks(&self) -> u64 {
+        self.files.iter().filter_map(|file| file.metadata().ok()).map(|it| it.blocks()).sum()
+    }
+
+    /// Gives the copy up.
+    pub(super) fn cancel(&self) {
+        self.client.worker.cancel();
+    }
+
+    /// Has the worker give the memory back, whose content is saved. Returns the number of bytes.
+    pub(super) fn give_back(&self, blob: &[u8], hold: bool) -> Result<u64, SuspendError> {
+        let failed = |error| SuspendError::of(self.client, error);
+        let malformed = |_| failed(WorkerError::Protocol("Saved"));
+        let record = Record::from_bytes(blob).map_err(malformed)?;
+        let mut data = Vec::new();
+        let mut fds = Vec::new();
+        for it in record.data_files() {
+            let file = self.files.get(it.index as usize).filter(|_| it.depth == 0);
+            fds.push(file.ok_or_else(|| failed(WorkerError::Protocol("Saved")))?.as_raw_fd());
+            data.push(DataFile { depth: it.depth, index: it.index });
+        }
+        let (hash_algorithm, hash_key) = HashKey::Content(self.key).to_parts();
+        let request = WorkerRequest::Suspend { data, hash_algorithm, hash_key, hold };
+        match self.client.worker.call(&request, blob, &fds, self.limit).map_err(failed)?.reply {
+            WorkerReply::Suspended { bytes } => Ok(bytes),
+            _ => Err(failed(WorkerError::Protocol("Suspend"))),
+        }
+    }
+}

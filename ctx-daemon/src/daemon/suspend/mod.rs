@@ -1,0 +1,225 @@
+//! Suspending clients in place: their GPU memory goes back to the GPUs while their processes live on.
+//!
+//! ```text
+//!   Suspend          quiesce ─► Save (the client is stopped) ─► Suspend: the worker gives memory back ─► the client runs
+//!                         an error: all rings open                      until it needs its GPU
+//!   ResumeSuspended  BringBack ─► the worker makes memory, loads content ─► LoadProgress ─► done
+//! ```
+//!
+//! A suspended client counts as running: its process runs, and its worker brings the memory back by itself when the next
+//! command comes. The content is in files that only the worker has open, so a daemon that is replaced changes nothing.
+//!
+//! Memory that other processes use too is not given back: these are refused.
+
+mod error;
+mod job;
+mod space;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rekindle_wire::control::{Reply, SuspendedInfo, WorkerReply, WorkerRequest};
+use tracing::{info, warn};
+
+pub(super) use self::error::SuspendError;
+use self::job::Job;
+use self::space::Space;
+use super::clients::Client;
+use super::dump::files;
+use super::peer::{is_operator, may_checkpoint};
+use super::pidns::PidView;
+use super::quiesce;
+use super::sys::Credentials;
+use super::worker::{LoadProgress, WorkerError};
+use super::{Daemon, at_once, process};
+
+/// How often the daemon asks a worker how far it is.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// A request to suspend or resume the tree of a process.
+pub(super) struct Asked {
+    pub(super) peer: Credentials,
+    pub(super) pid: i32,
+}
+
+/// Suspends the clients of a tree.
+pub(super) fn suspend(daemon: &Arc<Daemon>, asked: &Asked, hold: bool, fds: Vec<OwnedFd>) -> Reply {
+    match try_suspend(daemon, asked, hold, fds) {
+        Ok(suspended) => Reply::Suspended(suspended),
+        Err(error) => {
+            warn!(pid = asked.pid, "not suspended: {error}");
+            Reply::Failed(error.into())
+        }
+    }
+}
+
+/// Resumes the clients of a tree.
+pub(super) fn resume(daemon: &Arc<Daemon>, asked: &Asked) -> Reply {
+    let resumed = asked.clients(daemon).and_then(|(view, _, clients)| {
+        let results = at_once(&clients, |client| {
+            let began = Instant::now();
+            let described = client.worker.suspension(daemon.config.timeouts.quiesce.begins());
+            described.map_err(|source| SuspendError::not_resumed(client, source))?;
+            wake(daemon, client).map(|bytes| info_of(&view, client, bytes, began))
+        });
+        results.into_iter().collect()
+    });
+    match resumed {
+        Ok(resumed) => Reply::WereResumed(resumed),
+        Err(error) => {
+            warn!(pid = asked.pid, "not resumed: {error}");
+            Reply::Failed(error.into())
+        }
+    }
+}
+
+/// Brings the memory of a client back that was suspended when its worker was last described, and waits until its content is
+/// loaded. Returns the number of bytes, 0 for a client that was not suspended.
+pub(super) fn wake(daemon: &Daemon, client: &Client) -> Result<u64, SuspendError> {
+    let limit = daemon.config.timeouts.stall;
+    let failed = |source| SuspendError::not_resumed(client, source);
+    let Some(suspended) = client.worker.was_suspended() else { return Ok(0) };
+    let no_room = limit.begins();
+    loop {
+        match client.worker.call(&WorkerRequest::BringBack, &[], &[], limit).map_err(failed)?.reply {
+            WorkerReply::Done => break,
+            WorkerReply::Busy { .. } if !no_room.is_over() => std::thread::sleep(POLL_INTERVAL),
+            WorkerReply::Busy { .. } => {
+                return Err(SuspendError::NoRoom { client: client.to_string(), bytes: suspended.bytes, limit });
+            }
+            _ => return Err(failed(WorkerError::Protocol("BringBack"))),
+        }
+    }
+    let (mut before, mut idle) = (None, limit.begins());
+    loop {
+        match client.worker.load_progress(limit).map_err(failed)? {
+            LoadProgress::Over(_) => return Ok(suspended.bytes),
+            LoadProgress::UnderWay { loaded } if before != Some(loaded) => {
+                (before, idle) = (Some(loaded), limit.begins());
+            }
+            LoadProgress::UnderWay { .. } if idle.is_over() => {
+                return Err(failed(client.worker.idle(&WorkerRequest::LoadProgress, limit)));
+            }
+            LoadProgress::UnderWay { .. } => {}
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+impl Asked {
+    /// The clients of the tree, which the peer must own.
+    fn clients(&self, daemon: &Daemon) -> Result<(PidView, i32, Vec<Arc<Client>>), SuspendError> {
+        let view = PidView::of(self.peer.pid)?;
+        let root = view.to_ours(self.pid)?;
+        let owner = process::user(root);
+        if owner.is_none() || !is_operator(self.peer) && owner != Some(self.peer.uid) {
+            return Err(SuspendError::NoProcess(self.pid));
+        }
+        let tree = process::tree(root).map_err(SuspendError::Tree)?;
+        let clients = daemon.clients.registry.clients_among(&tree);
+        if clients.is_empty() { Err(SuspendError::NoClient(self.pid)) } else { Ok((view, root, clients)) }
+    }
+}
+
+fn try_suspend(
+    daemon: &Arc<Daemon>,
+    asked: &Asked,
+    hold: bool,
+    fds: Vec<OwnedFd>,
+) -> Result<Vec<SuspendedInfo>, SuspendError> {
+    let directory = fds.into_iter().next();
+    if directory.is_some() && !may_checkpoint(asked.peer) {
+        return Err(SuspendError::DirectoryNotAllowed);
+    }
+    let space = Space::new(directory);
+    let (view, root, _) = asked.clients(daemon)?;
+    let quiesce_limit = daemon.config.timeouts.quiesce;
+    let overlaps = |other| SuspendError::Overlaps { root, other };
+    let _hold = daemon.clients.registry.hold(root, quiesce_limit.begins()).map_err(overlaps)?;
+    // The tree as it is while nobody joins it.
+    let (_, _, all) = asked.clients(daemon)?;
+    let clients = to_suspend(daemon, &all)?;
+    let began = Instant::now();
+    let memory = at_once(&clients, |client| client.worker.device_memory(quiesce_limit.begins()));
+    let memory = memory.into_iter().zip(&clients).map(|(bytes, client)| {
+        bytes.map(|bytes| bytes.iter().sum::<u64>()).map_err(|error| SuspendError::of(client, error))
+    });
+    let memory: Vec<u64> = memory.collect::<Result<_, _>>()?;
+    space.check(memory.iter().sum())?;
+    let files = memory.iter().map(|bytes| {
+        let count = files::worth(*bytes, daemon.config.image.file_bytes);
+        (0..count).map(|_| space.file()).collect::<Result<Vec<_>, _>>().map_err(SuspendError::File)
+    });
+    let files: Vec<_> = files.collect::<Result<_, _>>()?;
+    let rings = quiesce::quiesce(&clients, quiesce_limit)?;
+    let stall = daemon.config.timeouts.stall;
+    let jobs = rings.iter().zip(files).map(|(ring, files)| Job::new(ring, files, stall));
+    let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
+    // All are saved before the first gives anything back: an error opens all rings.
+    let saved = at_once(&jobs, Job::save);
+    let saved = jobs.iter().zip(saved).map(|(job, blob)| Ok((job, blob?))).collect::<Result<Vec<_>, SuspendError>>();
+    let saved = saved.inspect_err(|_| jobs.iter().for_each(Job::cancel))?;
+    let given_back = at_once(&saved, |(job, blob)| job.give_back(blob, hold));
+    let failed = given_back.iter().any(Result::is_err);
+    let mut suspended = Vec::new();
+    let mut first_error = None;
+    drop(saved);
+    drop(jobs);
+    for (ring, result) in rings.into_iter().zip(given_back) {
+        match result {
+            Ok(bytes) => {
+                let client = Arc::clone(ring.client());
+                ring.suspended();
+                suspended.push(info_of(&view, &client, bytes, began));
+                if failed {
+                    let described = client.worker.suspension(quiesce_limit.begins());
+                    let described = described.map_err(|source| SuspendError::not_resumed(&client, source));
+                    described.and_then(|_| wake(daemon, &client)).map_or_else(|error| warn!("{error}"), drop);
+                }
+            }
+            Err(error) => {
+                first_error.get_or_insert(error);
+            }
+        }
+    }
+    match first_error {
+        Some(error) => Err(error),
+        None => {
+            for it in &suspended {
+                info!(pid = it.pid, command = it.command, bytes = it.bytes, ms = it.ms, hold, "suspended");
+            }
+            Ok(suspended)
+        }
+    }
+}
+
+/// The clients that are not suspended yet, all of which can be.
+fn to_suspend(daemon: &Daemon, all: &[Arc<Client>]) -> Result<Vec<Arc<Client>>, SuspendError> {
+    let limit = daemon.config.timeouts.quiesce;
+    let checked = at_once(all, |client| {
+        let named = || client.to_string();
+        if !client.worker.suspends() {
+            return Err(SuspendError::OldWorker { client: named() });
+        }
+        let failed = |error| SuspendError::of(client, error);
+        if client.worker.suspension(limit.begins()).map_err(failed)?.is_some() {
+            return Ok(None);
+        }
+        let (own, others) = client.worker.shares(limit.begins()).map_err(failed)?;
+        if !own.is_empty() || !others.is_empty() {
+            return Err(SuspendError::Shared { client: named() });
+        }
+        Ok(Some(Arc::clone(client)))
+    });
+    Ok(checked.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+}
+
+fn info_of(view: &PidView, client: &Client, bytes: u64, began: Instant) -> SuspendedInfo {
+    SuspendedInfo {
+        pid: view.to_theirs(client.process.pid).unwrap_or_default(),
+        command: client.attach.command.clone(),
+        bytes,
+        ms: began.elapsed().as_millis() as u64,
+    }
+}

@@ -1,0 +1,97 @@
+//! Clients that are suspended in place and resumed.
+
+use std::fs;
+
+use rekindle_wire::control::{FailureKind, Reply, Request};
+
+use crate::support::{Client, Daemon, as_user, ask};
+
+fn suspend(daemon: &Daemon, pid: i32, hold: bool) -> Reply {
+    ask(&daemon.socket(), &Request::Suspend { pid, hold }, &[])
+}
+
+fn resume(daemon: &Daemon, pid: i32) -> Reply {
+    ask(&daemon.socket(), &Request::ResumeSuspended { pid }, &[])
+}
+
+fn failure(reply: Reply) -> rekindle_wire::control::Failure {
+    match reply {
+        Reply::Failed(failure) => failure,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_suspended_client_runs_and_is_listed_until_it_is_resumed() {
+    let daemon = Daemon::start();
+    let client = Client::attached(&daemon, "client");
+    let Reply::Suspended(all) = suspend(&daemon, client.pid, true) else { panic!("not suspended") };
+    assert!(all.len() == 1 && all[0].pid == client.pid && all[0].bytes > 0, "{all:?}");
+    assert_eq!(daemon.state_of(client.pid).as_deref(), Some("suspended"));
+    let events = daemon.events();
+    let place = |event: &str| events.iter().position(|it| it == event).unwrap_or_else(|| panic!("{event}: {events:?}"));
+    assert!(
+        place("client Quiesce") < place("client Save Stop") && place("client Save Stop") < place("client Suspend true")
+    );
+    // The worker opens the ring by itself.
+    assert!(!events.contains(&"client Open".to_owned()), "{events:?}");
+    assert_eq!(suspend(&daemon, client.pid, true), Reply::Suspended(Vec::new()));
+    let Reply::WereResumed(all) = resume(&daemon, client.pid) else { panic!("not resumed") };
+    assert!(all.len() == 1 && all[0].bytes > 0, "{all:?}");
+    assert_eq!(daemon.state_of(client.pid).as_deref(), Some("running"));
+    let Reply::WereResumed(all) = resume(&daemon, client.pid) else { panic!("not resumed") };
+    assert!(all.len() == 1 && all[0].bytes == 0, "{all:?}");
+}
+
+#[test]
+fn a_client_that_cannot_be_suspended_goes_on() {
+    let daemon = Daemon::start();
+    for (command, words) in [
+        ("busy", "stream 0x1 is busy"),
+        ("shares-late", "it shares GPU memory"),
+        ("huge", "do not fit into host memory"),
+    ] {
+        let client = Client::attached(&daemon, command);
+        let why = failure(suspend(&daemon, client.pid, false));
+        assert!(why.reason.contains(words), "{command}: {why}");
+        daemon.wait_for_state(&client, Some("running"));
+    }
+    let client = Client::attached(&daemon, "shares");
+    fs::write(daemon.dir.path().join("shares-shares"), "own").unwrap();
+    let why = failure(suspend(&daemon, client.pid, false));
+    assert!(why.kind == FailureKind::Refused && why.reason.contains("shares GPU memory"), "{why}");
+    assert!(!daemon.events().contains(&"shares Quiesce".to_owned()));
+}
+
+#[test]
+fn a_client_whose_gpu_has_no_room_is_not_resumed_in_time_and_stays_suspended() {
+    let daemon = Daemon::start_with(&[("config.toml", "stall_timeout_ms = 300\n")]);
+    let client = Client::attached(&daemon, "client");
+    assert!(matches!(suspend(&daemon, client.pid, true), Reply::Suspended(_)));
+    fs::write(daemon.dir.path().join("no-room"), "").unwrap();
+    let why = failure(resume(&daemon, client.pid));
+    assert!(why.kind == FailureKind::Refused && why.reason.contains("has had no room"), "{why}");
+    assert_eq!(daemon.state_of(client.pid).as_deref(), Some("suspended"));
+    fs::remove_file(daemon.dir.path().join("no-room")).unwrap();
+    assert!(matches!(resume(&daemon, client.pid), Reply::WereResumed(_)));
+}
+
+#[test]
+fn another_user_suspends_nobody_and_names_no_directory() {
+    let daemon = Daemon::start();
+    let client = Client::attached(&daemon, "client");
+    fs::set_permissions(daemon.socket(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let Some(replies) = as_user(4711, || {
+        let dir = fs::File::open("/tmp").unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&dir);
+        let in_directory = Request::Suspend { pid: client.pid, hold: false };
+        [suspend(&daemon, client.pid, false), resume(&daemon, client.pid), ask(&daemon.socket(), &in_directory, &[fd])]
+    }) else {
+        return;
+    };
+    let [suspended, resumed, in_directory] = replies.map(failure);
+    assert!(suspended.reason.contains("does not exist, or is not yours"), "{suspended}");
+    assert!(resumed.reason.contains("does not exist, or is not yours"), "{resumed}");
+    assert!(in_directory.reason.contains("may name a directory"), "{in_directory}");
+    assert_eq!(daemon.state_of(client.pid).as_deref(), Some("running"));
+}

@@ -1,0 +1,155 @@
+//! Suspends a client: its GPU memory, whose content is saved, goes back to the devices, and comes back when the client resumes.
+//!
+//! ```text
+//!   saved content ──> give_back: unmapped and released; addresses, objects, code, arrays and pinned memory stay
+//!                         │
+//!                     bring_back: made and mapped at the same addresses ──> content loads as in a restore
+//! ```
+//!
+//! The driver keeps graphs, textures and tensor maps that name the memory's addresses: they work with the new memory
+//! (measured, `tests/facts/exchange.cu`). So nothing else is destroyed or made again.
+
+use std::fs::File;
+use std::time::Instant;
+
+use rekindle_cuda_abi::types::CUDA_ERROR_OUT_OF_MEMORY;
+use rekindle_images::{Client, DataFile, DataReader, HashKey};
+use rekindle_wire::control::{Failing, FailureKind, LoadTimes};
+use thiserror::Error;
+
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::content::Content;
+use crate::checkpoint::layers::Layers;
+use crate::checkpoint::load::{check_pieces, content_of_memory};
+use crate::gpu::driver::{CallFailed, Driver};
+use crate::resources::Memory;
+use crate::resources::memory::MemoryError;
+use crate::resources::not_loaded::NotLoaded;
+use crate::session::call::Call;
+
+/// Why a client cannot be suspended.
+#[derive(Debug, Error)]
+pub(crate) enum SuspendError {
+    #[error(
+        "it shares GPU memory with other processes, or may share it, and they use the memory: end the sharing, or checkpoint it with them"
+    )]
+    Shared,
+    #[error("its memory is being copied: suspend it when that is over")]
+    Copying,
+    #[error(transparent)]
+    Content(#[from] NotLoaded),
+    /// The memory is in an undefined state.
+    #[error("giving its memory back failed: {0}")]
+    Driver(#[from] CallFailed),
+}
+
+impl Failing for SuspendError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Shared | Self::Copying => FailureKind::Refused,
+            Self::Content(error) => error.kind(),
+            Self::Driver(_) => FailureKind::Internal,
+        }
+    }
+}
+
+/// The saved content of a suspended client.
+pub(crate) struct Kept {
+    pub(crate) client: Box<Client>,
+    pub(crate) key: HashKey,
+    pub(crate) files: Vec<(DataFile, File)>,
+}
+
+impl Checkpoint {
+    /// Whether the client, whose content was just saved, can be suspended.
+    pub(crate) fn can_suspend(&mut self, layers: &mut Layers<'_>, kept: &Kept) -> Result<(), SuspendError> {
+        let memory = &mut *layers.memory;
+        self.discard_finished(memory);
+        if self.engine.is_none() || self.copying.background.is_some() {
+            return Err(SuspendError::Copying);
+        }
+        let has_names = memory.devices.iter().any(|device| device.memory.has_names()) || memory.vmm.has_names();
+        if has_names {
+            return Err(SuspendError::Shared);
+        }
+        content_of_memory(memory, &kept.client, kept.key)?;
+        Ok(())
+    }
+
+    /// Gives the client's physical memory back, whose content is saved. Returns the number of bytes.
+    ///
+    /// # Errors
+    /// Errors of the driver. The memory is of no use then.
+    pub(crate) fn give_back(&mut self, layers: &mut Layers<'_>) -> Result<u64, CallFailed> {
+        let Layers { call, memory, .. } = layers;
+        enter_any(call, memory);
+        let driver = call.driver();
+        let bytes = physical(memory);
+        let of_pieces = memory.vmm.release_physical(driver);
+        let of_devices = memory.devices.iter_mut().map(|device| device.memory.release_physical(driver));
+        let result = of_devices.fold(of_pieces, Result::and);
+        call.gpu.leave();
+        result.map(|()| bytes)
+    }
+
+    /// Makes the client's memory again, and begins to load its content; `over` is called at the end of the load. Until then
+    /// the client executes nothing.
+    ///
+    /// # Errors
+    /// [`is_out_of_memory`]: the client is suspended as before. After any other error it has no memory.
+    pub(crate) fn bring_back(
+        &mut self,
+        layers: &mut Layers<'_>,
+        kept: &mut Kept,
+        over: impl FnOnce() + Send + 'static,
+    ) -> Result<(), NotLoaded> {
+        let began = Instant::now();
+        enter_any(layers.call, layers.memory);
+        make(layers.memory, layers.call.driver())?;
+        let aliases = layers.map_aliases()?;
+        check_pieces(&kept.client, &aliases)?;
+        let fill = content_of_memory(layers.memory, &kept.client, kept.key)?;
+        let times = LoadTimes { map_ns: began.elapsed().as_nanos() as u64, ..LoadTimes::default() };
+        let reader = DataReader::new(kept.key, std::mem::take(&mut kept.files));
+        let content = Content { fill, reader, aliases };
+        self.begin_load(&mut layers.call.gpu, &layers.memory.devices, content, times, over)
+    }
+}
+
+/// The bytes of physical memory that the client gives back when it is suspended.
+fn physical(memory: &Memory) -> u64 {
+    memory.devices.iter().map(|device| device.memory.physical()).sum::<u64>() + memory.vmm.physical()
+}
+
+/// Whether a client cannot resume because a device has no room for its memory now.
+pub(crate) fn is_out_of_memory(error: &NotLoaded) -> bool {
+    let code = match error {
+        NotLoaded::Driver(failed) | NotLoaded::Memory { source: MemoryError::Driver(failed), .. } => failed.code,
+        NotLoaded::NotToBeHad { code, .. } => *code,
+        _ => return false,
+    };
+    code == CUDA_ERROR_OUT_OF_MEMORY
+}
+
+/// Makes all physical memory, or none.
+fn make(memory: &mut Memory, driver: &Driver) -> Result<(), NotLoaded> {
+    memory.bring_back_pieces(driver)?;
+    for place in 0..memory.devices.len() {
+        if let Err(error) = memory.devices[place].memory.bring_back_physical(driver) {
+            // What was made before goes back; the first error is the reason.
+            for device in &mut memory.devices[..place] {
+                let _ = device.memory.release_physical(driver);
+            }
+            let _ = memory.vmm.release_physical(driver);
+            return Err(error.into());
+        }
+    }
+    Ok(())
+}
+
+/// Makes a context current: the driver maps in the current context's process, so any context serves.
+fn enter_any(call: &mut Call, memory: &Memory) {
+    if let Some(device) = memory.devices.first() {
+        let _ = call.gpu.enter(device.primary);
+    }
+}

@@ -1,0 +1,263 @@
+//! Programs that are suspended in place: their GPU memory goes to others, and comes back when they go on.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::disk::SmallDisk;
+use rekindle_e2e::random::{Random, repetitions};
+use rekindle_e2e::wait::until_true;
+use rekindle_e2e::{App, Node, Result, until};
+use rekindle_wire::control::{ClientInfo, Failure, FailureKind, Reply, Request, SuspendedInfo};
+
+const BALLAST: [&str; 2] = ["--ballast-kib", "98304"];
+const BALLAST_BYTES: u64 = 98304 << 10;
+
+/// A program that works until a file exists.
+struct Steady {
+    app: App,
+    until: std::path::PathBuf,
+}
+
+impl Steady {
+    fn run(node: &Node, more: &[&str]) -> Result<Self> {
+        let until = node.fresh("until");
+        let of_file = ["--until", &*until.to_string_lossy(), "--sleep-us", "1000"];
+        let app = node.run("steady", &[&of_file, more].concat())?;
+        app.reaches(5)?;
+        Ok(Self { app, until })
+    }
+
+    /// Stops the process, so that it sends no command.
+    fn stop(&self) -> Result {
+        self.signal(libc::SIGSTOP)
+    }
+
+    fn go_on(&self) -> Result {
+        self.signal(libc::SIGCONT)
+    }
+
+    fn signal(&self, signal: i32) -> Result {
+        // SAFETY: a plain system call.
+        ensure!(unsafe { libc::kill(self.app.pid(), signal) } == 0, "{}", std::io::Error::last_os_error());
+        Ok(())
+    }
+
+    fn ends_well(self) -> Result {
+        fs::write(&self.until, "")?;
+        assert_eq!(self.app.finish()?, "steady ok\n");
+        Ok(())
+    }
+}
+
+/// The daemon's answer.
+type Answer = std::result::Result<Vec<SuspendedInfo>, Failure>;
+
+fn suspend(node: &Node, pid: i32, hold: bool) -> Result<Answer> {
+    match node.ask(&Request::Suspend { pid, hold })? {
+        Reply::Suspended(all) => Ok(Ok(all)),
+        Reply::Failed(failure) => Ok(Err(failure)),
+        other => bail!("Suspend was answered by {other:?}"),
+    }
+}
+
+fn resume(node: &Node, pid: i32) -> Result<Answer> {
+    match node.ask(&Request::ResumeSuspended { pid })? {
+        Reply::WereResumed(all) => Ok(Ok(all)),
+        Reply::Failed(failure) => Ok(Err(failure)),
+        other => bail!("ResumeSuspended was answered by {other:?}"),
+    }
+}
+
+fn now_suspended(node: &Node, app: &App, hold: bool) -> Result<u64> {
+    let all = suspend(node, app.pid(), hold)?.map_err(|failure| anyhow::anyhow!("{failure}"))?;
+    let [one] = &all[..] else { bail!("{all:?}") };
+    ensure!(one.pid == app.pid(), "{one:?}");
+    Ok(one.bytes)
+}
+
+fn becomes(node: &Node, app: &App, state: &str) -> Result<ClientInfo> {
+    until(&format!("process {} is {state}", app.pid()), || {
+        Ok(Some(node.client(app.pid())?).filter(|it| it.state == state))
+    })
+}
+
+/// Processes of such a node have one GPU, whose memory holds one ballast and not two.
+fn one_small_gpu() -> Result<Node> {
+    let mut node = Node::without_daemon()?;
+    let machine = node.path("machine");
+    fs::write(&machine, "")?;
+    let machine = machine.to_string_lossy().into_owned();
+    node.start_daemon(&[("SIMGPU_MACHINE", &machine), ("SIMGPU_MEMORY", "192M"), ("SIMGPU_DEVICES", "1")])?;
+    Ok(node)
+}
+
+#[test]
+fn memory_of_a_suspended_program_serves_another_and_comes_back_when_there_is_room() -> Result {
+    let node = one_small_gpu()?;
+    let first = Steady::run(&node, &BALLAST)?;
+    first.stop()?;
+    ensure!(now_suspended(&node, &first.app, false)? >= BALLAST_BYTES);
+    let info = node.client(first.app.pid())?;
+    ensure!(info.state == "suspended" && info.suspended.is_some_and(|it| !it.waits_for_room), "{info:?}");
+    let second = Steady::run(&node, &BALLAST)?;
+    let before = first.app.progress()?;
+    first.go_on()?;
+    until_true("the first program waits for room", || {
+        Ok(node.client(first.app.pid())?.suspended.is_some_and(|it| it.waits_for_room))
+    })?;
+    second.app.advances()?;
+    // A step may have been under way when the process was stopped.
+    ensure!(first.app.progress()? <= before + 1);
+    second.ends_well()?;
+    first.app.reaches(before + 5)?;
+    becomes(&node, &first.app, "running")?;
+    first.ends_well()?;
+    node.finish()
+}
+
+#[test]
+fn a_program_that_is_held_waits_until_somebody_resumes_it() -> Result {
+    let node = Node::start()?;
+    let it = Steady::run(&node, &BALLAST)?;
+    ensure!(now_suspended(&node, &it.app, true)? >= BALLAST_BYTES);
+    let before = it.app.progress()?;
+    // The program runs up to its next answer from the GPU.
+    until_true("the program waits", || {
+        let now = it.app.progress()?;
+        std::thread::sleep(Duration::from_millis(100));
+        Ok(it.app.progress()? == now)
+    })?;
+    ensure!(it.app.progress()? <= before + 1 && node.client(it.app.pid())?.state == "suspended");
+    // It is suspended already.
+    ensure!(suspend(&node, it.app.pid(), true)?.is_ok_and(|all| all.is_empty()));
+    let resumed = resume(&node, it.app.pid())?.map_err(|failure| anyhow::anyhow!("{failure}"))?;
+    ensure!(resumed.len() == 1 && resumed[0].bytes >= BALLAST_BYTES, "{resumed:?}");
+    it.app.advances()?;
+    let again = resume(&node, it.app.pid())?.map_err(|failure| anyhow::anyhow!("{failure}"))?;
+    ensure!(again.len() == 1 && again[0].bytes == 0, "{again:?}");
+    it.ends_well()?;
+    node.finish()
+}
+
+#[test]
+fn a_suspended_program_is_dumped_and_restored() -> Result {
+    let node = one_small_gpu()?;
+    let it = Steady::run(&node, &BALLAST)?;
+    now_suspended(&node, &it.app, true)?;
+    let image = node.dump(&it.app)?;
+    it.app.advances()?;
+    let until = it.until.clone();
+    it.ends_well()?;
+    fs::remove_file(&until)?;
+    let it = Steady { app: node.restore(&image)?, until };
+    it.app.advances()?;
+    it.ends_well()?;
+    node.finish()
+}
+
+#[test]
+fn a_suspended_program_outlives_its_daemon() -> Result {
+    let mut node = Node::start()?;
+    let it = Steady::run(&node, &BALLAST)?;
+    it.stop()?;
+    now_suspended(&node, &it.app, false)?;
+    node.kill_daemon()?;
+    node.start_daemon(&[])?;
+    becomes(&node, &it.app, "suspended")?;
+    node.kill_daemon()?;
+    it.go_on()?;
+    it.app.advances()?;
+    node.start_daemon(&[])?;
+    becomes(&node, &it.app, "running")?;
+    it.ends_well()?;
+    node.finish()
+}
+
+#[test]
+fn a_disk_that_is_full_leaves_the_program_as_it_was() -> Result {
+    let node = Node::start()?;
+    let it = Steady::run(&node, &BALLAST)?;
+    let disk = SmallDisk::mount(node.path("disk"), 120 << 10)?;
+    let pid = it.app.pid().to_string();
+    let to = disk.dir.to_string_lossy().into_owned();
+    let arguments = ["suspend", &*pid, "--to", &*to].map(OsStr::new);
+    fs::write(disk.dir.join("other"), vec![1; 40 << 20])?;
+    let refused = node.rekindle(&arguments)?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(!refused.status.success() && said.contains("do not fit into the directory"), "{said}");
+    it.app.advances()?;
+    fs::remove_file(disk.dir.join("other"))?;
+    it.stop()?;
+    let done = node.rekindle(&arguments)?;
+    ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    ensure!(said.starts_with(&format!("suspended process {pid} (steady): ")), "{said}");
+    // Nothing has a name there, and nothing is left when the program has its memory again.
+    ensure!(fs::read_dir(&disk.dir)?.count() == 0);
+    it.go_on()?;
+    it.app.advances()?;
+    until_true("the disk is empty", || {
+        let found = fs::File::create(disk.dir.join("probe"))
+            .and_then(|mut file| std::io::Write::write_all(&mut file, &vec![1; 100 << 20]));
+        Ok(found.is_ok())
+    })?;
+    it.ends_well()?;
+    node.finish()
+}
+
+#[test]
+fn programs_that_share_memory_are_refused_and_go_on() -> Result {
+    let expected = undisturbed("ipc", &[])?;
+    let node = Node::start()?;
+    let app = node.run("ipc", &[])?;
+    app.reaches(2)?;
+    let refused = suspend(&node, app.pid(), false)?;
+    let failure = refused.err().context("it was suspended")?;
+    ensure!(failure.kind == FailureKind::Refused && failure.reason.contains("shares GPU memory"), "{failure}");
+    assert_eq!(app.finish()?, expected);
+    node.finish()
+}
+
+#[test]
+fn a_process_that_uses_no_gpu_is_refused() -> Result {
+    let node = Node::start()?;
+    let failure = suspend(&node, std::process::id() as i32, false)?.err().context("it was suspended")?;
+    ensure!(failure.kind == FailureKind::Refused && failure.reason.contains("rekindle ps"), "{failure}");
+    let failure = suspend(&node, 1 << 29, false)?.err().context("it was suspended")?;
+    ensure!(failure.kind == FailureKind::Refused, "{failure}");
+    node.finish()
+}
+
+/// The number of suspends of a test if there is time for them, the least number, and the time.
+const MOST: u64 = 1000;
+const LEAST: u64 = 60;
+const TIME: Duration = Duration::from_secs(15);
+
+#[test]
+fn programs_of_random_numbers_are_suspended_again_and_again_under_load_and_end_as_they_would_alone() -> Result {
+    let node = Node::start()?;
+    let mut random = Random::new();
+    let (began, mut done) = (Instant::now(), 0);
+    while done < if began.elapsed() > TIME { LEAST } else { MOST } * repetitions() {
+        let seed = random.below(1 << 32).to_string();
+        let arguments = ["--seed", &seed, "--steps", "400", "--kib", "16"];
+        let expected = undisturbed("random", &arguments)?;
+        let app = node.run_held("random", &[&arguments[..], &["--sleep-us", "1000"]].concat(), None)?;
+        app.reaches(2)?;
+        // The program may end at any time.
+        while let Ok(all) = suspend(&node, app.pid(), random.below(4) == 0)? {
+            done += all.len() as u64;
+            std::thread::sleep(Duration::from_micros(random.below(20_000)));
+            if resume(&node, app.pid())?.is_err() {
+                break;
+            }
+            std::thread::sleep(Duration::from_micros(random.below(5000)));
+        }
+        assert_eq!(app.finish()?, expected, "seed {seed}");
+    }
+    eprintln!("{done} suspends");
+    node.finish()
+}
