@@ -258,6 +258,7 @@ mod tests {
             primary: 1,
             used: true,
             reset: false,
+            placed_after: 0,
             capability: (9, 0),
             memory,
         });

@@ -154,7 +154,12 @@ pub(crate) fn state_bytes(layers: &Layers<'_>, ages: &Ages) -> Result<Vec<u8>, S
     memory.pinned.write(&mut state);
     for device in &memory.devices {
         let reserved_to = device.memory.client_reserved();
-        let mut saved = state::Device { reserved_to, reset: device.reset, ..state::Device::default() };
+        let mut saved = state::Device {
+            reserved_to,
+            reset: device.reset,
+            placed_after: Some(device.placed_after),
+            ..state::Device::default()
+        };
         device.memory.write_names(&mut saved);
         state.devices.push(saved);
     }

@@ -14,6 +14,8 @@ pub(crate) struct Device {
     /// The context has been reset. The driver then places code elsewhere than in a context of the worker's start, so a
     /// restore resets the context too.
     pub(crate) reset: bool,
+    /// The record of the client's log after which the driver placed the code of the worker's own kernels; 0 before all.
+    pub(crate) placed_after: u64,
     pub(crate) capability: (u32, u32),
     pub(crate) memory: DeviceMemory,
 }

@@ -361,6 +361,7 @@ impl Executor {
         let device = self.memory.devices.get(ordinal).ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?;
         if device.used {
             self.reset_primary(ordinal)?;
+            self.place_own_code(ordinal).map_err(|failed| Refused::Code(failed.code))?;
         }
         let (real, device) = (self.memory.devices[ordinal].primary, self.memory.devices[ordinal].device);
         if flags != 0 {
@@ -475,6 +476,7 @@ impl Executor {
         self.finish_streams(0)?;
         self.memory.reset_pools(self.call.gpu.driver, ordinal);
         self.reset_primary(ordinal)?;
+        self.place_own_code(ordinal).map_err(|failed| Refused::Code(failed.code))?;
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 

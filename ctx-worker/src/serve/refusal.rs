@@ -79,6 +79,8 @@ pub(crate) enum Refusal {
     Share(#[from] ShareError),
     #[error(transparent)]
     Suspend(#[from] SuspendError),
+    #[error("the worker's own code has no place: {0}")]
+    Code(CallFailed),
     #[error("{0}")]
     Memory(Refused),
 }

@@ -9,7 +9,7 @@ use rekindle_wire::command::{self, KernelFunction, Kind, LibraryModule, LinkAdd}
 use rekindle_wire::ring::CommandHeader;
 
 use crate::checkpoint::holders::{self, Holders, Placer, Taken};
-use crate::gpu::driver::checked;
+use crate::gpu::driver::{CallFailed, checked};
 use crate::resources::not_loaded::{NotLoaded, Why};
 use crate::serve::executor::Executor;
 use crate::session::outcome::{Outcome, Refused};
@@ -25,12 +25,12 @@ impl Executor {
         kinds: &HashMap<u32, u16>,
     ) -> Result<Holders, NotLoaded> {
         let Some(cut) = state.cut.as_ref() else {
-            objects.into_iter().try_for_each(|object| self.replay(object, kinds))?;
+            self.replay_exactly(state, objects, kinds)?;
             return Ok(Holders::default());
         };
         let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
         let (exact, behind): (Vec<_>, Vec<_>) = objects.into_iter().partition(|object| object.sequence <= cut.from);
-        exact.into_iter().try_for_each(|object| self.replay(object, kinds))?;
+        self.replay_exactly(state, exact, kinds)?;
         let from = self.call.session.objects.recorded();
         // Contexts take room from each other, so all contexts must exist before any place is held.
         let makes_context =
@@ -62,6 +62,37 @@ impl Executor {
         }
         self.call.session.objects.was_cut(from);
         Ok(holders)
+    }
+
+    /// Executes records in their order. The worker's own kernels get their places where they had them among the records.
+    fn replay_exactly(
+        &mut self,
+        state: &State,
+        objects: Vec<&Object>,
+        kinds: &HashMap<u32, u16>,
+    ) -> Result<(), NotLoaded> {
+        let after = |ordinal: usize| state.devices.get(ordinal).and_then(|it| it.placed_after).unwrap_or(u64::MAX);
+        let mut own: Vec<_> = (0..self.memory.devices.len()).map(|ordinal| (after(ordinal), ordinal)).collect();
+        // The last one is the next.
+        own.sort_unstable_by_key(|it| std::cmp::Reverse(*it));
+        for object in objects {
+            while let Some((_, ordinal)) = own.pop_if(|(after, _)| *after < object.sequence) {
+                self.place_own_code(ordinal)?;
+            }
+            self.replay(object, kinds)?;
+        }
+        own.into_iter().rev().try_for_each(|(_, ordinal)| self.place_own_code(ordinal))?;
+        Ok(())
+    }
+
+    /// Has the driver place the code of the worker's own kernels now, among the client's code.
+    pub(crate) fn place_own_code(&mut self, ordinal: usize) -> Result<(), CallFailed> {
+        let placed = self.checkpoint.hasher.place(self.call.gpu.driver, ordinal);
+        self.context_changed();
+        if let Some(device) = self.memory.devices.get_mut(ordinal) {
+            device.placed_after = self.call.session.objects.recorded();
+        }
+        placed
     }
 
     /// The module or library whose variables a record may be the first to place in its context.

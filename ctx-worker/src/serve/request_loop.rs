@@ -600,7 +600,12 @@ impl Server {
     fn adopt(&mut self, attach: Attach, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Consumer, Refusal> {
         let connection = UnixStream::from(fds.next().ok_or(Refusal::Lacks("no connection came with the client"))?);
         let served = attach.dialect.is_served().map_err(Refusal::from);
-        let result = served.and_then(|()| self.share(fds, &attach.dialect)).and_then(|()| self.begin(0));
+        let shared = served.and_then(|()| self.share(fds, &attach.dialect));
+        let placed = shared.and_then(|()| {
+            let mut all = 0..self.executor.memory.devices.len();
+            all.try_for_each(|ordinal| self.executor.place_own_code(ordinal)).map_err(Refusal::Code)
+        });
+        let result = placed.and_then(|()| self.begin(0));
         let answer = match &result {
             Ok(_) => Answer::Attached(self.executor.call.session.attached.clone()),
             Err(refusal) => Answer::Refused { reason: refusal.to_string() },

@@ -113,6 +113,7 @@ fn try_start(driver: &'static Driver, driver_build: String) -> Result<Executor, 
             primary,
             used: false,
             reset: false,
+            placed_after: 0,
             capability,
             memory: DeviceMemory::new(device, ordinal),
         });

@@ -41,6 +41,8 @@ struct Loaded {
     stream: CUstream,
     /// The device's area.
     area: CUdeviceptr,
+    /// Whether the code of the kernels has its place.
+    placed: bool,
 }
 
 /// A table of pieces that is on the device.
@@ -130,7 +132,24 @@ impl Hasher {
             checked("cuMemcpyHtoDAsync", copy)?;
             checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
         }
-        self.devices[ordinal] = Some(Loaded { context: primary, hash, copy_hash, finish, stream, area });
+        self.devices[ordinal] = Some(Loaded { context: primary, hash, copy_hash, finish, stream, area, placed: false });
+        Ok(())
+    }
+
+    /// Has the driver place the code of the kernels, which it would do before their first launch otherwise: at the moment of a
+    /// checkpoint, which no replay of the client's log repeats. The client's code would lie elsewhere after a restore.
+    pub(crate) fn place(&mut self, driver: &Driver, ordinal: usize) -> Result<(), CallFailed> {
+        let Some(loaded) = self.devices.get_mut(ordinal).and_then(Option::as_mut).filter(|it| !it.placed) else {
+            return Ok(());
+        };
+        // SAFETY: the context and the functions are ours, made in `prepare`.
+        unsafe {
+            checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(loaded.context))?;
+            for function in [loaded.hash, loaded.copy_hash, loaded.finish] {
+                checked("cuFuncLoad", (driver.cuFuncLoad)(function))?;
+            }
+        }
+        loaded.placed = true;
         Ok(())
     }
 
