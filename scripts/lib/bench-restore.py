@@ -5,6 +5,7 @@
     cold      as ours, the image on a disk (--disk) and out of the page cache
     driver    the driver's own checkpoint: CRIU brings the memory back into the process, the driver puts it on the device
     start     no restore: the program is started afresh, up to its first step
+    suspend   no restore: `rekindle suspend --hold` and `rekindle resume`, to host memory and to a folder beside the images
 
 Each workload runs under Rekindle, is dumped and killed, and restored again and again from that image. `running` is when
 `criu restore` has ended and the process runs, `first step` when it has done a step, `loaded` when all its memory was there,
@@ -29,7 +30,7 @@ from checkpoint_items import DECODE_13B, DRIVER, GIB, TORCH, Item
 from checkpoint_runs import CRIU_OPTIONS, MS, Driver, Failed, Place, Work, forget, read, sizes
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-WAYS = ("ours", "waiting", "cold", DRIVER, "start")
+WAYS = ("ours", "waiting", "cold", DRIVER, "start", "suspend")
 # Kinds, GiB, and whether the driver's way is measured too.
 ORDER = (("decode13b", DECODE_13B, True), ("train", 1, True), ("train", 4, True), ("train", 16, False), ("gptsmall", 2, True),
          ("llama13b", 26, False), ("train", 40, False), ("train", 100, False))
@@ -139,7 +140,7 @@ class Bench:
     def keep(self, item, way, sample):
         self.found.setdefault(item.name, {}).setdefault(way, []).append(sample)
         said = ", ".join(f"{name[:-3].replace('_', ' ')} {sample[name]:.0f} ms" for name in
-                         ("running_ms", "first_step_ms", "loaded_ms") if name in sample)
+                         ("running_ms", "first_step_ms", "loaded_ms", "suspend_ms", "resume_ms") if name in sample)
         say(f"{item.name}, {way}: {said}")
 
     def command(self, item):
@@ -168,7 +169,7 @@ class Bench:
     def item(self, item, by_driver):
         if not self.allows(item.start_guess() + 5, item.name):
             return
-        if any(it in self.ways for it in ("ours", "waiting", "cold")):
+        if any(it in self.ways for it in ("ours", "waiting", "cold", "suspend")):
             self.by_us(item)
         if by_driver and DRIVER in self.ways and self.place.real:
             self.by_driver(item)
@@ -187,6 +188,10 @@ class Bench:
             first = work.undisturbed(False)
             steps = work.times.ends(first)
             step_ms = sorted(b - a for a, b in zip(steps, steps[1:]))[(len(steps) - 1) // 2] / MS
+            if "suspend" in self.ways:
+                self.suspended(item, work, daemon)
+            if not any(it in self.ways for it in ("ours", "waiting", "cold")):
+                return
             criu(self.place, "dump", image, ["-t", str(work.pid), "--libdir", plugins], "dump.log", self.limit(), daemon.socket)
             work.process.wait()
             about_image = {"step_ms": step_ms, "steps": work.times.count(), **sizes(image)}
@@ -218,6 +223,36 @@ class Bench:
             forget(image)
             if daemon:
                 daemon.stop()
+
+    def suspended(self, item, work, daemon):
+        """Suspends the program and resumes it, again and again. The first round of each kind touches the host's memory first,
+        and is not kept."""
+        def ask(*words):
+            command = [f"{self.place.stage}/bin/rekindle", *words, "--json", "--socket", daemon.socket]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode != 0:
+                raise Failed(f"{words[0]}: {done.stderr.strip()}")
+            return json.loads(done.stdout)[0]
+
+        used = lambda: int(asked_device("memory.used", True).split()[0]) << 20 if self.place.real else 0
+        folder = self.place.image()
+        try:
+            for to, name in (("memory", "suspend to memory"), (folder, "suspend to a folder")):
+                for turn in range(self.o.rounds + 1):
+                    if not self.allows(5 + item.size / 2e9, f"{item.name}, {name}"):
+                        break
+                    before = used()
+                    out = ask("suspend", str(work.pid), "--hold", "--to", to)
+                    given_back = before - used()
+                    count, begin = work.times.count(), time.monotonic_ns()
+                    back = ask("resume", str(work.pid))
+                    sample = {"suspend_ms": out["ms"], "resume_ms": back["ms"], "bytes": out["bytes"], "given_back_bytes": given_back,
+                              "suspend_gb_s": out["bytes"] / out["ms"] / 1e6, "resume_gb_s": back["bytes"] / back["ms"] / 1e6}
+                    sample.update(self.first_step(work, count, begin))
+                    if turn > 0:
+                        self.keep(item, name, sample)
+        finally:
+            forget(folder)
 
     def one(self, way, item, work, image, daemon, plugins, about_image):
         """One restore, and the end of what was restored."""
@@ -317,7 +352,8 @@ def report(o, place, bench, rates, seconds):
                  for name, ways in bench.found.items()]
     write_json(o.out, {**about(o, "restore"), "criu": criu_version(place.criu), "images": place.images_are, "rates": rates,
                        "workloads": workloads, "notes": bench.notes, "left_out": bench.left_out, "seconds": round(seconds, 1)})
-    columns = ("running_ms", "first_step_ms", "loaded_ms", "code_ms", "replay_ms", "map_ms", "content_ms", "hash_ms", "content_gb_s")
+    columns = ("running_ms", "first_step_ms", "loaded_ms", "code_ms", "replay_ms", "map_ms", "content_ms", "hash_ms", "content_gb_s",
+               "suspend_ms", "resume_ms", "suspend_gb_s", "resume_gb_s")
     if "link_to_device" in rates:
         print(f"\nlink to the device: {rates['link_to_device']['median']:.1f} GB/s")
     print(f"\n{'milliseconds':24}" + "".join(f"{it.replace('_', ' ').replace(' ms', ''):>22}" for it in columns))
