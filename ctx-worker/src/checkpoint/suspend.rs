@@ -25,6 +25,7 @@ use crate::gpu::driver::{CallFailed, Driver};
 use crate::resources::Memory;
 use crate::resources::memory::MemoryError;
 use crate::resources::not_loaded::NotLoaded;
+use crate::resources::vmm::aliases::AliasError;
 use crate::session::call::Call;
 
 /// Why a client cannot be suspended.
@@ -85,9 +86,7 @@ impl Checkpoint {
         enter_any(call, memory);
         let driver = call.driver();
         let bytes = physical(memory);
-        let of_pieces = memory.vmm.release_physical(driver);
-        let of_devices = memory.devices.iter_mut().map(|device| device.memory.release_physical(driver));
-        let result = of_devices.fold(of_pieces, Result::and);
+        let result = release(memory, driver);
         call.gpu.leave();
         result.map(|()| bytes)
     }
@@ -106,7 +105,14 @@ impl Checkpoint {
         let began = Instant::now();
         enter_any(layers.call, layers.memory);
         make(layers.memory, layers.call.driver())?;
-        let aliases = layers.map_aliases()?;
+        let aliases = match layers.map_aliases() {
+            Ok(aliases) => aliases,
+            Err(error) => {
+                // The mappings themselves take memory of the device.
+                release(layers.memory, layers.call.driver())?;
+                return Err(error.into());
+            }
+        };
         check_pieces(&kept.client, &aliases)?;
         let fill = content_of_memory(layers.memory, &kept.client, kept.key)?;
         let times = LoadTimes { map_ns: began.elapsed().as_nanos() as u64, ..LoadTimes::default() };
@@ -125,10 +131,18 @@ fn physical(memory: &Memory) -> u64 {
 pub(crate) fn is_out_of_memory(error: &NotLoaded) -> bool {
     let code = match error {
         NotLoaded::Driver(failed) | NotLoaded::Memory { source: MemoryError::Driver(failed), .. } => failed.code,
+        NotLoaded::Alias(AliasError::Driver(failed)) => failed.code,
         NotLoaded::NotToBeHad { code, .. } => *code,
         _ => return false,
     };
     code == CUDA_ERROR_OUT_OF_MEMORY
+}
+
+/// Releases all physical memory. Returns the first error.
+fn release(memory: &mut Memory, driver: &Driver) -> Result<(), CallFailed> {
+    let of_pieces = memory.vmm.release_physical(driver);
+    let of_devices = memory.devices.iter_mut().map(|device| device.memory.release_physical(driver));
+    of_devices.fold(of_pieces, Result::and)
 }
 
 /// Makes all physical memory, or none.

@@ -5,8 +5,11 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
 
 use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen};
+use tracing::info;
 
 use super::super::sys;
 use super::error::SuspendError;
@@ -32,7 +35,10 @@ impl Space {
     /// A new file, open for reading and writing.
     pub(super) fn file(&self) -> io::Result<File> {
         let file = match self {
-            Self::Memory => rustix::fs::memfd_create(NAME, rustix::fs::MemfdFlags::CLOEXEC)?,
+            Self::Memory => match huge_pages() {
+                Some(mount) => unnamed(mount)?,
+                None => rustix::fs::memfd_create(NAME, rustix::fs::MemfdFlags::CLOEXEC)?,
+            },
             Self::Directory(directory) => unnamed(directory)?,
         };
         Ok(File::from(file))
@@ -53,6 +59,25 @@ impl Space {
         };
         if needed > free { Err(SuspendError::Space { what, needed, free }) } else { Ok(()) }
     }
+}
+
+/// A file system in memory with huge pages, mounted nowhere. From its files content comes back at 43 GB/s, and from a memfd at
+/// 6 GB/s (H200). `None` where this process may not mount.
+fn huge_pages() -> Option<&'static OwnedFd> {
+    static MOUNT: OnceLock<Option<OwnedFd>> = OnceLock::new();
+    let mount = || -> rustix::io::Result<OwnedFd> {
+        let new = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        // No limit of its own: `Space::check` looks at what the host has.
+        for (option, value) in [(c"huge", c"always"), (c"size", c"0"), (c"mode", c"700")] {
+            fsconfig_set_string(&new, option, value)?;
+        }
+        fsconfig_create(&new)?;
+        let attributes =
+            MountAttrFlags::MOUNT_ATTR_NOEXEC | MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+        fsmount(&new, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+    };
+    let mounted = || mount().inspect_err(|error| info!("suspended content gets no huge pages: {error}")).ok();
+    MOUNT.get_or_init(mounted).as_ref()
 }
 
 /// A file in a directory that has no name there. Where the file system does not know such files, one whose name is removed.
