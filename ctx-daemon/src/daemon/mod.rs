@@ -110,6 +110,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
     let sandbox = Sandbox::probe(&config.workers.sandbox)?;
     let listener = Listener::bind(&config, &sandbox)?;
     let daemon = Arc::new(Daemon::start(config, sandbox)?);
+    suspend::prepare();
     for acceptor in listener.acceptors()? {
         let accepting = Arc::clone(&daemon);
         thread("listener", move || acceptor.accept_all(&accepting))?;

@@ -63,7 +63,7 @@ impl Space {
 
 /// A file system in memory with huge pages, mounted nowhere. From its files content comes back at 43 GB/s, and from a memfd at
 /// 6 GB/s (H200). `None` where this process may not mount.
-fn huge_pages() -> Option<&'static OwnedFd> {
+pub(super) fn huge_pages() -> Option<&'static OwnedFd> {
     static MOUNT: OnceLock<Option<OwnedFd>> = OnceLock::new();
     let mount = || -> rustix::io::Result<OwnedFd> {
         let new = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
