@@ -25,6 +25,7 @@ mod checkpoints;
 mod clients;
 mod connection;
 mod connections;
+mod content;
 mod dump;
 mod gpus;
 mod grants;

@@ -103,6 +103,12 @@ impl Checkpoint {
         over: impl FnOnce() + Send + 'static,
     ) -> Result<(), NotLoaded> {
         let began = Instant::now();
+        // An attempt without room would take what is free from other processes for a moment.
+        let free = layers.memory.memory_of_devices(&mut layers.call.gpu)?;
+        let needed = |place: usize| physical_on(layers.memory, place);
+        if free.iter().enumerate().any(|(place, memory)| memory.free < needed(place)) {
+            return Err(CallFailed { call: "cuMemCreate", code: CUDA_ERROR_OUT_OF_MEMORY }.into());
+        }
         enter_any(layers.call, layers.memory);
         make(layers.memory, layers.call.driver())?;
         let aliases = match layers.map_aliases() {
@@ -124,7 +130,11 @@ impl Checkpoint {
 
 /// The bytes of physical memory that the client gives back when it is suspended.
 fn physical(memory: &Memory) -> u64 {
-    memory.devices.iter().map(|device| device.memory.physical()).sum::<u64>() + memory.vmm.physical()
+    (0..memory.devices.len()).map(|place| physical_on(memory, place)).sum()
+}
+
+fn physical_on(memory: &Memory, place: usize) -> u64 {
+    memory.devices[place].memory.physical() + memory.vmm.physical(place)
 }
 
 /// Whether a client cannot resume because a device has no room for its memory now.

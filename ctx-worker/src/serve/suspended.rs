@@ -126,7 +126,7 @@ impl Server {
                     );
                 }
                 suspended.waits_since.get_or_insert_with(Instant::now);
-                // Clones of other processes, and other suspendable ones, make room.
+                // Clones of other processes make room.
                 self.executor.make_room(first);
                 let what = "it is suspended, and its GPU has no room for its memory now".to_owned();
                 (State::Suspended(suspended), Ok((WorkerReply::Busy { what }, Vec::new())))

@@ -28,7 +28,6 @@
 //! that is in CRIU's image.
 //! The reply to the failed request, and to every later one, tells the failure, which releases at once what the dump held. A
 //! request out of turn changes nothing. Nothing that a dump holds outlives its connection.
-//! held. A request out of turn changes nothing. Nothing that a dump holds outlives its connection.
 
 mod base;
 mod beside;

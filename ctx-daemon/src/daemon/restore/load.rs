@@ -3,25 +3,23 @@
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rekindle_images::{Client as Record, CodeHash, HashKey, Image, ImageError};
-use rekindle_wire::control::{DataFile, Limits, LoadTimes, WorkerRequest};
+use rekindle_wire::control::{DataFile, Limits, WorkerRequest};
 use rekindle_wire::frame::MAX_FDS;
 use rekindle_wire::ipc::{PIECES_AT_A_TIME, PieceId};
 use tracing::{debug, info};
 
+use super::super::content::wait_for_content;
 use super::super::grants::Allowed;
 use super::super::pool::PoolError;
-use super::super::worker::{LoadProgress, Timeout, Worker, WorkerError};
+use super::super::worker::{Timeout, Worker, WorkerError};
 use super::super::{Daemon, sys, thread};
 use super::error::RestoreError;
 use super::state::Restore;
 use super::{check, place};
 use crate::limit::Limit;
-
-/// How often the daemon asks a worker how far its load is.
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Takes a worker for each client that needs one, in their order.
 pub(super) fn take_workers(
@@ -122,42 +120,6 @@ pub(super) fn start(
         })?;
     }
     Ok(())
-}
-
-/// Waits until a worker has loaded the content of its client's memory; it may not stand still for longer than the limit.
-fn wait_for_content(worker: &Worker, name: &str, limit: Limit) -> Result<(), WorkerError> {
-    let (mut before, mut idle) = (None, limit.begins());
-    loop {
-        let now = match worker.load_progress(limit)? {
-            LoadProgress::Over(times) => {
-                log_times(worker, name, &times);
-                return Ok(());
-            }
-            LoadProgress::UnderWay { loaded } => Some((loaded, worker.process().cpu_time())),
-        };
-        if now != before {
-            (before, idle) = (now, limit.begins());
-        } else if idle.is_over() {
-            return Err(worker.idle(&WorkerRequest::LoadProgress, limit));
-        }
-        std::thread::sleep(POLL_INTERVAL);
-    }
-}
-
-fn log_times(worker: &Worker, name: &str, times: &LoadTimes) {
-    let ms = |ns: u64| ns / 1_000_000;
-    let LoadTimes { code_ns, replay_ns, map_ns, content_ns, hash_ns, bytes, set } = *times;
-    info!(
-        worker = worker.pid(),
-        code_ms = ms(code_ns),
-        replay_ms = ms(replay_ns),
-        map_ms = ms(map_ns),
-        content_ms = ms(content_ns),
-        hash_ms = ms(hash_ns),
-        bytes,
-        zeros = set,
-        "phases of load: {name}"
-    );
 }
 
 fn data_files(image: &Image, record: &Record) -> Result<Vec<(DataFile, OwnedFd)>, ImageError> {

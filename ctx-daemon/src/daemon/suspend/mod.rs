@@ -26,16 +26,17 @@ pub(super) use self::error::SuspendError;
 use self::job::Job;
 use self::space::Space;
 use super::clients::Client;
+use super::content::wait_for_content;
 use super::dump::files;
 use super::peer::{is_operator, may_checkpoint};
 use super::pidns::PidView;
 use super::quiesce;
 use super::sys::Credentials;
-use super::worker::{LoadProgress, WorkerError};
+use super::worker::WorkerError;
 use super::{Daemon, at_once, process};
 
-/// How often the daemon asks a worker how far it is.
-const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// How often the daemon asks a worker again whether its GPU has room.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Makes what the first suspend would make otherwise.
 pub(super) fn prepare() {
@@ -96,20 +97,8 @@ pub(super) fn wake(daemon: &Daemon, client: &Client) -> Result<u64, SuspendError
             _ => return Err(failed(WorkerError::Protocol("BringBack"))),
         }
     }
-    let (mut before, mut idle) = (None, limit.begins());
-    loop {
-        match client.worker.load_progress(limit).map_err(failed)? {
-            LoadProgress::Over(_) => return Ok(suspended.bytes),
-            LoadProgress::UnderWay { loaded } if before != Some(loaded) => {
-                (before, idle) = (Some(loaded), limit.begins());
-            }
-            LoadProgress::UnderWay { .. } if idle.is_over() => {
-                return Err(failed(client.worker.idle(&WorkerRequest::LoadProgress, limit)));
-            }
-            LoadProgress::UnderWay { .. } => {}
-        }
-        std::thread::sleep(POLL_INTERVAL);
-    }
+    wait_for_content(&client.worker, &client.to_string(), limit).map_err(failed)?;
+    Ok(suspended.bytes)
 }
 
 impl Asked {

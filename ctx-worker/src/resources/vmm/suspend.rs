@@ -9,9 +9,9 @@ use crate::resources::Memory;
 use crate::resources::not_loaded::NotLoaded;
 
 impl Vmm {
-    /// The bytes of physical memory of all pieces.
-    pub(crate) fn physical(&self) -> u64 {
-        self.pieces.values().map(|piece| piece.size).sum()
+    /// The bytes of physical memory of all pieces on a device.
+    pub(crate) fn physical(&self, device: usize) -> u64 {
+        self.pieces.values().filter(|piece| piece.device == device).map(|piece| piece.size).sum()
     }
 
     /// Whether other processes may know, or have, a piece.

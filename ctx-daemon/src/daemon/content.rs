@@ -1,0 +1,48 @@
+//! Waiting for the content of a client's memory, which its worker loads after a restore or a suspension.
+
+use std::time::Duration;
+
+use rekindle_wire::control::{LoadTimes, WorkerRequest};
+use tracing::info;
+
+use super::worker::{LoadProgress, Worker, WorkerError};
+use crate::limit::Limit;
+
+/// How often the daemon asks a worker how far its load is.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Waits until a worker has loaded the content of its client's memory; it may not stand still for longer than the limit.
+pub(crate) fn wait_for_content(worker: &Worker, name: &str, limit: Limit) -> Result<(), WorkerError> {
+    let (mut before, mut idle) = (None, limit.begins());
+    loop {
+        let now = match worker.load_progress(limit)? {
+            LoadProgress::Over(times) => {
+                log_times(worker, name, &times);
+                return Ok(());
+            }
+            LoadProgress::UnderWay { loaded } => Some((loaded, worker.process().cpu_time())),
+        };
+        if now != before {
+            (before, idle) = (now, limit.begins());
+        } else if idle.is_over() {
+            return Err(worker.idle(&WorkerRequest::LoadProgress, limit));
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+fn log_times(worker: &Worker, name: &str, times: &LoadTimes) {
+    let ms = |ns: u64| ns / 1_000_000;
+    let LoadTimes { code_ns, replay_ns, map_ns, content_ns, hash_ns, bytes, set } = *times;
+    info!(
+        worker = worker.pid(),
+        code_ms = ms(code_ns),
+        replay_ms = ms(replay_ns),
+        map_ms = ms(map_ns),
+        content_ms = ms(content_ns),
+        hash_ms = ms(hash_ns),
+        bytes,
+        zeros = set,
+        "phases of load: {name}"
+    );
+}
