@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rekindle_wire::control::{Failing, FailureKind};
 use rekindle_wire::layout::{SEALS, SHARED_SIZE, STAGING_SIZE};
+use rustix::fs::SealFlags;
 use thiserror::Error;
 
 use super::sys;
@@ -59,12 +60,12 @@ pub(crate) fn check_staging(file: &File) -> Result<(), MemfdError> {
 /// Checks a file that must have exactly this size.
 pub(crate) fn check(file: &File, what: &'static str, size: u64) -> Result<(), MemfdError> {
     let seals = sys::seals(file.as_fd()).map_err(|_| MemfdError::NotSealed(what))?;
-    if seals & SEALS != SEALS {
+    if !seals.contains(SealFlags::from_bits_retain(SEALS.cast_unsigned())) {
         return Err(MemfdError::NotSealed(what));
     }
     let examine = |source| MemfdError::Examine { what, source };
     // A memfd that is sealed against writing cannot serve as a ring.
-    let writable = seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) == 0;
+    let writable = !seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE);
     if !writable || !sys::is_read_write(file.as_fd()).map_err(examine)? {
         return Err(MemfdError::Access(what));
     }
@@ -78,20 +79,13 @@ pub(crate) fn check(file: &File, what: &'static str, size: u64) -> Result<(), Me
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use std::os::fd::{AsRawFd, FromRawFd};
+    use rustix::fs::{MemfdFlags, fcntl_add_seals, memfd_create};
 
     /// Makes a memfd as the interposer does.
     pub(crate) fn memfd(name: &std::ffi::CStr, size: u64, seals: i32) -> File {
-        // SAFETY: the name is a C string; the descriptor is new and owned here.
-        let file = unsafe {
-            let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
-            assert!(fd >= 0);
-            File::from_raw_fd(fd)
-        };
+        let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap());
         file.set_len(size).unwrap();
-        // SAFETY: no pointers.
-        let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
-        assert_eq!(sealed, 0);
+        fcntl_add_seals(&file, SealFlags::from_bits_retain(seals.cast_unsigned())).unwrap();
         file
     }
 

@@ -1,10 +1,16 @@
-//! The system calls that the standard library lacks. All unsafe code of the daemon but spawning is here.
+//! The system calls that the standard library lacks, by `rustix`. Those that `rustix` lacks too are here by hand, so all
+//! unsafe code of the daemon but spawning is in this file.
 
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FallocateFlags, Mode, OFlags, SealFlags};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Resource, Rlimit, Signal, Uid};
+use rustix::rand::GetRandomFlags;
 
 /// The process that connected, as the daemon's namespaces see it. The pid is 0 where they do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +19,7 @@ pub(crate) struct Credentials {
     pub(crate) uid: u32,
 }
 
-/// The credentials of the process that made the other end.
+/// The credentials of the process that made the other end. By hand, because `rustix` has no pid 0.
 pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
@@ -49,16 +55,14 @@ pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>, pid: i32) -> io::Result<OwnedFd
 }
 
 /// The seals of a memfd. An error for other files.
-pub(crate) fn seals(file: BorrowedFd<'_>) -> io::Result<i32> {
-    // SAFETY: no pointers.
-    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })
+pub(crate) fn seals(file: BorrowedFd<'_>) -> io::Result<SealFlags> {
+    Ok(rustix::fs::fcntl_get_seals(file)?)
 }
 
 /// Whether a descriptor was opened for both reading and writing.
 pub(crate) fn is_read_write(file: BorrowedFd<'_>) -> io::Result<bool> {
-    // SAFETY: no pointers.
-    let flags = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) })?;
-    Ok(flags & libc::O_ACCMODE == libc::O_RDWR && flags & libc::O_PATH == 0)
+    let flags = rustix::fs::fcntl_getfl(file)?;
+    Ok(flags & OFlags::ACCMODE == OFlags::RDWR && !flags.contains(OFlags::PATH))
 }
 
 /// Waits until one of the descriptors can be read or is closed at the other end; returns which. None after the time.
@@ -66,67 +70,48 @@ pub(crate) fn wait_readable<const N: usize>(
     fds: [BorrowedFd<'_>; N],
     timeout: Option<Duration>,
 ) -> io::Result<[bool; N]> {
-    let mut polled =
-        fds.map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN | libc::POLLRDHUP, revents: 0 });
-    // Rounded up, so that a short wait is not a spin.
-    let timeout = timeout.map_or(-1, |it| i32::try_from(it.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX));
-    // SAFETY: an array of N structures, alive during the call.
-    let result = unsafe { libc::poll(polled.as_mut_ptr(), N as libc::nfds_t, timeout) };
-    match check(result) {
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok([false; N]),
-        Err(error) => Err(error),
-        Ok(_) => Ok(polled.map(|it| it.revents != 0)),
+    let mut polled = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN | PollFlags::RDHUP));
+    // A time that the kernel cannot express is endless.
+    let timeout = timeout.and_then(|it| Timespec::try_from(it).ok());
+    match poll(&mut polled, timeout.as_ref()) {
+        Err(rustix::io::Errno::INTR) => Ok([false; N]),
+        Err(error) => Err(error.into()),
+        Ok(_) => Ok(polled.map(|it| !it.revents().is_empty())),
     }
 }
 
 /// Whether a small message can be written to a socket without waiting: a Unix stream takes more while a quarter of its room
 /// at most is taken.
 pub(crate) fn is_writable(socket: &UnixStream) -> bool {
-    let mut polled = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one structure, alive during the call.
-    let result = unsafe { libc::poll(&raw mut polled, 1, 0) };
-    result > 0 && polled.revents & libc::POLLOUT != 0
+    events_now(socket, PollFlags::OUT).contains(PollFlags::OUT)
 }
 
 /// Whether the other end of a connection is closed, even if bytes wait to be read.
 pub(crate) fn is_hung_up(socket: &UnixStream) -> bool {
-    let mut polled = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: one structure, alive during the call.
-    let result = unsafe { libc::poll(&raw mut polled, 1, 0) };
-    result > 0 && polled.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+    events_now(socket, PollFlags::RDHUP).intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+}
+
+/// The events of a socket at this moment. None where the kernel does not say.
+fn events_now(socket: &UnixStream, events: PollFlags) -> PollFlags {
+    let mut polled = [PollFd::new(socket, events)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&at_once)).map_or(PollFlags::empty(), |_| polled[0].revents())
 }
 
 /// A descriptor of a process; it stays valid for killing the process when the pid is used again.
 pub(crate) fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
-    // SAFETY: no pointers.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    let fd = check(i32::try_from(fd).unwrap_or(-1))?;
-    // SAFETY: new, and owned here.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let pid = Pid::from_raw(pid).filter(|pid| pid.as_raw_nonzero().get() > 0).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
 }
 
 /// Sends SIGKILL.
 pub(crate) fn pidfd_kill(process: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: no signal information is passed.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_pidfd_send_signal,
-            process.as_raw_fd(),
-            libc::SIGKILL,
-            std::ptr::null::<libc::siginfo_t>(),
-            0,
-        )
-    };
-    check(i32::try_from(result).unwrap_or(-1)).map(drop)
+    Ok(rustix::process::pidfd_send_signal(process, Signal::KILL)?)
 }
 
 /// A copy of another process's descriptor.
 pub(crate) fn pidfd_getfd(process: BorrowedFd<'_>, fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: no pointers.
-    let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) };
-    let copy = check(i32::try_from(copy).unwrap_or(-1))?;
-    // SAFETY: new, and owned here.
-    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+    Ok(rustix::process::pidfd_getfd(process, fd, PidfdGetfdFlags::empty())?)
 }
 
 /// Whether a descriptor of another process is a copy of this one: both are of one `open`, in any process.
@@ -141,19 +126,7 @@ pub(crate) fn has_opened(pid: i32, theirs: RawFd, ours: BorrowedFd<'_>) -> io::R
 
 /// The kernel's number of a socket, the same in every process that has it.
 pub(crate) fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut found = 0_u64;
-    let mut length = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes into the local.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_COOKIE,
-            (&raw mut found).cast(),
-            &raw mut length,
-        )
-    };
-    check(result).map(|_| found)
+    Ok(rustix::net::sockopt::socket_cookie(socket)?)
 }
 
 /// The pid or user namespace that contains the one behind the descriptor.
@@ -189,42 +162,32 @@ pub(crate) fn user_namespace_owner(namespace: BorrowedFd<'_>) -> io::Result<u32>
 
 /// The effective user id.
 pub(crate) fn own_uid() -> u32 {
-    // SAFETY: always succeeds.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 /// Whether any process runs as this user.
 pub(crate) fn user_has_processes(uid: u32) -> bool {
-    // A priority may be -1: only the error tells. SAFETY: errno is this thread's.
-    unsafe {
-        *libc::__errno_location() = 0;
-        libc::getpriority(libc::PRIO_USER, uid);
-        *libc::__errno_location() != libc::ESRCH
-    }
+    rustix::process::getpriority_user(Uid::from_raw(uid)) != Err(rustix::io::Errno::SRCH)
 }
 
 /// A random number that nobody can guess.
 pub(crate) fn random() -> io::Result<u64> {
     let mut bytes = [0_u8; 8];
-    // SAFETY: writes at most eight bytes into the local.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if got == 8 { Ok(u64::from_ne_bytes(bytes)) } else { Err(io::Error::last_os_error()) }
+    match rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty())? {
+        8 => Ok(u64::from_ne_bytes(bytes)),
+        got => Err(io::Error::other(format!("the kernel gave {got} random bytes instead of 8"))),
+    }
 }
 
 /// Makes all new files private to their owner. To be called while there is one thread.
 pub(crate) fn private_files() {
-    // SAFETY: no pointers; changes an attribute of this process.
-    unsafe { libc::umask(0o077) };
+    rustix::process::umask(Mode::RWXG | Mode::RWXO);
 }
 
 /// Raises the limit of descriptors as far as possible: each client has several, and the default is 1024.
 pub(crate) fn raise_descriptor_limit() -> io::Result<()> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel writes the local.
-    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
-    limit.rlim_cur = limit.rlim_max;
-    // SAFETY: the kernel reads the local.
-    check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }).map(drop)
+    let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Nofile);
+    Ok(rustix::process::setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
 /// The bytes of memory that programs could have without swapping.
@@ -237,9 +200,7 @@ pub(crate) fn available_memory() -> io::Result<u64> {
 
 /// Frees the pages of a memfd of this size, even if processes map it.
 pub(crate) fn free_pages(file: BorrowedFd<'_>, size: u64) -> io::Result<()> {
-    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: no pointers.
-    check(unsafe { libc::fallocate(file.as_raw_fd(), mode, 0, size as libc::off_t) }).map(drop)
+    Ok(rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, size)?)
 }
 
 /// SIGTERM and SIGINT, blocked so that they do not end the process, and a thread can wait for them.
