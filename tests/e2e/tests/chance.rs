@@ -1,7 +1,7 @@
 //! Randomly generated programs, dumped by CRIU at random moments and by random protocols while they go on, killed, and
 //! restored. In the end each program prints the same as it does undisturbed.
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::random::{Random, repetitions};
 use rekindle_e2e::{App, Fate, Image, Node, Result};
@@ -15,20 +15,32 @@ const DUMPS: u64 = 10;
 const PROGRAMS: u64 = 2;
 const MANY: u64 = 10;
 
-/// Dumps a program. Returns `None` if a write of the program during the dump was mispredicted.
-fn dump(node: &Node, app: &App, fate: Fate) -> Result<Option<Image>> {
+/// What came of a dump.
+enum Dumped {
+    Saved(Box<Image>),
+    /// A write of the program during the dump was mispredicted.
+    Mispredicted,
+    /// The program ended before the dump stopped it.
+    Ended,
+}
+
+/// Dumps a program that runs, and so may reach its end before CRIU stops it.
+fn dump(node: &Node, app: &App, fate: Fate) -> Result<Dumped> {
     loop {
         let (criu, image) = node.start_dump(app, fate)?;
         let outcome = criu.wait()?;
         if !outcome.status.success() {
-            ensure!(outcome.failure_kind() == Some(FailureKind::Mispredicted), "{outcome:?}");
             ensure!(image.files()?.is_empty(), "something is left of an image that is none");
-            return Ok(None);
+            return match outcome.failure_kind() {
+                Some(FailureKind::Mispredicted) => Ok(Dumped::Mispredicted),
+                Some(FailureKind::LostPeer) => Ok(Dumped::Ended),
+                _ => bail!("{outcome:?}"),
+            };
         }
         let progress = image.app.progress.as_ref().context("it says how far it is")?;
         // A restore by CRIU requires that the progress file still has its size if it was open at the dump.
         if fate == Fate::Killed || !image.holds_open(progress)? {
-            return Ok(Some(image));
+            return Ok(Dumped::Saved(Box::new(image)));
         }
     }
 }
@@ -48,11 +60,13 @@ fn lives(node: &Node, random: &mut Random) -> Result {
         node.ask(&Request::Protocol { pid: app.pid(), change: ProtocolChange::Choose(protocol.to_owned()) })?;
         let what = format!("seed {seed}, life {life}: {fate:?} by {protocol} from {now} on");
         let image = match dump(node, &app, fate).with_context(|| what.clone())? {
-            None => {
+            Dumped::Saved(image) => image,
+            Dumped::Mispredicted => {
                 app.advances()?;
                 continue;
             }
-            Some(image) => image,
+            // The output shows whether it ended as it would alone.
+            Dumped::Ended => break,
         };
         if fate == Fate::Killed {
             app.was_killed(&image.tree)?;
