@@ -24,6 +24,7 @@ mod flatten;
 mod image;
 mod output;
 mod podman;
+mod pool;
 mod process;
 mod protocol;
 mod ps;
@@ -60,6 +61,8 @@ enum Verb {
     Suspend(suspend::Suspend),
     /// Bring the GPU memory of suspended processes back now
     Resume(suspend::Resume),
+    /// List the kinds of workers that the daemon keeps ready
+    Pool(pool::Options),
     /// Show or choose the protocol by which a process is checkpointed
     Protocol(protocol::Options),
     /// Check that this machine has what Rekindle needs, and say what to do if not
@@ -98,6 +101,7 @@ fn main() -> ExitCode {
         Verb::Restore(options) => restore::restore(&options),
         Verb::Suspend(options) => suspend::suspend(&options),
         Verb::Resume(options) => suspend::resume(&options),
+        Verb::Pool(options) => pool::pool(&options),
         Verb::Protocol(options) => protocol::protocol(&options),
         Verb::Doctor(options) => doctor::doctor(&options),
         Verb::Inspect { dir, json } => image::inspect(&dir, json),

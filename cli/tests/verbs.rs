@@ -533,6 +533,7 @@ fn restore(image: &Path, arguments: &[&str]) -> (i32, String, bool) {
         driver_version: None,
         gpus: Vec::new(),
         sandbox: None,
+        kinds: Vec::new(),
     };
     // Not every restore asks the daemon.
     answers(dir.path(), Reply::Status(status));

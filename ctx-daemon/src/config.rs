@@ -13,6 +13,8 @@
 //!
 //! [pool]
 //! spare = 1                   # workers kept ready, with contexts
+//! learned = 1                 # workers kept ready besides, of the kinds that clients have asked for again and again
+//! remember_s = 600            # for how long
 //! max = 64                    # clients at a time; more are refused. No limit unless given
 //! slow_start_ms = 15000       # a worker that starts more slowly is logged, and another is started in its place
 //! start_timeout_ms = 120000   # and killed after this time
@@ -84,6 +86,8 @@ const DEFAULT_STALL: Duration = Duration::from_secs(600);
 /// The default of `slow_start_ms`. A worker's start on a machine with eight GPUs takes many seconds.
 const DEFAULT_SLOW_START: Duration = Duration::from_secs(15);
 const DEFAULT_START: Duration = Duration::from_secs(120);
+/// The default of `remember_s`: a kind that nobody asks for within this time costs more memory than its workers save time.
+const DEFAULT_REMEMBER: Duration = Duration::from_secs(600);
 const DEFAULT_COW_POOL: u64 = 2 << 30;
 /// The default of `staging`. An operator decides whether staging is worth the memory.
 const DEFAULT_STAGING: u64 = 0;
@@ -146,13 +150,23 @@ pub(crate) struct SocketConfig {
     pub(crate) connections: usize,
 }
 
+/// How many workers wait for clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spares {
+    /// Workers of the usual kind, always.
+    pub(crate) usual: usize,
+    /// Workers of all kinds together, beyond `usual`: of those that clients have asked for again and again.
+    pub(crate) learned: usize,
+    /// How long the pool remembers what clients have asked for.
+    pub(crate) remember: Duration,
+}
+
 /// How workers are started, and how many wait for clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WorkerConfig {
     pub(crate) cuda_driver: PathBuf,
     pub(crate) program: PathBuf,
-    /// How many workers are kept ready.
-    pub(crate) spare: usize,
+    pub(crate) spares: Spares,
     pub(crate) slow_start: Duration,
     pub(crate) start_timeout: Duration,
     /// How long the daemon may be silent before a quiesced worker goes on by itself.
@@ -418,6 +432,8 @@ impl AccessTable {
 #[serde(deny_unknown_fields)]
 struct PoolTable {
     spare: Option<usize>,
+    learned: Option<usize>,
+    remember_s: Option<u64>,
     max: Option<usize>,
     slow_start_ms: Option<u64>,
     start_timeout_ms: Option<u64>,
@@ -468,6 +484,18 @@ impl ContainersTable {
         let Limits { device_memory, pinned_memory } =
             LimitsTable { gpu_memory_mib, pinned_memory_mib, connections: None }.bytes();
         ContainerLimits { device_memory, pinned_memory, workers: self.workers }
+    }
+}
+
+impl PoolTable {
+    /// The workers to be kept. Where an operator wants no spare workers, the pool learns none by default.
+    fn spares(&self, option: Option<usize>) -> Spares {
+        let usual = option.or(self.spare).unwrap_or(1);
+        Spares {
+            usual,
+            learned: self.learned.unwrap_or(usual.min(1)),
+            remember: self.remember_s.map_or(DEFAULT_REMEMBER, Duration::from_secs),
+        }
     }
 }
 
@@ -523,7 +551,7 @@ impl Config {
             workers: WorkerConfig {
                 cuda_driver: driver(cuda_driver.unwrap_or_else(|| DEFAULT_DRIVER.into()))?,
                 program,
-                spare: options.spare.or(file.pool.spare).unwrap_or(1),
+                spares: file.pool.spares(options.spare),
                 slow_start: file.pool.slow_start_ms.map_or(DEFAULT_SLOW_START, Duration::from_millis),
                 start_timeout: file.pool.start_timeout_ms.map_or(DEFAULT_START, Duration::from_millis),
                 silence_timeout: file.silence_timeout_ms.map_or(DEFAULT_SILENCE, Duration::from_millis),
@@ -614,12 +642,16 @@ mod tests {
         Config::merge(ServeOptions::default(), file).map_err(|error| error.to_string())
     }
 
+    fn spares(usual: usize, learned: usize) -> Spares {
+        Spares { usual, learned, remember: Duration::from_secs(600) }
+    }
+
     #[test]
     fn without_anything_the_documented_defaults_hold() {
         let config = parse("").unwrap();
         assert_eq!(config.socket.path, Path::new("/run/rekindle/rekindled.sock"));
         assert_eq!(config.workers.cuda_driver, Path::new("libcuda.so.1"));
-        assert_eq!((config.socket.mode, config.workers.spare, config.clients.max), (0o660, 1, None));
+        assert_eq!((config.socket.mode, config.workers.spares, config.clients.max), (0o660, spares(1, 1), None));
         let seconds = [config.workers.slow_start, config.workers.start_timeout, config.workers.silence_timeout]
             .map(|it| it.as_secs());
         assert_eq!(seconds, [15, 120, 30]);
@@ -704,7 +736,16 @@ mod tests {
         let options = ServeOptions { socket: Some("/b".into()), ..ServeOptions::default() };
         let config = Config::merge(options, toml::from_str(text).unwrap()).unwrap();
         assert_eq!(config.socket.path, Path::new("/b"));
-        assert_eq!((config.socket.mode, config.workers.spare), (0o666, 3));
+        assert_eq!((config.socket.mode, config.workers.spares), (0o666, spares(3, 1)));
+    }
+
+    #[test]
+    fn who_wants_no_spare_workers_gets_none_that_are_learned() {
+        let of = |text| parse(text).unwrap().workers.spares;
+        assert_eq!(of("[pool]\nspare = 0"), spares(0, 0));
+        assert_eq!(of("[pool]\nspare = 0\nlearned = 2"), spares(0, 2));
+        let shorter = Spares { remember: Duration::from_secs(9), ..spares(2, 0) };
+        assert_eq!(of("[pool]\nspare = 2\nlearned = 0\nremember_s = 9"), shorter);
     }
 
     #[test]

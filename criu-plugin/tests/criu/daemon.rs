@@ -201,6 +201,7 @@ impl Daemon {
                 driver_version: None,
                 gpus: Vec::new(),
                 sandbox: None,
+                kinds: Vec::new(),
             }),
         };
         frame::send(socket, &reply, &[], &[]).unwrap();

@@ -117,7 +117,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             takeover::serve(daemon, stream, peer, process, attach, attached, fds);
         }
         Request::List => message::reply(&stream, &list::clients(daemon, peer)),
-        Request::Status => message::reply(&stream, &list::status(daemon)),
+        Request::Status => message::reply(&stream, &list::status(daemon, peer)),
         Request::Calls { pid } => message::reply(&stream, &list::calls(daemon, peer, pid)),
         Request::Access { pid } => message::reply(&stream, &list::access(daemon, peer, pid)),
         Request::Check { pid } => {

@@ -121,8 +121,8 @@ fn info(daemon: &Daemon, pid: i32, client: &Client, described: Description) -> C
     }
 }
 
-/// The daemon's status.
-pub(crate) fn status(daemon: &Daemon) -> Reply {
+/// The daemon's status. Operators hear of the kinds of workers too, which tell what other users ask for.
+pub(crate) fn status(daemon: &Daemon, peer: Credentials) -> Reply {
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let (problem, seen) = daemon.pool.health();
     let gpu = |it: &Device| GpuInfo {
@@ -142,5 +142,6 @@ pub(crate) fn status(daemon: &Daemon) -> Reply {
         driver_version: seen.as_ref().map(|it| it.driver_version),
         sandbox: Some(daemon.sandbox.info()),
         gpus: seen.iter().flat_map(|it| &it.devices).map(gpu).collect(),
+        kinds: if is_operator(peer) { daemon.pool.kinds() } else { Vec::new() },
     })
 }

@@ -119,7 +119,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
     info!(
         socket = %daemon.config.socket.path.display(),
         cuda_driver = %daemon.config.workers.cuda_driver.display(),
-        spare = daemon.config.workers.spare,
+        spare = daemon.config.workers.spares.usual,
         "rekindled {} serves",
         env!("CARGO_PKG_VERSION"),
     );

@@ -58,7 +58,7 @@ impl Daemon {
     /// There is no thread, or no memory, for them.
     pub(super) fn start(config: Config, sandbox: Sandbox) -> io::Result<Self> {
         let daemon = Self {
-            pool: Pool::new(Spawner::new(&config, &sandbox), config.workers.spare),
+            pool: Pool::new(Spawner::new(&config, &sandbox), config.workers.spares),
             clients: Clients {
                 registry: Arc::default(),
                 lost: Arc::default(),

@@ -163,6 +163,26 @@ pub struct StatusInfo {
     /// The rights that workers give up.
     #[serde(default)]
     pub sandbox: Option<SandboxInfo>,
+    /// The kinds of workers that the pool knows, the usual one first. Empty for askers who are not operators.
+    #[serde(default)]
+    pub kinds: Vec<WorkerKindInfo>,
+}
+
+/// A kind of workers, for `rekindle pool`.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct WorkerKindInfo {
+    /// `usual`, or the environment variables that a worker of this kind has, as in a shell.
+    pub kind: String,
+    /// Workers that are ready and unused.
+    pub ready: u32,
+    /// Workers that are starting.
+    pub starting: u32,
+    /// Workers that the pool keeps ready.
+    pub kept: u32,
+    /// Workers that clients have taken lately.
+    pub taken: u32,
+    /// Why the last start failed, until one succeeds.
+    pub problem: Option<String>,
 }
 
 /// How workers are confined, for `rekindle doctor`.

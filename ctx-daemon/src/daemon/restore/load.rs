@@ -13,7 +13,7 @@ use tracing::{debug, info};
 
 use super::super::content::wait_for_content;
 use super::super::grants::Allowed;
-use super::super::pool::PoolError;
+use super::super::pool::{HoldOff, PoolError};
 use super::super::worker::{Timeout, Worker, WorkerError};
 use super::super::{Daemon, sys, thread};
 use super::error::RestoreError;
@@ -78,15 +78,23 @@ pub(super) fn share(image: &Image, restore: &Restore, limit: Limit) -> Result<bo
     Ok(shared)
 }
 
-/// Has every worker begin to load; none may be idle for longer than the limit. The files are opened here, so that a missing
-/// file fails the restore now. With `early`, workers that can do that load the content of device memory last, and processes need
-/// not wait for it.
+/// How workers load.
+#[derive(Clone, Copy)]
+pub(super) struct How {
+    pub(super) limits: Limits,
+    /// Workers that can do that load the content of device memory last, and processes need not wait for it.
+    pub(super) early: bool,
+    /// How long a worker may be idle.
+    pub(super) limit: Limit,
+}
+
+/// Has every worker begin to load. The files are opened here, so that a missing file fails the restore now. The pool starts
+/// spare workers again when the processes need not wait any longer.
 pub(super) fn start(
     image: &Image,
     restore: &Arc<Restore>,
-    limits: Limits,
-    early: bool,
-    limit: Limit,
+    how: How,
+    hold_off: &Arc<HoldOff>,
 ) -> Result<(), RestoreError> {
     for (place, (record, worker)) in check::attached(image).zip(restore.workers()).enumerate() {
         let job = Load {
@@ -94,16 +102,15 @@ pub(super) fn start(
             blob: record.to_bytes()?,
             data: data_files(image, record)?,
             code: code_files(image, record)?,
-            limits,
-            early: early && worker.loads_beside(),
-            limit,
+            how: How { early: how.early && worker.loads_beside(), ..how },
         };
         let (name, worker) = (check::name(record), Arc::clone(worker));
-        let restore = Arc::clone(restore);
+        let (restore, hold_off) = (Arc::clone(restore), Arc::clone(hold_off));
         thread("load", move || {
             let began = Instant::now();
-            let (early, limit) = (job.early, job.limit);
+            let How { early, limit, .. } = job.how;
             let mut result = job.run(&worker);
+            drop(hold_off);
             if early && result.is_ok() {
                 restore.prepared(place);
                 result = wait_for_content(&worker, &name, limit);
@@ -140,11 +147,7 @@ struct Load {
     /// The data files of the image, and of the images that it builds on.
     data: Vec<(DataFile, OwnedFd)>,
     code: Vec<CodeFile>,
-    limits: Limits,
-    /// Whether the request may be answered before the content of device memory is there.
-    early: bool,
-    /// How long the worker may be idle.
-    limit: Limit,
+    how: How,
 }
 
 /// A hash of code, and the file with the code.
@@ -152,7 +155,7 @@ type CodeFile = (String, OwnedFd);
 
 impl Load {
     fn run(self, worker: &Worker) -> Result<(), WorkerError> {
-        let timeout = Timeout::WhileItWorks(self.limit);
+        let timeout = Timeout::WhileItWorks(self.how.limit);
         // The last message has room for the rest of both lists.
         let (data_before, data) = split(&self.data, 0);
         for files in data_before {
@@ -171,9 +174,9 @@ impl Load {
             hash_algorithm,
             hash_key,
             code: code.iter().map(|it| it.0.clone()).collect(),
-            limits: self.limits,
+            limits: self.how.limits,
             rehearsal: false,
-            early: self.early,
+            early: self.how.early,
         };
         worker.ask_with(&request, &self.blob, &sys::raw(fds), timeout)
     }

@@ -201,6 +201,7 @@ impl Checking {
         check::image(&image)?;
         let reservation = reserve(daemon, check::attached(&image).count())?;
         let restorer = daemon.grants.of(Process::with_pid(criu)?)?;
+        let hold_off = Arc::new(daemon.pool.hold_off());
         let workers = load::take_workers(daemon, &image, &restorer)?;
         let restore = Restore::new(sys::random()?, &image, workers, Maker::new(criu, &image, &dir), reservation);
         let restoring = Restoring { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
@@ -209,7 +210,8 @@ impl Checking {
         let shared = load::share(&image, &restoring.restore, daemon.config.timeouts.stall)?;
         // An importer's commands would not wait for content that another worker loads.
         let early = daemon.config.restore.run_before_loaded && !shared;
-        load::start(&image, &restoring.restore, daemon.config.clients.limits, early, daemon.config.timeouts.stall)?;
+        let how = load::How { limits: daemon.config.clients.limits, early, limit: daemon.config.timeouts.stall };
+        load::start(&image, &restoring.restore, how, &hold_off)?;
         daemon.restores.add(&restoring.restore);
         info!(
             id = %image.manifest().id,
