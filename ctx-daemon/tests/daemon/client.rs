@@ -45,7 +45,11 @@ pub(crate) fn main() {
                     command: (*command).to_owned(),
                     socket: socket.clone(),
                     cookie: cookie_of(&stream),
-                    settings: rest.iter().map(|it| ("REKINDLE_PROTOCOL".to_owned(), (*it).to_owned())).collect(),
+                    settings: rest
+                        .iter()
+                        .map(|it| it.split_once('=').unwrap_or(("REKINDLE_PROTOCOL", it)))
+                        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                        .collect(),
                 });
                 let opening = Opening::new(&request).unwrap();
                 let fds = [ring.as_raw_fd(), staging.as_raw_fd()];

@@ -1,5 +1,9 @@
 //! Workers that are slow to become ready, and the limit of such workers.
 
+use std::time::Duration;
+
+use rekindle_wire::control::WorkerKindInfo;
+
 use crate::support::{Client, Daemon, eventually};
 
 fn hanging(daemon: &Daemon) -> String {
@@ -57,4 +61,40 @@ fn no_more_clients_than_the_configuration_allows() {
     daemon.wait_for_state(&first, None);
     let mut third = Client::start(&daemon);
     assert_eq!(third.ask("attach app"), "attached");
+}
+
+/// The pids of all workers that have become ready so far.
+fn ready(daemon: &Daemon) -> Vec<i32> {
+    let log = log(daemon);
+    let lines = log.lines().filter(|line| line.contains("a worker is ready"));
+    lines.filter_map(|line| line.split_once("worker=")?.1.split(' ').next()?.parse().ok()).collect()
+}
+
+#[test]
+fn a_kind_that_clients_ask_for_again_is_kept_ready_until_they_no_longer_do() {
+    const KIND: &str = "CUDA_DEVICE_MAX_CONNECTIONS=4";
+    let daemon = Daemon::start_with(&[("config.toml", "[pool]\nremember_s = 6\n")]);
+    let attach = || {
+        let mut client = Client::start(&daemon);
+        assert_eq!(client.ask(&format!("attach app {KIND}")), "attached");
+        client
+    };
+    let kind = || daemon.status().kinds.into_iter().find(|it| it.kind == KIND);
+    let counts = |it: WorkerKindInfo| (it.ready, it.starting, it.kept, it.problem);
+    assert!(kind().is_none());
+    drop(attach());
+    // One burst teaches nothing.
+    assert_eq!(kind().map(counts), Some((0, 0, 0, None)));
+    eventually("a second burst teaches the pool", || {
+        drop(attach());
+        std::thread::sleep(Duration::from_millis(300));
+        (kind()?.kept == 1).then_some(())
+    });
+    eventually("a worker of the kind is ready", || (counts(kind()?) == (1, 0, 1, None)).then_some(()));
+    let before = ready(&daemon);
+    let client = attach();
+    let worker = daemon.clients().iter().find(|it| it.pid == client.pid).unwrap().worker;
+    assert!(before.contains(&worker), "{worker} was started for its client, after {before:?}");
+    drop(client);
+    eventually("the kind is forgotten", || (kind().is_none() && daemon.status().spare == 1).then_some(()));
 }
