@@ -173,7 +173,7 @@ fn describe(
     let code = hashes
         .iter()
         .map(|hash| {
-            let size = layers.code.store.get(hash).map(|i| i.bytes.len() as u64);
+            let size = layers.code.store.get(hash).map(|i| i.bytes().len() as u64);
             size.map(|size| SavedCode { hash: hash.to_string(), size }).ok_or(SaveError::NoCode)
         })
         .collect::<Result<Vec<_>, _>>()?;

@@ -23,10 +23,10 @@ const MAX_ARRIVING: usize = 2 << 30;
 /// An image of code.
 pub(crate) struct Image {
     pub(crate) hash: CodeHash,
-    /// The bytes as they are saved.
-    pub(crate) bytes: Vec<u8>,
-    /// The parts, each aligned for the driver.
-    parts: Vec<Vec<u64>>,
+    /// The bytes as they are saved, and [`AFTER`].
+    stored: Vec<u8>,
+    /// Copies of the parts that the driver cannot use where they are stored: each is aligned, and followed by a zero.
+    copies: Option<Vec<Vec<u64>>>,
     /// Kernels whose code reaches the device's `malloc`.
     pub(crate) allocating: HashSet<String>,
     /// The offset and size of each parameter, for the kernels that declare them.
@@ -50,19 +50,30 @@ pub(crate) struct Global {
 }
 
 impl Image {
-    /// Reads an image as it arrived or was saved, for devices of this compute capability.
-    pub(crate) fn new(bytes: Vec<u8>, capability: (u32, u32)) -> Result<Self, BrokenImage> {
-        let slices = split(&bytes)?;
-        let parts = slices.iter().map(|s| aligned(s)).collect();
+    /// The bytes that an image needs beside its own. Where [`Image::new`] gets a vector with room for them, it copies nothing.
+    pub(crate) const EXTRA: usize = AFTER.len();
+
+    /// Reads an image with this hash as it arrived or was saved, for devices of this compute capability.
+    pub(crate) fn new(hash: CodeHash, bytes: Vec<u8>, capability: (u32, u32)) -> Result<Self, BrokenImage> {
+        let (length, mut stored) = (bytes.len(), bytes);
+        stored.extend(AFTER);
+        let slices = split(&stored[..length])?;
+        let usable = slices.len() == 1 && slices[0].as_ptr().cast::<u64>().is_aligned();
+        // Libraries have hundreds of megabytes of code: it is copied only if it must be.
+        let copies = (!usable).then(|| slices.iter().map(|s| aligned(s)).collect());
         let Description { allocating, params, prints, takes_function_addresses, globals } =
             describe(&slices, capability);
-        let hash = CodeHash::of(&bytes);
-        Ok(Self { hash, parts, allocating, params, prints, takes_function_addresses, globals, bytes })
+        Ok(Self { hash, stored, copies, allocating, params, prints, takes_function_addresses, globals })
+    }
+
+    /// The bytes as they are saved.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.stored[..self.stored.len() - AFTER.len()]
     }
 
     /// The bytes of an image of one part.
     pub(crate) fn single(&self) -> Option<&[u8]> {
-        match split(&self.bytes) {
+        match split(self.bytes()) {
             Ok(parts) if parts.len() == 1 => parts.first().copied(),
             _ => None,
         }
@@ -70,7 +81,11 @@ impl Image {
 
     /// Calls `load` with a pointer as the driver's loading functions take it.
     pub(crate) fn with_pointer<T>(&self, load: impl FnOnce(*const std::ffi::c_void) -> T) -> T {
-        if let [single] = &self.parts[..] {
+        let parts = match (&self.copies, self.single()) {
+            (Some(parts), _) => parts,
+            (None, single) => return load(single.unwrap_or(&AFTER).as_ptr().cast()),
+        };
+        if let [single] = &parts[..] {
             return load(single.as_ptr().cast());
         }
         // nvcc's wrapper of version 2: the linked image, and the images that it was linked from.
@@ -81,9 +96,9 @@ impl Image {
             data: *const u64,
             rest: *const *const u64,
         }
-        let mut rest: Vec<*const u64> = self.parts[1..].iter().map(|p| p.as_ptr()).collect();
+        let mut rest: Vec<*const u64> = parts[1..].iter().map(|p| p.as_ptr()).collect();
         rest.push(std::ptr::null());
-        let wrapper = Wrapper { magic: 0x4662_43b1, version: 2, data: self.parts[0].as_ptr(), rest: rest.as_ptr() };
+        let wrapper = Wrapper { magic: 0x4662_43b1, version: 2, data: parts[0].as_ptr(), rest: rest.as_ptr() };
         load((&raw const wrapper).cast())
     }
 }
@@ -108,8 +123,10 @@ fn split(bytes: &[u8]) -> Result<Vec<&[u8]>, BrokenImage> {
     if rest.is_empty() { Ok(parts) } else { Err(BrokenImage("longer than its parts")) }
 }
 
+/// Follows the bytes of a part, so that PTX ends in a NUL even where the client forgot it.
+const AFTER: [u8; 8] = [0; 8];
+
 fn aligned(bytes: &[u8]) -> Vec<u64> {
-    // There is an additional word, so that PTX ends in a NUL even where the client forgot it.
     let mut words = vec![0_u64; bytes.len() / 8 + 1];
     let (whole, rest) = bytes.as_chunks::<8>();
     for (word, chunk) in words.iter_mut().zip(whole) {
@@ -232,10 +249,11 @@ impl CodeStore {
     /// Completes the image with this number. Equal images are kept once.
     pub(crate) fn complete(&mut self, number: u64, capability: (u32, u32)) -> Result<Arc<Image>, BrokenImage> {
         let bytes = self.arriving.remove(&number).ok_or(BrokenImage("no part of it has come"))?;
-        if let Some(known) = self.images.get(&CodeHash::of(&bytes)) {
+        let hash = CodeHash::of(&bytes);
+        if let Some(known) = self.images.get(&hash) {
             return Ok(known.clone());
         }
-        self.keep(bytes, capability)
+        Ok(self.keep(Image::new(hash, bytes, capability)?))
     }
 
     /// Takes the bytes that came as an image with this number, and are not code.
@@ -247,11 +265,11 @@ impl CodeStore {
         }
     }
 
-    /// Keeps an image of a restore.
-    pub(crate) fn keep(&mut self, bytes: Vec<u8>, capability: (u32, u32)) -> Result<Arc<Image>, BrokenImage> {
-        let image = Arc::new(Image::new(bytes, capability)?);
+    /// Keeps an image.
+    pub(crate) fn keep(&mut self, image: Image) -> Arc<Image> {
+        let image = Arc::new(image);
         self.images.insert(image.hash, image.clone());
-        Ok(image)
+        image
     }
 
     /// Drops the images that nothing needs any more.
@@ -261,7 +279,7 @@ impl CodeStore {
 
     /// The number of bytes of the images that are not among these.
     pub(crate) fn bytes_besides(&self, these: &HashSet<CodeHash>) -> usize {
-        self.images.iter().filter(|(hash, _)| !these.contains(hash)).map(|(_, image)| image.bytes.len()).sum()
+        self.images.iter().filter(|(hash, _)| !these.contains(hash)).map(|(_, image)| image.bytes().len()).sum()
     }
 
     pub(crate) fn get(&self, hash: &CodeHash) -> Option<Arc<Image>> {

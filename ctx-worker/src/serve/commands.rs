@@ -564,6 +564,7 @@ mod tests {
     use rekindle_wire::ring::CommandHeader;
 
     use super::*;
+    use crate::resources::code_store::Image;
     use crate::serve::fixture;
 
     #[test]
@@ -580,7 +581,8 @@ mod tests {
             let text = format!(".version 7.0\n.target sm_75\n.global .u32 a{number};");
             let image = [&1_u64.to_le_bytes(), &(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
             // As on a device. This worker has none, and its driver would know nothing of the code.
-            worker.code.store.keep(image.clone(), (9, 0)).unwrap();
+            let hash = rekindle_images::CodeHash::of(&image);
+            worker.code.store.keep(Image::new(hash, image.clone(), (9, 0)).unwrap());
             worker.code.store.part(number, 0, image.len() as u64, &image).unwrap();
             worker.call.header = CommandHeader { call: command::MODULE_LOAD, context, ..CommandHeader::default() };
             let mut args = Writer::new();

@@ -3,10 +3,9 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::Read;
 use std::time::Instant;
 
-use rekindle_images::{Client, CodeHash, DataReader, Object};
+use rekindle_images::{Client, DataReader, Object};
 use rekindle_wire::Dialect;
 use rekindle_wire::command;
 use rekindle_wire::control::LoadTimes;
@@ -20,6 +19,7 @@ use crate::resources::job::EngineError;
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::pinned::PinnedMemory;
 use crate::resources::textures::{needs_memory, recorded_memory, recorded_value};
+use crate::serve::code_files;
 use crate::serve::executor::Executor;
 use crate::session::state::{self, Mapped, State};
 
@@ -82,8 +82,8 @@ impl Executor {
         code: Vec<(String, File)>,
     ) -> Result<(HashMap<u32, u16>, State), NotLoaded> {
         state::check(client.worker_version)?;
-        for (hash, file) in code {
-            self.load_code(&hash, file)?;
+        for image in code_files::read(code, self.memory.capability())? {
+            self.code.store.keep(image);
         }
         let kinds: HashMap<u32, u16> = client
             .object_kinds
@@ -95,17 +95,6 @@ impl Executor {
             .collect::<Result<_, _>>()?;
         let state = state::parse(&client.worker_state).map_err(NotLoaded::worker_state)?;
         Ok((kinds, state))
-    }
-
-    fn load_code(&mut self, hash: &str, mut file: File) -> Result<(), NotLoaded> {
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(|source| NotLoaded::ReadCode { hash: hash.to_owned(), source })?;
-        if CodeHash::of(&bytes).to_string() != hash {
-            return Err(NotLoaded::CodeContent(hash.to_owned()));
-        }
-        let capability = self.memory.capability();
-        let kept = self.code.store.keep(bytes, capability);
-        kept.map(drop).map_err(|why| NotLoaded::BrokenCode { hash: hash.to_owned(), why })
     }
 
     fn restore_state(&mut self, client: &Client, state: &State, mapped: &Mapped) -> Result<(), NotLoaded> {

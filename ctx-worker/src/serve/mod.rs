@@ -1,6 +1,7 @@
 //! The life of the worker: its start, its loop, how it executes commands and serves the daemon's requests.
 
 pub(crate) mod channel;
+mod code_files;
 pub(crate) mod commands;
 pub mod confinement;
 pub(crate) mod crash;

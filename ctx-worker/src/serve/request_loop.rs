@@ -328,7 +328,7 @@ impl Server {
         let (channel, of_thread) = (Arc::clone(&self.channel), Arc::clone(&asker));
         let begun = self.code_and_file(hash, fds).and_then(|(image, mut file)| {
             let work = move || {
-                let reply = match io::Write::write_all(&mut file, &image.bytes) {
+                let reply = match io::Write::write_all(&mut file, image.bytes()) {
                     Ok(()) => WorkerReply::Done,
                     Err(error) => WorkerReply::Failed(cannot_write(&image, &error)),
                 };
