@@ -164,7 +164,7 @@ impl Node {
         let log = File::options().append(true).create(true).open(self.path("daemon.log"))?;
         // The machine's own configuration file must not be read.
         let configuration = self.path("rekindled.toml");
-        fs::write(&configuration, self.with_state(&with_staging(&self.configuration)))?;
+        fs::write(&configuration, self.with_state(&with_pool(&with_staging(&self.configuration))))?;
         let mut command = Command::new(stage::program("rekindled")?);
         stage::clean_environment(&mut command);
         let process = command
@@ -480,6 +480,20 @@ fn with_staging(configuration: &str) -> String {
         configuration.replacen(SECTION, STAGING, 1)
     } else {
         format!("{configuration}\n{STAGING}")
+    }
+}
+
+/// Has the pool keep a fixed number of workers, unless the configuration says how many: tests compare what is left when a program
+/// has ended with what there was before.
+fn with_pool(configuration: &str) -> String {
+    const SECTION: &str = "[pool]\n";
+    const FIXED: &str = "[pool]\nlearned = 0\n";
+    if configuration.contains("learned = ") {
+        configuration.to_owned()
+    } else if configuration.contains(SECTION) {
+        configuration.replacen(SECTION, FIXED, 1)
+    } else {
+        format!("{configuration}\n{FIXED}")
     }
 }
 
