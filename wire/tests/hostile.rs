@@ -101,6 +101,7 @@ fn messages() -> Vec<Vec<u8>> {
         copying: Copying::Cow,
         precopied: true,
         rehearses: true,
+        hash_on_device: true,
     };
     all.push(serde_json::to_vec(&save).unwrap());
     all.push(serde_json::to_vec(&WorkerReply::Begun { code: vec![], secured: Secured::default() }).unwrap());

@@ -42,6 +42,8 @@ pub(crate) struct Wanted {
     pub(crate) how: How,
     /// Whether the daemon has another worker prove that a log which was cut can be replayed.
     pub(crate) rehearses: bool,
+    /// Whether content that the device has hashed is not hashed again on the host, if the client does not run meanwhile.
+    pub(crate) hash_on_device: bool,
     pub(crate) cancel: Arc<Cancel>,
 }
 
@@ -111,6 +113,12 @@ impl Checkpoint {
         };
         let secured =
             self.secure(layers, &mut tasks, (wanted.how, &wanted.key), room.as_mut(), precopied.as_ref(), &writer);
+        let secured = secured.and_then(|secured| {
+            if wanted.hash_on_device && !tasks.iter().any(|task| task.preservation != Preservation::Closed) {
+                self.hash_closed(layers, &mut tasks, &wanted.key)?;
+            }
+            Ok(secured)
+        });
         let secured = match secured {
             Ok(secured) => secured,
             Err(why) => {
@@ -154,6 +162,7 @@ impl Checkpoint {
             preservation: if closed { Preservation::Closed } else { Preservation::Protected },
             soon: self.copying.written_soon.get(&place).copied().unwrap_or(u32::MAX),
             expected: None,
+            known: None,
             before: None,
         }
     }
@@ -243,8 +252,17 @@ mod tests {
         let error = checkpoint.begin_precopy(&mut layers, writer(), Arc::default()).unwrap_err();
         assert!(matches!(error, CopyError::State(StateError::TooLong(_))), "{error}");
         let (writer, elsewhere, cancel) = (writer(), BTreeSet::new(), Arc::default());
-        let wanted =
-            Wanted { head: 0, key, writer, precopied: false, elsewhere, how: How::Stop, rehearses: true, cancel };
+        let wanted = Wanted {
+            head: 0,
+            key,
+            writer,
+            precopied: false,
+            elsewhere,
+            how: How::Stop,
+            rehearses: true,
+            hash_on_device: true,
+            cancel,
+        };
         let (mut layers, checkpoint) = worker.layers();
         let error = checkpoint.begin_saving(&mut layers, wanted).unwrap_err();
         assert!(matches!(error, SaveError::State(StateError::TooLong(_))), "{error}");

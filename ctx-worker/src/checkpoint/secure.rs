@@ -82,6 +82,20 @@ impl Checkpoint {
         Ok(secured)
     }
 
+    /// Hashes all jobs, which stay as they are until they are copied, so that lanes need not hash their content.
+    pub(crate) fn hash_closed(
+        &mut self,
+        layers: &mut Layers<'_>,
+        tasks: &mut [Task],
+        key: &ContentKey,
+    ) -> Result<(), CopyError> {
+        self.hasher.set_key(layers.call.driver(), key)?;
+        self.hash_tasks(layers, tasks, |_| true)?;
+        layers.call.gpu.leave();
+        tasks.iter_mut().for_each(|task| task.known = task.expected.take());
+        Ok(())
+    }
+
     /// Hashes these jobs, as many at a time as there is room for, and clones some in the same step.
     fn hash_tasks(
         &mut self,

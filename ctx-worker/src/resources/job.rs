@@ -29,6 +29,8 @@ pub(crate) enum EngineError {
     NotHashed,
     #[error("{length} bytes at {address:#x} are not what was read from the image: restore again")]
     NotArrived { address: u64, length: u64 },
+    #[error("the copy of {length} bytes at {address:#x} is not what the device has there: try again")]
+    NotCopied { address: u64, length: u64 },
     #[error("there is no thread to copy: the machine or the daemon's user has no more")]
     NoThread,
 }
@@ -44,6 +46,7 @@ impl Failing for EngineError {
             | Self::NothingToLoad
             | Self::NotHashed
             | Self::NotArrived { .. }
+            | Self::NotCopied { .. }
             | Self::NoThread => FailureKind::Internal,
         }
     }

@@ -500,7 +500,16 @@ impl Server {
                 WorkerReply::Done
             }
             (
-                WorkerRequest::Save { hash_key, files, elsewhere, compression, copying, precopied, rehearses },
+                WorkerRequest::Save {
+                    hash_key,
+                    files,
+                    elsewhere,
+                    compression,
+                    copying,
+                    precopied,
+                    rehearses,
+                    hash_on_device,
+                },
                 State::Quiesced(closed),
             ) => {
                 let key = ContentKey::from_bytes(hash_key);
@@ -512,6 +521,7 @@ impl Server {
                     elsewhere: elsewhere.into_iter().collect(),
                     how: copying,
                     rehearses,
+                    hash_on_device,
                     cancel: Arc::clone(&self.channel.cancel),
                 };
                 let (mut layers, checkpoint) = self.executor.layers();

@@ -129,6 +129,10 @@ pub enum WorkerRequest {
         /// this field do not.
         #[serde(default)]
         rehearses: bool,
+        /// Whether content that the device has hashed is not hashed again on the host, where the client does not run during the
+        /// copy: a load notices what has changed on the way. Workers from before this field hash it again.
+        #[serde(default)]
+        hash_on_device: bool,
     },
     /// How far is the copy?
     Progress,

@@ -417,6 +417,7 @@ impl Shared {
             copying: planned.chosen.copying(),
             precopied: planned.files.is_some(),
             rehearses: true,
+            hash_on_device: false,
         };
         let known = writer.base().map(|base| base.known(client.namespace_pid())).unwrap_or_default();
         let blob = known.to_bytes();

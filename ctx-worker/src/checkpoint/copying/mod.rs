@@ -114,6 +114,8 @@ pub(crate) struct Task {
     pub(crate) soon: u32,
     /// Its hash at the quiesce.
     pub(crate) expected: Option<PieceHash>,
+    /// Its hash by the device, if nothing writes the memory before it is copied: then nobody hashes the copy.
+    pub(crate) known: Option<PieceHash>,
     /// The job's piece from before the quiesce, whose place in the file the content takes.
     pub(crate) before: Option<Piece>,
 }

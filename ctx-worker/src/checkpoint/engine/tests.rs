@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use rekindle_images::content::ContentKey;
-use rekindle_images::{DataFile, DataReader, HashKey, ImageError, PIECE_LENGTH, Storage};
+use rekindle_images::{DataFile, DataReader, HashKey, ImageError, PIECE_LENGTH, PieceHash, Storage};
 
 use super::stage::tests::{alone, unit};
 use super::*;
@@ -57,8 +57,15 @@ impl Memory {
 
     fn copying(&self, preservation: Preservation) -> Arc<Copying> {
         let address = self.0.as_ptr() as u64;
-        let task =
-            |job| Task { job, place: Place::Allocation(address), preservation, expected: None, before: None, soon: 0 };
+        let task = |job| Task {
+            job,
+            place: Place::Allocation(address),
+            preservation,
+            expected: None,
+            known: None,
+            before: None,
+            soon: 0,
+        };
         Copying::new(jobs(address, self.0.len() as u64, 0, 1).map(task).collect(), None, false)
     }
 }
@@ -132,6 +139,29 @@ unsafe extern "C" fn give_up_with_the_third(
     }
     // SAFETY: the caller's promise.
     unsafe { copy_to_host(host, device, bytes, stream) }
+}
+
+#[test]
+fn hashes_of_the_device_are_stored_and_zeros_that_it_does_not_have_are_noticed() {
+    let _alone = alone();
+    let (driver, mut memory) = (driver(), Memory::new(3));
+    memory.0[..PIECE_LENGTH as usize].fill(0);
+    let mut engine = engine(&driver);
+    let file = tempfile::tempfile().unwrap();
+    let (of_zeros, other) = (writer(&file).hash(&memory.0[..PIECE_LENGTH as usize]), writer(&file).hash(b"other"));
+    let mut copy = |known: [PieceHash; 3]| {
+        let usual = memory.copying(Preservation::Closed);
+        let tasks = usual.tasks.iter().zip(known).map(|(task, known)| Task { known: Some(known), ..*task });
+        let copying = Copying::new(tasks.collect(), None, false);
+        engine.copy_out(&driver, &copying, &writer(&file)).map(|()| copying.pieces().unwrap())
+    };
+    // A load compares these with what the device has then.
+    let pieces = copy([of_zeros, other, other]).unwrap();
+    assert_eq!(pieces.iter().map(|piece| piece.hash).collect::<Vec<_>>(), [of_zeros, other, other]);
+    assert!(matches!(pieces[0].storage, Storage::Zero) && matches!(pieces[1].storage, Storage::Stored(_)));
+    // A load sets zeros, and compares nothing.
+    let failed = copy([other, other, other]);
+    assert!(matches!(failed, Err(EngineError::NotCopied { .. })), "{failed:?}");
 }
 
 #[test]
