@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::disk::SmallDisk;
+use rekindle_e2e::podman::Podman;
 use rekindle_e2e::random::{Random, repetitions};
 use rekindle_e2e::wait::until_true;
-use rekindle_e2e::{App, Node, Result, until};
+use rekindle_e2e::{App, Node, Result, stage, until};
 use rekindle_wire::control::{ClientInfo, Failure, FailureKind, Reply, Request, SuspendedInfo};
 
 const BALLAST: [&str; 2] = ["--ballast-kib", "98304"];
@@ -259,5 +260,45 @@ fn programs_of_random_numbers_are_suspended_again_and_again_under_load_and_end_a
         assert_eq!(app.finish()?, expected, "seed {seed}");
     }
     eprintln!("{done} suspends");
+    node.finish()
+}
+
+#[test]
+fn a_container_is_suspended_and_resumed_by_its_name() -> Result {
+    let node = Node::at_default_socket()?;
+    let podman = Podman::new(&node)?;
+    let shared = node.path("shared");
+    fs::create_dir(&shared)?;
+    let volume = format!("{}:/shared", shared.display());
+    let files = ["--until", "/shared/end", "--progress", "/shared/progress"];
+    let program = [&["steady", "--sleep-us", "1000"], &files[..], &BALLAST].concat();
+    podman.run("lender", &["--annotation", "dev.rekindle/enable=true", "--volume", &volume], &program)?;
+    // The wrapper calls podman with the options that this machine needs.
+    let wrapper = node.path("podman");
+    let lib = stage::repository()?.join("scripts/lib/podman.sh");
+    stage::write_script(&wrapper, &format!("#!/bin/bash\n. '{}'\npodman_ \"$@\"\n", lib.display()))?;
+    let rekindle = |verb: &str, more: &[&str]| -> Result<Vec<SuspendedInfo>> {
+        let options = [verb, "--container", "lender", "--json", "--podman"].map(OsStr::new);
+        let arguments: Vec<_> =
+            options.into_iter().chain([wrapper.as_os_str()]).chain(more.iter().map(OsStr::new)).collect();
+        let output = node.rekindle(&arguments)?;
+        let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        ensure!(output.status.success(), "{said} {errors}");
+        Ok(serde_json::from_str(&said)?)
+    };
+    // The file is rewritten all the time.
+    let progress = || fs::read_to_string(shared.join("progress")).ok().and_then(|it| it.trim().parse::<u64>().ok());
+    until_true("the container's program works", || Ok(progress().is_some_and(|steps| steps >= 5)))?;
+    let suspended = rekindle("suspend", &["--hold"])?;
+    ensure!(suspended.len() == 1 && suspended[0].bytes >= BALLAST_BYTES, "{suspended:?}");
+    let states: Vec<_> = node.clients()?.into_iter().map(|it| it.state).collect();
+    assert_eq!(states, ["suspended"]);
+    let resumed = rekindle("resume", &[])?;
+    assert_eq!((resumed.len(), resumed[0].bytes), (1, suspended[0].bytes));
+    let before = progress().unwrap_or(0);
+    until_true("the program goes on", || Ok(progress().is_some_and(|steps| steps > before)))?;
+    fs::write(shared.join("end"), "")?;
+    assert_eq!(podman.output("lender")?, "steady ok\n");
+    drop(podman);
     node.finish()
 }
