@@ -76,6 +76,11 @@ impl DataReader {
         Self { key, hasher: key.hasher(), files: files.into_iter().collect() }
     }
 
+    /// The files, which nobody reads any more.
+    pub fn into_files(self) -> impl Iterator<Item = File> {
+        self.files.into_values()
+    }
+
     /// The key under which pieces are hashed.
     #[must_use]
     pub fn key(&self) -> HashKey {

@@ -106,6 +106,12 @@ impl Checkpoint {
                 (times.content_ns, times.hash_ns) = (took.as_nanos() as u64, began.elapsed().as_nanos() as u64);
                 (times.bytes, times.set) = (content.fill.bytes(), content.fill.set());
                 self.content = ContentLoad::Loaded(times);
+                // The thread has ended, so this is the only reference.
+                if let Some(content) = Arc::into_inner(content)
+                    && content.is_last_use
+                {
+                    self.discarded.add(content.reader.into_files());
+                }
                 Ok(times)
             }
         }

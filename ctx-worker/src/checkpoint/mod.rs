@@ -30,7 +30,7 @@ use rekindle_cuda_abi::table::Function;
 use self::access::hash::Hasher;
 use self::access::observe::Observation;
 use self::access::tracker::Tracker;
-use self::content::ContentLoad;
+use self::content::{ContentLoad, Discarded};
 use self::copying::background::Background;
 use self::copying::guard::Guard;
 use self::copying::reserving::Reserving;
@@ -56,6 +56,8 @@ pub(crate) struct Checkpoint {
     pub(crate) copying: CopyState,
     /// The load of a restored client's content.
     pub(crate) content: ContentLoad,
+    /// What is left of the content of a client that was suspended.
+    pub(crate) discarded: Discarded,
 }
 
 /// The state of copies of the client's memory: the copy in the background, and the results of the last copy.
@@ -93,6 +95,7 @@ impl Checkpoint {
             observed: None,
             copying: CopyState::default(),
             content: ContentLoad::default(),
+            discarded: Discarded::default(),
         }
     }
 }

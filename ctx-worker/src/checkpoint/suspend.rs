@@ -82,6 +82,7 @@ impl Checkpoint {
     /// # Errors
     /// Errors of the driver. The memory is of no use then.
     pub(crate) fn give_back(&mut self, layers: &mut Layers<'_>) -> Result<u64, CallFailed> {
+        self.discarded.clear();
         let Layers { call, memory, .. } = layers;
         enter_any(call, memory);
         let driver = call.driver();
@@ -123,7 +124,7 @@ impl Checkpoint {
         let fill = content_of_memory(layers.memory, &kept.client, kept.key)?;
         let times = LoadTimes { map_ns: began.elapsed().as_nanos() as u64, ..LoadTimes::default() };
         let reader = DataReader::new(kept.key, std::mem::take(&mut kept.files));
-        let content = Content { fill, reader, aliases };
+        let content = Content { fill, reader, aliases, is_last_use: true };
         self.begin_load(&mut layers.call.gpu, &layers.memory.devices, content, times, over)
     }
 }

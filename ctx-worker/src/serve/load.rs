@@ -66,7 +66,13 @@ impl Executor {
         layers.scheduler.times.record_events(layers.call)?;
         let times = LoadTimes { code_ns, replay_ns, map_ns: steps.next(), ..LoadTimes::default() };
         let Layers { call, memory, .. } = layers;
-        checkpoint.begin_load(&mut call.gpu, &memory.devices, Content { fill, reader, aliases }, times, over)
+        checkpoint.begin_load(
+            &mut call.gpu,
+            &memory.devices,
+            Content { fill, reader, aliases, is_last_use: false },
+            times,
+            over,
+        )
     }
 
     /// Waits for the end of the load of the content, and compares its hashes. Returns how long the load took.

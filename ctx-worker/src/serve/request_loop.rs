@@ -225,17 +225,18 @@ impl Server {
             if self.channel.news.load(Ordering::Acquire) {
                 break;
             }
+            self.executor.checkpoint.discarded.beside_commands();
             if worked {
                 last_command = Instant::now();
             } else if self.executor.is_waiting() {
                 if last_command.elapsed() < HOT_WAIT && !self.spin.is_zero() {
                     std::hint::spin_loop();
-                } else {
+                } else if !self.executor.checkpoint.discarded.step() {
                     self.sleep(consumer, PAUSE);
                 }
             } else if last_command.elapsed() < self.spin {
                 std::hint::spin_loop();
-            } else {
+            } else if !self.executor.checkpoint.discarded.step() {
                 self.sleep(consumer, Duration::from_secs(5));
             }
         }

@@ -10,7 +10,7 @@ use rekindle_e2e::disk::SmallDisk;
 use rekindle_e2e::podman::Podman;
 use rekindle_e2e::random::{Random, repetitions};
 use rekindle_e2e::wait::until_true;
-use rekindle_e2e::{App, Node, Result, stage, until};
+use rekindle_e2e::{App, Node, Result, process, stage, until};
 use rekindle_wire::control::{ClientInfo, Failure, FailureKind, Reply, Request, SuspendedInfo};
 
 const BALLAST: [&str; 2] = ["--ballast-kib", "98304"];
@@ -289,12 +289,15 @@ fn a_container_is_suspended_and_resumed_by_its_name() -> Result {
     // The file is rewritten all the time.
     let progress = || fs::read_to_string(shared.join("progress")).ok().and_then(|it| it.trim().parse::<u64>().ok());
     until_true("the container's program works", || Ok(progress().is_some_and(|steps| steps >= 5)))?;
+    let worker = node.clients()?.first().map(|it| it.worker).context("there is a client")?;
+    let descriptors = process::settled_descriptors(worker)?;
     let suspended = rekindle("suspend", &["--hold"])?;
     ensure!(suspended.len() == 1 && suspended[0].bytes >= BALLAST_BYTES, "{suspended:?}");
     let states: Vec<_> = node.clients()?.into_iter().map(|it| it.state).collect();
     assert_eq!(states, ["suspended"]);
     let resumed = rekindle("resume", &[])?;
     assert_eq!((resumed.len(), resumed[0].bytes), (1, suspended[0].bytes));
+    until_true("the saved content is freed", || Ok(process::descriptors(worker)? == descriptors))?;
     let before = progress().unwrap_or(0);
     until_true("the program goes on", || Ok(progress().is_some_and(|steps| steps > before)))?;
     fs::write(shared.join("end"), "")?;
