@@ -56,6 +56,10 @@ impl Checkpoint {
         layers: &mut Layers<'_>,
         wanted: Wanted,
     ) -> Result<(Vec<SavedCode>, Secured), SaveError> {
+        if wanted.hash_on_device {
+            // A suspension, which needs the host memory that the last one still has.
+            self.discarded.clear();
+        }
         layers.memory.leave_out(layers.call, &wanted.elsewhere);
         if let Some(why) = &layers.call.session.unsavable {
             return Err(SaveError::Unsavable(why.clone()));

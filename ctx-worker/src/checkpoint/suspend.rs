@@ -82,7 +82,6 @@ impl Checkpoint {
     /// # Errors
     /// Errors of the driver. The memory is of no use then.
     pub(crate) fn give_back(&mut self, layers: &mut Layers<'_>) -> Result<u64, CallFailed> {
-        self.discarded.clear();
         let Layers { call, memory, .. } = layers;
         enter_any(call, memory);
         let driver = call.driver();
