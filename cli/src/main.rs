@@ -31,6 +31,7 @@ mod ps;
 mod restore;
 mod run;
 mod suspend;
+mod warm;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -61,6 +62,8 @@ enum Verb {
     Suspend(suspend::Suspend),
     /// Bring the GPU memory of suspended processes back now
     Resume(suspend::Resume),
+    /// Keep an image ready for restores, or list those that are
+    Warm(warm::Options),
     /// List the kinds of workers that the daemon keeps ready
     Pool(pool::Options),
     /// Show or choose the protocol by which a process is checkpointed
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
         Verb::Restore(options) => restore::restore(&options),
         Verb::Suspend(options) => suspend::suspend(&options),
         Verb::Resume(options) => suspend::resume(&options),
+        Verb::Warm(options) => warm::warm(&options),
         Verb::Pool(options) => pool::pool(&options),
         Verb::Protocol(options) => protocol::protocol(&options),
         Verb::Doctor(options) => doctor::doctor(&options),

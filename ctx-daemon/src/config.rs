@@ -53,6 +53,9 @@
 //! allow_other_gpu = false     # on GPUs of another model, number of multiprocessors or memory
 //! run_before_loaded = true    # processes run again before the content of their GPU memory is loaded
 //!
+//! [warm]
+//! memory_mib = 65536          # host memory of all images that are kept ready for restores; half of the host's unless given
+//!
 //! [access]                    # for measurements with little memory: every command waits for the GPU, twice
 //! report = false              # compare each command's writes with the prediction; `rekindle ps --access`
 //! limit_mib = 1024            # with more GPU memory than this nothing is compared
@@ -212,6 +215,8 @@ pub(crate) struct RestoreConfig {
     pub(crate) allowances: Allowances,
     /// Whether restored processes run before the content of their GPU memory is loaded.
     pub(crate) run_before_loaded: bool,
+    /// Bytes of host memory for warm images; none where the file says nothing.
+    pub(crate) warm_memory: Option<u64>,
 }
 
 /// How programs are checkpointed.
@@ -333,6 +338,14 @@ struct File {
     image: ImageTable,
     #[serde(default)]
     restore: RestoreTable,
+    #[serde(default)]
+    warm: WarmTable,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WarmTable {
+    memory_mib: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -576,6 +589,7 @@ impl Config {
             restore: RestoreConfig {
                 allowances: file.restore.allowances(),
                 run_before_loaded: file.restore.run_before_loaded.unwrap_or(true),
+                warm_memory: file.warm.memory_mib.map(|mib| mib.saturating_mul(1 << 20)),
             },
             state_dir: state_dir(file.state_dir, &socket)?,
             socket: SocketConfig {

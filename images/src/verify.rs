@@ -10,9 +10,9 @@ use std::thread;
 
 use crate::data_reader::{DataFile, DataReader};
 use crate::data_writer::is_zero;
-use crate::hash::{HashKey, Hasher, PieceHash};
+use crate::hash::{CodeHash, HashKey, Hasher, PieceHash};
 use crate::image::Image;
-use crate::manifest::{Client, CodeImage, Piece, Storage};
+use crate::manifest::{Client, CodeImage, Manifest, Piece, Storage};
 use crate::names::data_name;
 use crate::region::Region;
 use crate::{ImageError, sys};
@@ -119,89 +119,13 @@ impl Image {
                 return findings.report(0, 0, 0);
             }
         };
-        let mut tasks = Vec::new();
-        let (mut pieces, mut code_images) = (0, 0);
-        let mut zeros = Zeros::new(self.manifest().hash_key);
-        for region in self.manifest().clients.iter().flat_map(Client::regions) {
-            for piece in region.pieces {
-                pieces += 1;
-                match piece.storage {
-                    Storage::Zero if zeros.hash(piece.length) != piece.hash => {
-                        let what = "content said to be zero does not match its hash";
-                        let error = ImageError::corrupt(crate::MANIFEST, what);
-                        findings.add(error, Some(&region));
-                    }
-                    Storage::Zero => {}
-                    _ => tasks.push(Task::Piece(piece, region)),
-                }
-            }
-        }
-        // In the order in which the disk has them.
-        tasks.sort_by_key(|task| match task {
-            Task::Piece(piece, _) => piece.storage.place(),
-            _ => None,
-        });
+        let (pieces, mut tasks) = pieces_of(self.manifest(), &findings);
         tasks.extend(self.gaps());
-        for code in &self.manifest().code {
-            code_images += 1;
-            tasks.push(Task::Code(*code));
-        }
-
-        let read = self.work(&reader, &tasks, &findings, &progress);
-        findings.report(pieces, code_images, read)
-    }
-
-    /// Does the tasks, and returns how many bytes of content were read.
-    fn work(
-        &self,
-        reader: &DataReader,
-        tasks: &[Task<'_>],
-        findings: &Findings,
-        progress: &(impl Fn(Progress) + Sync),
-    ) -> u64 {
-        let total = tasks.iter().map(|task| self.length(task)).sum();
-        let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
-        let one = || {
-            let mut buffer = Vec::new();
-            while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let (result, region) = match task {
-                    Task::Piece(piece, region) => {
-                        // Bounded: every piece of an open image is at most MAX_PIECE_LENGTH.
-                        buffer.resize(piece.length as usize, 0);
-                        (reader.read(piece, &mut buffer), Some(region))
-                    }
-                    Task::Code(code) => (self.read_code(code.hash).map(drop), None),
-                    Task::Gap { file, start, end } => (check_gap(reader, *file, *start, *end), None),
-                };
-                if let Err(error) = result {
-                    findings.add(error, region);
-                }
-                let length = self.length(task);
-                let done = done.fetch_add(length, Ordering::Relaxed) + length;
-                if length != 0 {
-                    progress(Progress { done, total });
-                }
-            }
-        };
-        let useful = usize::try_from(total / PER_THREAD).unwrap_or(usize::MAX);
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let threads = useful.clamp(1, MAX_THREADS.min(cores));
-        thread::scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(one);
-            }
-            one();
-        });
-        done.into_inner()
-    }
-
-    /// Content in a task, in bytes.
-    fn length(&self, task: &Task<'_>) -> u64 {
-        match task {
-            Task::Piece(piece, _) => piece.length,
-            Task::Code(code) => code.size,
-            Task::Gap { .. } => 0,
-        }
+        let code = &self.manifest().code;
+        tasks.extend(code.iter().map(|it| Task::Code(*it)));
+        let read_code = |hash| self.read_code(hash).map(drop);
+        let read = work(&reader, &tasks, &findings, &read_code, &progress);
+        findings.report(pieces, code.len() as u64, read)
     }
 
     /// The ranges of each data file that no piece covers.
@@ -231,6 +155,99 @@ impl Image {
             }
         }
         gaps
+    }
+}
+
+impl DataReader {
+    /// Reads all pieces of the clients in a manifest, with several threads, and compares them with their hashes. Nothing else
+    /// is verified, neither code nor what lies between pieces.
+    #[must_use]
+    pub fn verify(&self, manifest: &Manifest) -> Report {
+        let findings = Findings::default();
+        let (pieces, tasks) = pieces_of(manifest, &findings);
+        let no_code = |_| Ok(());
+        let read = work(self, &tasks, &findings, &no_code, &|_| {});
+        findings.report(pieces, 0, read)
+    }
+}
+
+/// The number of all pieces in a manifest, and the tasks of those that are stored, in the order in which the disk has them.
+/// Pieces of zeros are compared at once.
+fn pieces_of<'a>(manifest: &'a Manifest, findings: &Findings) -> (u64, Vec<Task<'a>>) {
+    let (mut pieces, mut tasks) = (0, Vec::new());
+    let mut zeros = Zeros::new(manifest.hash_key);
+    for region in manifest.clients.iter().flat_map(Client::regions) {
+        for piece in region.pieces {
+            pieces += 1;
+            match piece.storage {
+                Storage::Zero if zeros.hash(piece.length) != piece.hash => {
+                    let what = "content said to be zero does not match its hash";
+                    findings.add(ImageError::corrupt(crate::MANIFEST, what), Some(&region));
+                }
+                Storage::Zero => {}
+                _ => tasks.push(Task::Piece(piece, region)),
+            }
+        }
+    }
+    tasks.sort_by_key(|task| match task {
+        Task::Piece(piece, _) => piece.storage.place(),
+        _ => None,
+    });
+    (pieces, tasks)
+}
+
+/// Does the tasks, and returns how many bytes of content were read.
+fn work(
+    reader: &DataReader,
+    tasks: &[Task<'_>],
+    findings: &Findings,
+    read_code: &(impl Fn(CodeHash) -> Result<(), ImageError> + Sync),
+    progress: &(impl Fn(Progress) + Sync),
+) -> u64 {
+    let total = tasks.iter().map(Task::length).sum();
+    let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
+    let one = || {
+        let mut buffer = Vec::new();
+        while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let (result, region) = match task {
+                Task::Piece(piece, region) => {
+                    // Bounded: every piece of an open image is at most MAX_PIECE_LENGTH.
+                    buffer.resize(piece.length as usize, 0);
+                    (reader.read(piece, &mut buffer), Some(region))
+                }
+                Task::Code(code) => (read_code(code.hash), None),
+                Task::Gap { file, start, end } => (check_gap(reader, *file, *start, *end), None),
+            };
+            if let Err(error) = result {
+                findings.add(error, region);
+            }
+            let length = task.length();
+            let done = done.fetch_add(length, Ordering::Relaxed) + length;
+            if length != 0 {
+                progress(Progress { done, total });
+            }
+        }
+    };
+    let useful = usize::try_from(total / PER_THREAD).unwrap_or(usize::MAX);
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let threads = useful.clamp(1, MAX_THREADS.min(cores));
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(one);
+        }
+        one();
+    });
+    done.into_inner()
+}
+
+impl Task<'_> {
+    /// Content in a task, in bytes.
+    fn length(&self) -> u64 {
+        match self {
+            Task::Piece(piece, _) => piece.length,
+            Task::Code(code) => code.size,
+            Task::Gap { .. } => 0,
+        }
     }
 }
 

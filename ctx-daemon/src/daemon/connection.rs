@@ -145,6 +145,19 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             drop(pending);
             message::reply(&stream, &suspend::resume(daemon, &suspend::Asked { peer, pid }));
         }
+        Request::Warm { .. } | Request::WarmImages | Request::ForgetWarm if !may_checkpoint(peer) => {
+            warn!(pid = peer.pid, uid = peer.uid, "not allowed to keep images warm");
+            let reason =
+                "only root and the user that rekindled runs as may keep images warm, and not from inside a container";
+            message::fail(&stream, Failure::refused(reason));
+        }
+        Request::Warm { copies, resident } => {
+            drop(pending);
+            let wanted = restore::Wanted { copies: copies as usize, resident };
+            message::reply(&stream, &restore::warm(daemon, &stream, wanted, fds));
+        }
+        Request::WarmImages => message::reply(&stream, &restore::list(daemon)),
+        Request::ForgetWarm => message::reply(&stream, &restore::forget(daemon, fds)),
         Request::Grant { container, pid, gpus, limits, protocol } => {
             drop(pending);
             let asked = grants::Asked { pid, gpus, limits, protocol };

@@ -29,6 +29,7 @@ mod content;
 mod dump;
 mod gpus;
 mod grants;
+mod host_memory;
 mod imports;
 mod ipc;
 mod links;
@@ -111,7 +112,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
     let sandbox = Sandbox::probe(&config.workers.sandbox)?;
     let listener = Listener::bind(&config, &sandbox)?;
     let daemon = Arc::new(Daemon::start(config, sandbox)?);
-    suspend::prepare();
+    host_memory::prepare();
     for acceptor in listener.acceptors()? {
         let accepting = Arc::clone(&daemon);
         thread("listener", move || acceptor.accept_all(&accepting))?;

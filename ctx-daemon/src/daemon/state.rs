@@ -14,7 +14,7 @@ use super::lost::LostWorkers;
 use super::memory_pressure::MemoryPressure;
 use super::nvml::Nvml;
 use super::pool::Pool;
-use super::restore::Restores;
+use super::restore::{Restores, WarmImages};
 use super::sandbox::Sandbox;
 use super::spawn::Spawner;
 use super::stage::Stage;
@@ -27,6 +27,7 @@ pub(super) struct Daemon {
     pub(super) pool: Arc<Pool>,
     pub(super) clients: Clients,
     pub(super) restores: Restores,
+    pub(super) warm: WarmImages,
     pub(super) checkpoints: Checkpoints,
     pub(super) copying: CopyResources,
     pub(super) sandbox: Sandbox,
@@ -51,6 +52,11 @@ pub(super) struct CopyResources {
     pub(super) links: Arc<Links>,
 }
 
+/// Half of the host's memory, in bytes.
+fn half_of_memory() -> io::Result<u64> {
+    Ok(super::sys::memory()? / 2)
+}
+
 impl Daemon {
     /// Begins to fill the pool and the stage; there are no connections yet.
     ///
@@ -65,6 +71,7 @@ impl Daemon {
                 records: Arc::new(WorkerRecords::open(&config.state_dir)),
             },
             restores: Restores::default(),
+            warm: WarmImages::new(config.restore.warm_memory.map_or_else(half_of_memory, Ok)?),
             checkpoints: Checkpoints::default(),
             copying: CopyResources {
                 memory_pressure: Arc::default(),

@@ -190,12 +190,21 @@ pub(crate) fn raise_descriptor_limit() -> io::Result<()> {
     Ok(rustix::process::setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
-/// The bytes of memory that programs could have without swapping.
+/// The bytes of host memory that can be had without swapping, as the kernel estimates it.
 pub(crate) fn available_memory() -> io::Result<u64> {
+    memory_info("MemAvailable")
+}
+
+/// The bytes of host memory in all.
+pub(crate) fn memory() -> io::Result<u64> {
+    memory_info("MemTotal")
+}
+
+fn memory_info(name: &str) -> io::Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     let kib = line.and_then(|it| it.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.map(|kib| kib << 10).ok_or_else(|| io::Error::other("/proc/meminfo does not say MemAvailable"))
+    kib.map(|kib| kib << 10).ok_or_else(|| io::Error::other(format!("/proc/meminfo does not say {name}")))
 }
 
 /// Frees the pages of a memfd of this size, even if processes map it.

@@ -18,6 +18,7 @@ mod restore;
 mod stopped;
 mod support;
 mod suspend;
+mod warm;
 mod worker;
 
 /// Not a test: the program that the daemon starts as a worker.

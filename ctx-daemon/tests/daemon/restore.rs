@@ -34,7 +34,7 @@ fn change_pid(dir: &TempDir, pid: i32) {
 }
 
 /// Writes the image again with a change.
-fn change(dir: &TempDir, change: impl FnOnce(&mut rekindle_images::Client)) {
+pub(crate) fn change(dir: &TempDir, change: impl FnOnce(&mut rekindle_images::Client)) {
     change_all(dir, |clients| change(&mut clients[0]));
 }
 
@@ -62,7 +62,7 @@ fn change_all(dir: &TempDir, change: impl FnOnce(&mut Vec<rekindle_images::Clien
     writer.commit(manifest).unwrap();
 }
 
-fn begin(daemon: &Daemon, dir: &Path) -> (Session, u64) {
+pub(crate) fn begin(daemon: &Daemon, dir: &Path) -> (Session, u64) {
     let (session, reply) = Session::open(daemon, &Request::Restore, dir);
     let Reply::Prepared { restore, sockets } = reply else { panic!("{reply:?}") };
     assert_eq!((sockets[0].id, Path::new(&sockets[0].path)), (5, &*daemon.socket()));
@@ -73,7 +73,7 @@ fn refused(daemon: &Daemon, dir: &Path) -> String {
     reason(Session::open(daemon, &Request::Restore, dir).1)
 }
 
-const OPEN: Reply = Reply::Resumed { ours: true, open: true };
+pub(crate) const OPEN: Reply = Reply::Resumed { ours: true, open: true };
 
 #[test]
 fn a_client_comes_back_and_can_be_dumped_again() {

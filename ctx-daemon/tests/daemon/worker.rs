@@ -277,10 +277,11 @@ impl Worker {
                 self.code += code.len();
                 self.reply(&WorkerReply::Done);
             }
-            WorkerRequest::Load { data, hash_algorithm, hash_key, code, .. } => {
+            WorkerRequest::Load { data, hash_algorithm, hash_key, code, warm, .. } => {
                 let data = data.iter().map(|it| DataFile { depth: it.depth, index: it.index }).collect::<Vec<_>>();
                 let key = HashKey::from_parts(hash_algorithm, hash_key).unwrap();
-                self.load(key, &data, &code, &blob, fds);
+                let how = if warm { "Load warm" } else { "Load" };
+                self.load(how, (key, &data, &code), &blob, fds);
             }
             // A file says how the load of the content goes; without it, all is there.
             WorkerRequest::LoadProgress => match std::fs::read_to_string(self.dir.join("content")).as_deref() {
@@ -524,7 +525,13 @@ impl Worker {
         got >= 0
     }
 
-    fn load(&mut self, key: HashKey, data: &[DataFile], code: &[String], blob: &[u8], fds: Vec<OwnedFd>) {
+    fn load(
+        &mut self,
+        how: &str,
+        (key, data, code): (HashKey, &[DataFile], &[String]),
+        blob: &[u8],
+        fds: Vec<OwnedFd>,
+    ) {
         let record = Record::from_bytes(blob).unwrap();
         self.command.clone_from(&record.command);
         assert_eq!(fds.len(), data.len() + code.len());
@@ -549,7 +556,7 @@ impl Worker {
             cookie: 0,
             settings: Vec::new(),
         });
-        self.note(&format!("Load {}", self.code));
+        self.note(&format!("{how} {}", self.code));
         self.reply(&WorkerReply::Done);
     }
 

@@ -1,4 +1,4 @@
-//! Suspends a client: its GPU memory, whose content is saved, goes back to the devices, and comes back when the client resumes.
+//! A client without GPU memory: suspended, or loaded in advance for a restore. Its GPU memory, whose content is saved, goes back to the devices, and comes back when the client resumes.
 //!
 //! ```text
 //!   saved content ──> give_back: unmapped and released; addresses, objects, code, arrays and pinned memory stay
@@ -9,18 +9,17 @@
 //! The driver keeps graphs, textures and tensor maps that name the memory's addresses: they work with the new memory
 //! (measured, `tests/facts/exchange.cu`). So nothing else is destroyed or made again.
 
-use std::fs::File;
 use std::time::Instant;
 
 use rekindle_cuda_abi::types::CUDA_ERROR_OUT_OF_MEMORY;
-use rekindle_images::{Client, DataFile, DataReader, HashKey};
+use rekindle_images::{Client, DataReader};
 use rekindle_wire::control::{Failing, FailureKind, LoadTimes};
 use thiserror::Error;
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::content::Content;
 use crate::checkpoint::layers::Layers;
-use crate::checkpoint::load::{check_pieces, content_of_memory};
+use crate::checkpoint::load::{check_pieces, content, content_of_memory};
 use crate::gpu::driver::{CallFailed, Driver};
 use crate::resources::Memory;
 use crate::resources::memory::MemoryError;
@@ -54,11 +53,21 @@ impl Failing for SuspendError {
     }
 }
 
-/// The saved content of a suspended client.
+/// The saved content of a client that has no GPU memory now.
 pub(crate) struct Kept {
     pub(crate) client: Box<Client>,
-    pub(crate) key: HashKey,
-    pub(crate) files: Vec<(DataFile, File)>,
+    /// Reads the content; none once the content is being loaded.
+    pub(crate) reader: Option<DataReader>,
+    pub(crate) origin: Origin,
+}
+
+/// Where the saved content comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The client was suspended: its variables and arrays have their content, and nobody else has the files.
+    Suspension,
+    /// An image: variables and arrays have no content yet.
+    Image,
 }
 
 impl Checkpoint {
@@ -73,7 +82,8 @@ impl Checkpoint {
         if has_names {
             return Err(SuspendError::Shared);
         }
-        content_of_memory(memory, &kept.client, kept.key)?;
+        let key = kept.reader.as_ref().ok_or(NotLoaded::Busy)?.key();
+        content_of_memory(memory, &kept.client, key)?;
         Ok(())
     }
 
@@ -120,10 +130,13 @@ impl Checkpoint {
             }
         };
         check_pieces(&kept.client, &aliases)?;
-        let fill = content_of_memory(layers.memory, &kept.client, kept.key)?;
+        let reader = kept.reader.take().ok_or(NotLoaded::Busy)?;
+        let fill = match kept.origin {
+            Origin::Suspension => content_of_memory(layers.memory, &kept.client, reader.key())?,
+            Origin::Image => content(layers, &kept.client, reader.key())?,
+        };
         let times = LoadTimes { map_ns: began.elapsed().as_nanos() as u64, ..LoadTimes::default() };
-        let reader = DataReader::new(kept.key, std::mem::take(&mut kept.files));
-        let content = Content { fill, reader, aliases, is_last_use: true };
+        let content = Content { fill, reader, aliases, is_last_use: kept.origin == Origin::Suspension };
         self.begin_load(&mut layers.call.gpu, &layers.memory.devices, content, times, over)
     }
 }

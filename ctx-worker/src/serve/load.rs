@@ -15,10 +15,12 @@ use crate::checkpoint::layers::Layers;
 use crate::checkpoint::load::{
     check_pieces, compare_globals, content, read_mapped, restore_allocations, restore_parts,
 };
+use crate::checkpoint::suspend::{Kept, Origin};
 use crate::resources::job::EngineError;
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::pinned::PinnedMemory;
 use crate::resources::textures::{needs_memory, recorded_memory, recorded_value};
+use crate::resources::vmm::aliases::{Alias, unmap_aliases};
 use crate::serve::code_files;
 use crate::serve::executor::Executor;
 use crate::session::state::{self, Mapped, State};
@@ -33,12 +35,48 @@ impl Executor {
         code: Vec<(String, File)>,
         over: impl FnOnce() + Send + 'static,
     ) -> Result<(), NotLoaded> {
+        let (aliases, times) = self.prepare_client(client, &reader, code)?;
+        let (layers, checkpoint) = self.layers();
+        let fill = content(&layers, client, reader.key())?;
+        let Layers { call, memory, .. } = layers;
+        checkpoint.begin_load(
+            &mut call.gpu,
+            &memory.devices,
+            Content { fill, reader, aliases, is_last_use: false },
+            times,
+            over,
+        )
+    }
+
+    /// Restores everything except the memory that the client shares and the content of device memory, and gives that memory back
+    /// until a restore of the client begins. Returns the saved content, and the number of bytes that were given back. After an
+    /// error the worker cannot be used any more.
+    pub(crate) fn warm_client(
+        &mut self,
+        client: Box<Client>,
+        reader: DataReader,
+        code: Vec<(String, File)>,
+    ) -> Result<(Kept, u64), NotLoaded> {
+        let (aliases, _) = self.prepare_client(&client, &reader, code)?;
+        unmap_aliases(self.call.driver(), &aliases);
+        let (mut layers, checkpoint) = self.layers();
+        let bytes = checkpoint.give_back(&mut layers)?;
+        Ok((Kept { client, reader: Some(reader), origin: Origin::Image }, bytes))
+    }
+
+    /// Restores everything except the memory that the client shares and the content of device memory.
+    fn prepare_client(
+        &mut self,
+        client: &Client,
+        reader: &DataReader,
+        code: Vec<(String, File)>,
+    ) -> Result<(Vec<Alias>, LoadTimes), NotLoaded> {
         let dialect = Dialect::from_parts(client.wire_version, &client.shared_state);
         dialect.is_served()?;
         let mut steps = Steps::begin();
         let (kinds, state) = self.begin_loading(client, code)?;
         let code_ns = steps.next();
-        let mapped = read_mapped(client, &state, &reader)?;
+        let mapped = read_mapped(client, &state, reader)?;
         self.restore_state(client, &state, &mapped)?;
         // Textures may refer to memory, which must exist by then.
         let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
@@ -57,22 +95,13 @@ impl Executor {
         self.memory.textures.destroy_fillers(&mut self.call);
         compare_globals(&self.layers().0, client)?;
         holders.end(self)?;
-        let (mut layers, checkpoint) = self.layers();
+        let (mut layers, _) = self.layers();
         let aliases = layers.map_aliases()?;
         check_pieces(client, &aliases)?;
-        let fill = content(&layers, client, reader.key())?;
-        restore_parts(&mut layers, client, &reader)?;
+        restore_parts(&mut layers, client, reader)?;
         layers.memory.all_shared_is_mapped(layers.call, &state)?;
         layers.scheduler.times.record_events(layers.call)?;
-        let times = LoadTimes { code_ns, replay_ns, map_ns: steps.next(), ..LoadTimes::default() };
-        let Layers { call, memory, .. } = layers;
-        checkpoint.begin_load(
-            &mut call.gpu,
-            &memory.devices,
-            Content { fill, reader, aliases, is_last_use: false },
-            times,
-            over,
-        )
+        Ok((aliases, LoadTimes { code_ns, replay_ns, map_ns: steps.next(), ..LoadTimes::default() }))
     }
 
     /// Waits for the end of the load of the content, and compares its hashes. Returns how long the load took.

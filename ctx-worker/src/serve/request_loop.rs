@@ -192,6 +192,7 @@ impl Server {
             },
             State::Spare(_)
             | State::Rehearsed
+            | State::Warm(_)
             | State::Loaded(_)
             | State::Connected(_)
             | State::Filling(_)
@@ -306,9 +307,12 @@ impl Server {
             // Neither a load nor a suspended client needs a daemon.
             state @ (State::Filling(_) | State::Suspended(_)) => state,
             // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
-            State::Spare(_) | State::Rehearsed | State::Loaded(_) | State::Connected(_) | State::Failed(_) => unsafe {
-                libc::_exit(0)
-            },
+            State::Spare(_)
+            | State::Rehearsed
+            | State::Warm(_)
+            | State::Loaded(_)
+            | State::Connected(_)
+            | State::Failed(_) => unsafe { libc::_exit(0) },
         }
     }
 
@@ -417,19 +421,23 @@ impl Server {
                 or_failed(rehearsed.map(|()| State::Rehearsed))
             }
             (
-                WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits, rehearsal: false, early },
+                WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits, rehearsal: false, early, warm },
                 State::Spare(mut spare),
             ) => {
                 let mut fds = fds.into_iter();
                 let loaded = HashKey::from_parts(hash_algorithm, hash_key).map_err(Refusal::from).and_then(|key| {
                     spare.take_data(data, &mut fds)?;
                     spare.code.extend(code.into_iter().zip(fds));
-                    let loaded = self.load(spare, key, &blob, early)?;
+                    let loaded = match warm {
+                        true => State::Warm(Box::new(self.warm(spare, key, &blob)?)),
+                        false => State::Loaded(self.load(spare, key, &blob, early)?),
+                    };
                     self.executor.memory.set_limits(limits);
                     Ok(loaded)
                 });
-                or_failed(loaded.map(State::Loaded))
+                or_failed(loaded)
             }
+            (WorkerRequest::BringBack, State::Warm(warm)) => self.restore_warm(warm),
             (WorkerRequest::Pinned { pinned }, State::Loaded(mut loaded)) => {
                 loaded.pinned.extend(pinned.into_iter().zip(fds));
                 (State::Loaded(loaded), done(Ok(())))

@@ -1,4 +1,5 @@
-//! The requests of a restore, in their order: `Load`, `Connect`, `Open`, and `LoadProgress` from `Load` on.
+//! The requests of a restore, in their order: `Load`, `Connect`, `Open`, and `LoadProgress` from `Load` on. After a `Load` in
+//! advance, `BringBack` begins the restore.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -13,10 +14,11 @@ use rekindle_wire::ring::Consumer;
 use tracing::error;
 
 use crate::checkpoint::content::LoadProgress;
+use crate::checkpoint::suspend::is_out_of_memory;
 use crate::serve::channel::{self, Event};
 use crate::serve::refusal::Refusal;
 use crate::serve::request_loop::{Answered, Server, done, or_failed};
-use crate::serve::state::{Loaded, Spare, State};
+use crate::serve::state::{Loaded, Spare, State, Warm};
 
 impl Server {
     /// Loads a client: with `early` the content of its memory comes later.
@@ -33,6 +35,33 @@ impl Server {
             self.executor.end_load()?;
         }
         Ok(Loaded { client: Box::new(client), pinned: Vec::new() })
+    }
+
+    /// Loads a client in advance, without its GPU memory.
+    pub(super) fn warm(&mut self, spare: Spare, key: HashKey, blob: &[u8]) -> Result<Warm, Refusal> {
+        let reader = DataReader::new(key, spare.data);
+        let client = Box::new(Client::from_bytes(blob)?);
+        let code = spare.code.into_iter().map(|(hash, file)| (hash, channel::file(file))).collect();
+        let (kept, bytes) = self.executor.warm_client(client, reader, code)?;
+        Ok(Warm { kept, bytes })
+    }
+
+    /// A restore of a client that was loaded in advance begins: makes its memory, and begins to load its content. If the GPU has
+    /// no room, nothing changes.
+    pub(super) fn restore_warm(&mut self, mut warm: Box<Warm>) -> (State, Answered) {
+        let channel = Arc::clone(&self.channel);
+        let over = move || {
+            channel.tell(Event::LoadOver);
+        };
+        let (mut layers, checkpoint) = self.executor.layers();
+        match checkpoint.bring_back(&mut layers, &mut warm.kept, over) {
+            Ok(()) => (State::Loaded(Loaded { client: warm.kept.client, pinned: Vec::new() }), done(Ok(()))),
+            Err(why) if is_out_of_memory(&why) => {
+                let what = format!("the GPU has no room for the {} bytes of its memory now ({why})", warm.bytes);
+                (State::Warm(warm), Ok((WorkerReply::Busy { what }, Vec::new())))
+            }
+            Err(why) => or_failed(Err(why.into())),
+        }
     }
 
     /// Connects the restored process: its shared memory takes the place of the memory saved with it.

@@ -4,8 +4,11 @@
 //! |---|---|---|
 //! | `Spare` | `Open` | `Adopt`: the worker serves a client |
 //! | `Spare` | `Loaded` | `Load`: the state of a restored client is in place |
+//! | `Spare` | `Warm` | `Load` in advance: the state of a client is in place, and its memory is given back |
 //! | `Spare` | `Failed` | the client cannot be adopted, loaded or rehearsed |
 //! | `Spare` | `Rehearsed` | `Load` for a rehearsal: the worker is of no use any more |
+//! | `Warm` | `Loaded` | `BringBack`: the memory is made, and content is being loaded |
+//! | `Warm` | `Failed` | the memory cannot be made |
 //! | `Loaded` | `Connected` | `Connect`: the restored process is there, with its ring |
 //! | `Loaded` | `Failed` | the process cannot be connected, or content cannot be loaded |
 //! | `Connected` | `Open` | `Open`: all processes of the restore are there, and so is the content |
@@ -51,6 +54,8 @@ pub(crate) enum State {
     Spare(Spare),
     /// The worker has another client's code in its contexts. It waits for its end.
     Rehearsed,
+    /// The worker waits for a restore of this client, which has no GPU memory yet.
+    Warm(Box<Warm>),
     Loaded(Loaded),
     /// The restored process is connected, and its ring is not open.
     Connected(Consumer),
@@ -67,11 +72,14 @@ pub(crate) enum State {
 }
 
 machine! {
-    pub(crate) enum StateName names State { Spare, Rehearsed, Loaded, Connected, Filling, Open, Closing, Quiesced, Suspended, Failed }
+    pub(crate) enum StateName names State { Spare, Rehearsed, Warm, Loaded, Connected, Filling, Open, Closing, Quiesced, Suspended, Failed }
     Spare -> Open,
     Spare -> Loaded,
+    Spare -> Warm,
     Spare -> Rehearsed,
     Spare -> Failed,
+    Warm -> Loaded,
+    Warm -> Failed,
     Loaded -> Connected,
     Loaded -> Failed,
     Connected -> Open,
@@ -100,6 +108,13 @@ machine! {
 pub(crate) struct Spare {
     pub(crate) data: Vec<(DataFile, File)>,
     pub(crate) code: Vec<(String, OwnedFd)>,
+}
+
+/// A client that is loaded in advance, but for its GPU memory.
+pub(crate) struct Warm {
+    pub(crate) kept: Kept,
+    /// Bytes of memory that the client needs.
+    pub(crate) bytes: u64,
 }
 
 /// A worker with the state of a client whose process is not connected yet.

@@ -15,11 +15,11 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-use rekindle_images::{Client, DataFile, HashKey};
+use rekindle_images::{Client, DataFile, DataReader, HashKey};
 use rekindle_wire::control::{self, Suspension, WorkerReply};
 use tracing::{error, info, warn};
 
-use crate::checkpoint::suspend::{Kept, is_out_of_memory};
+use crate::checkpoint::suspend::{Kept, Origin, is_out_of_memory};
 use crate::serve::channel::{self, Event};
 use crate::serve::refusal::Refusal;
 use crate::serve::request_loop::{Answered, News, Server, done, or_failed};
@@ -54,7 +54,8 @@ impl Server {
             let file = |(it, fd): (control::DataFile, OwnedFd)| {
                 (DataFile { depth: it.depth, index: it.index }, channel::file(fd))
             };
-            let kept = Kept { client, key, files: data.into_iter().zip(fds).map(file).collect() };
+            let reader = DataReader::new(key, data.into_iter().zip(fds).map(file));
+            let kept = Kept { client, reader: Some(reader), origin: Origin::Suspension };
             let (mut layers, checkpoint) = self.executor.layers();
             checkpoint.can_suspend(&mut layers, &kept)?;
             Ok(kept)

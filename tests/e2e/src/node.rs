@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -268,11 +269,20 @@ impl Node {
         self.exchange(&Opening::new(request)?)
     }
 
+    /// Like [`Node::ask`], with a directory that the request is about.
+    pub fn ask_about(&self, request: &Request, dir: &Path) -> Result<Reply> {
+        self.exchange_with(&Opening::new(request)?, &[File::open(dir)?.as_raw_fd()])
+    }
+
     /// Like [`Node::ask`], with the caller's own versions in the message.
     pub fn exchange<T: DeserializeOwned>(&self, opening: &Opening) -> Result<T> {
+        self.exchange_with(opening, &[])
+    }
+
+    fn exchange_with<T: DeserializeOwned>(&self, opening: &Opening, fds: &[RawFd]) -> Result<T> {
         let stream = UnixStream::connect(&self.socket)?;
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-        frame::send(&stream, opening, &[], &[])?;
+        frame::send(&stream, opening, &[], fds)?;
         Ok(frame::receive(&stream)?.body)
     }
 

@@ -114,6 +114,18 @@ impl Podman {
         self.succeeds(CALL, arguments)
     }
 
+    /// Restores containers of these names from one exported checkpoint, all at once.
+    pub fn import_at_once(&self, export: &str, names: &[&str]) -> Result {
+        let script = r#"jobs=()
+            for name in "${@:3}"; do
+                podman_ --hooks-dir "$HOOKS" container restore --import "$2" --name "$name" &
+                jobs+=($!)
+            done
+            for job in "${jobs[@]}"; do wait "$job"; done"#;
+        names.iter().for_each(|name| self.will_restore(name));
+        self.succeeds(script, &[&[export], names].concat()).map(drop)
+    }
+
     /// Registers a container that a restore will make, so that it is removed too.
     pub fn will_restore(&self, name: &str) {
         self.containers.borrow_mut().push(name.to_owned());

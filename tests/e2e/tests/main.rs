@@ -48,3 +48,4 @@ mod streams;
 mod suspend;
 mod tcp;
 mod udp;
+mod warm;

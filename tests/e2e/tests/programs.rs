@@ -5,7 +5,7 @@
 use std::fs;
 
 use anyhow::{Context, bail, ensure};
-use rekindle_e2e::{App, Node, Result, stage};
+use rekindle_e2e::{App, Image, Node, Result, stage};
 use rekindle_wire::control::{Reply, Request};
 
 /// The tests, as the build script names them.
@@ -34,6 +34,21 @@ fn suspended(node: &Node, app: &App) -> Result {
     Ok(())
 }
 
+/// Keeps the image of a program ready for a restore, for half of the programs, or of others with its memory on the GPU. Some
+/// share memory with others, and load it when they are restored.
+fn warmed(node: &Node, name: &str, image: &Image) -> Result {
+    let resident = name.len() % 2 == 0;
+    match node.ask_about(&Request::Warm { copies: 1, resident }, &image.dir)? {
+        Reply::Warm(images) => {
+            let [info] = &images[..] else { bail!("{images:?}") };
+            let shares = info.problem.as_ref().is_some_and(|it| it.contains("share GPU memory"));
+            ensure!(info.ready == 1 || shares, "{info:?}");
+        }
+        other => bail!("Warm was answered by {other:?}"),
+    }
+    Ok(())
+}
+
 /// Checks in addition a suspension, and a dump, a kill and a restore. A program runs at its own speed until the dump, and waits before
 /// its end until the dump is done: so the dump finds it in its middle however slow this machine is.
 fn all_ways(name: &str) -> Result {
@@ -52,6 +67,9 @@ fn all_ways(name: &str) -> Result {
     let image = node.dump_and_kill(app)?;
     image.must_be_of_the_middle(&expected)?;
     assert_eq!(node.restore(&image)?.finish()?, expected, "restored");
+    warmed(&node, name, &image)?;
+    assert_eq!(node.restore(&image)?.finish()?, expected, "restored from a warm image");
+    node.ask_about(&Request::ForgetWarm, &image.dir)?;
     node.finish()
 }
 

@@ -62,6 +62,29 @@ pub struct SuspendedInfo {
     pub ms: u64,
 }
 
+/// An image that is kept ready for restores, for `rekindle warm`.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct WarmInfo {
+    /// Its id.
+    pub image: String,
+    /// The directory that it was read from.
+    pub directory: String,
+    /// Bytes of host memory that its files take.
+    pub bytes: u64,
+    /// Whether waiting workers have the content of GPU memory.
+    pub resident: bool,
+    /// The number of restores for which workers are to wait.
+    pub copies: u32,
+    /// The number of restores for which workers wait now.
+    pub ready: u32,
+    /// Restores of it since it is warm.
+    pub restores: u64,
+    /// Milliseconds since the last one, or since it was asked for.
+    pub idle_ms: u64,
+    /// Why no more workers wait, until more do.
+    pub problem: Option<String>,
+}
+
 /// The progress of a dump.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct DumpInfo {

@@ -220,6 +220,19 @@ pub enum Request {
         pid: i32,
     },
 
+    /// Keep the image in the directory that comes with this ready for restores: its files in host memory, and workers that have
+    /// loaded its clients. Replaces what was asked for this image before. Answered when the workers are ready, or cannot be.
+    Warm {
+        /// The number of restores for which workers wait.
+        copies: u32,
+        /// Whether the workers have the content of GPU memory too.
+        resident: bool,
+    },
+    /// List the images that are kept ready.
+    WarmImages,
+    /// No longer keep the image in the directory that comes with this ready.
+    ForgetWarm,
+
     /// Have the asker's worker get the memory that the token names.
     Import {
         /// The token that the exporter's worker has given.
@@ -343,6 +356,8 @@ pub enum Reply {
     Suspended(Vec<SuspendedInfo>),
     /// To `ResumeSuspended`: the tree's processes that use a GPU, which all have their memory.
     WereResumed(Vec<SuspendedInfo>),
+    /// To `Warm`: the image. To `WarmImages` and `ForgetWarm`: all images that are kept ready, the last one used first.
+    Warm(Vec<WarmInfo>),
     /// To `Import`: the worker keeps the memory under this number.
     Imported {
         /// For [`crate::command::PIECE_IMPORT`].

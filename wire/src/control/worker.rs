@@ -13,6 +13,7 @@
 //!   memory       NeedsRoom (unasked) -> Room, Room     GiveWay     at any time
 //!   sharing      Export -> Exported | Failed     Import -> Done | Failed     Shares -> Shares     at any time
 //!   restore      MakeShared+, TakeShared*, Data*, Code*, Load -> Done | Failed
+//!                where the `Load` was a warm one: BringBack -> Done | Busy | Failed
 //!                Pinned*, Connect -> Done | Failed     Open -> Done
 //!                LoadProgress -> Loading | Loaded | Failed, from `Load` on
 //!   suspend      (as a dump, up to the `Saved` of a copy that stops the client)     Suspend -> Suspended | Failed
@@ -177,6 +178,10 @@ pub enum WorkerRequest {
         /// whose ring is opened before that executes no command until then. Only for workers of [`LOADS_BESIDE`] or later.
         #[serde(default)]
         early: bool,
+        /// Whether the answer comes before there is memory for the content, which goes back to the devices. `BringBack` makes
+        /// the memory and begins to load the content, as with `early`. Only for workers of [`WARMS`] or later.
+        #[serde(default)]
+        warm: bool,
     },
     /// How far is the load of the content of device memory? Only for workers of [`LOADS_BESIDE`] or later. After `Failed` the
     /// client has no content, and must end.
@@ -195,9 +200,9 @@ pub enum WorkerRequest {
         /// Whether the client's commands wait until `BringBack`.
         hold: bool,
     },
-    /// Bring a suspended client's memory back; the client runs when its content is loaded, which `LoadProgress` tells. `Busy`:
-    /// the GPU has no room for it now. A client that is not suspended answers `Done`. Only for workers of [`SUSPENDS`] or
-    /// later.
+    /// Bring the memory of a suspended client, or of one that was loaded warm, back; the client runs when its content is loaded,
+    /// which `LoadProgress` tells. `Busy`: the GPU has no room for it now. A client that is not suspended answers `Done`. Only for
+    /// workers of [`SUSPENDS`] or later.
     BringBack,
     /// Memfds of pinned memory for the `Connect` that follows, where `Connect` has more than one message can carry. They come
     /// with this, in order. Any number of times.
@@ -279,6 +284,9 @@ pub const LOADS_BESIDE: u32 = 10;
 
 /// The first control version whose workers suspend clients: `Suspend`, `BringBack`.
 pub const SUSPENDS: u32 = 11;
+
+/// The first control version whose workers load clients in advance: `Load { warm }`.
+pub const WARMS: u32 = 12;
 
 /// A data file of an image, or of an image that it builds on.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]

@@ -61,8 +61,6 @@ const KINDS_MAX: usize = 64;
 pub(crate) enum PoolError {
     #[error("no worker: {0}")]
     Start(#[from] StartError),
-    #[error("no worker: a thread of the daemon has ended unexpectedly; see its log")]
-    Thread,
     #[error(
         "no worker within {} s: the GPUs are busy or the daemon is overloaded; see its log", .0.as_secs()
     )]
@@ -74,7 +72,7 @@ pub(crate) enum PoolError {
 impl Failing for PoolError {
     fn kind(&self) -> FailureKind {
         match self {
-            Self::Start(_) | Self::Thread => FailureKind::Internal,
+            Self::Start(_) => FailureKind::Internal,
             Self::Timeout(_) => FailureKind::Timeout,
             Self::Closed => FailureKind::LostPeer,
         }
@@ -335,11 +333,20 @@ impl Pool {
     /// A worker for a client with these settings that sees these GPUs, or all. Waits until one is ready.
     pub(crate) fn take(&self, settings: &Settings, gpus: Option<&[Uuid]>) -> Result<Arc<Worker>, PoolError> {
         let kind = Kind::new(settings, gpus);
+        lock(&self.state).kinds.entry(kind.clone()).or_default().bursts.count(Instant::now());
+        self.take_kind(kind)
+    }
+
+    /// As [`Pool::take`], for a client that may come later: this says nothing about what clients will ask for.
+    pub(crate) fn take_in_advance(&self, settings: &Settings, gpus: Option<&[Uuid]>) -> Result<Arc<Worker>, PoolError> {
+        self.take_kind(Kind::new(settings, gpus))
+    }
+
+    fn take_kind(&self, kind: Kind) -> Result<Arc<Worker>, PoolError> {
         let mut state = lock(&self.state);
         let workers = state.kinds.entry(kind.clone()).or_default();
         let asked = workers.begun;
         workers.wanted += 1;
-        workers.bursts.count(Instant::now());
         self.changed.notify_all();
         let (mut state, result) = self.wait_for(state, |state| {
             let workers = state.kinds.get_mut(&kind)?;
@@ -386,6 +393,18 @@ impl Pool {
         state.restores += 1;
         state.restores_since.get_or_insert_with(Instant::now);
         HoldOff(Arc::clone(self))
+    }
+
+    /// Waits until no restore begins, but not longer than restores delay the starts of spare workers.
+    pub(crate) fn wait_for_restores(&self) {
+        let mut state = lock(&self.state);
+        while let Some(since) = state.restores_since {
+            let left = HOLD_OFF_MAX.saturating_sub(since.elapsed());
+            if left.is_zero() || state.closed {
+                return;
+            }
+            state = wait_timeout(&self.changed, state, left);
+        }
     }
 
     /// Ends the spare workers, and makes no more.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rekindle_images::limits::MAX_ANCESTORS;
-use rekindle_images::{Client as Record, Gpu, Host, Image, ImageError};
+use rekindle_images::{Client as Record, CodeHash, Gpu, Host, Image, ImageError, Manifest};
 use rekindle_wire::attach::Attached;
 use rekindle_wire::control::{Allowances, Failing, FailureKind};
 use rekindle_wire::{Dialect, NotServed};
@@ -70,7 +70,7 @@ impl Failing for CheckError {
     }
 }
 
-/// Checks the image by itself; code is compared with its hashes, and the content of memory when it is loaded.
+/// Checks the image by itself. [`code`] compares code with its hashes, and a load the content of memory.
 pub(super) fn image(image: &Image) -> Result<(), CheckError> {
     let (mut sockets, mut owners) = (BTreeSet::new(), BTreeMap::new());
     for record in &image.manifest().clients {
@@ -96,6 +96,11 @@ pub(super) fn image(image: &Image) -> Result<(), CheckError> {
             }
         }
     }
+    Ok(())
+}
+
+/// Compares the image's code with its hashes.
+pub(super) fn code(image: &Image) -> Result<(), CheckError> {
     for code in &image.manifest().code {
         image.read_code(code.hash)?;
     }
@@ -103,12 +108,12 @@ pub(super) fn image(image: &Image) -> Result<(), CheckError> {
 }
 
 /// Compares the dump's GPUs with those of the workers, which are in the order of the clients that have one.
-pub(super) fn devices(image: &Image, workers: &[&Attached], allowed: Allowances) -> Result<(), CheckError> {
-    let host = &image.manifest().host;
+pub(super) fn devices(manifest: &Manifest, workers: &[&Attached], allowed: Allowances) -> Result<(), CheckError> {
+    let host = &manifest.host;
     let mut needed = BTreeMap::<u32, (u64, u64)>::new();
     // Differences that can be allowed come last, so that an operator does not allow one in vain.
     let mut different = Vec::new();
-    for (record, worker) in attached(image).zip(workers) {
+    for (record, worker) in attached(manifest).zip(workers) {
         let driver = other_driver(host, worker);
         for used in &record.gpus {
             let device = worker.devices.get(used.ordinal as usize);
@@ -191,9 +196,13 @@ fn describe(gpu: &Gpu) -> String {
 }
 
 /// The clients that need a worker.
-pub(super) fn attached(image: &Image) -> impl Iterator<Item = &Record> {
-    let clients = image.manifest().clients.iter();
-    clients.filter(|record| !is_unattached(record))
+pub(super) fn attached(manifest: &Manifest) -> impl Iterator<Item = &Record> {
+    manifest.clients.iter().filter(|record| !is_unattached(record))
+}
+
+/// The code that a client has loaded.
+pub(super) fn code_of(record: &Record) -> BTreeSet<CodeHash> {
+    record.objects.iter().flat_map(|it| it.code.iter().copied()).collect()
 }
 
 /// The name of a client, for messages.

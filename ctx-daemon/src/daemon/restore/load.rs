@@ -1,47 +1,51 @@
 //! Workers for a restore, and their loading in the background.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rekindle_images::{Client as Record, CodeHash, HashKey, Image, ImageError};
-use rekindle_wire::control::{DataFile, Limits, WorkerRequest};
+use rekindle_images::{Client as Record, CodeHash, DataFile as DataFileName, HashKey, Image, Manifest};
+use rekindle_wire::control::{DataFile, Failure, FailureKind, Limits, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::MAX_FDS;
 use rekindle_wire::ipc::{PIECES_AT_A_TIME, PieceId};
 use tracing::{debug, info};
 
 use super::super::content::wait_for_content;
-use super::super::grants::Allowed;
+use super::super::grants::Uuid;
 use super::super::pool::{HoldOff, PoolError};
+use super::super::spawn::Settings;
 use super::super::worker::{Timeout, Worker, WorkerError};
-use super::super::{Daemon, sys, thread};
+use super::super::{Daemon, at_once, sys, thread};
 use super::error::RestoreError;
 use super::state::Restore;
+use super::warm::{Content, Loading};
 use super::{check, place};
 use crate::limit::Limit;
 
-/// Takes a worker for each client that needs one, in their order.
-pub(super) fn take_workers(
+/// The GPUs for each client that needs a worker, in their order; none for a client that sees all. They are among those that the
+/// restorer may use.
+pub(super) fn choose_gpus(
     daemon: &Daemon,
-    image: &Image,
-    restorer: &Allowed,
-) -> Result<Vec<Arc<Worker>>, RestoreError> {
+    manifest: &Manifest,
+    may: Option<&[Uuid]>,
+) -> Result<Vec<Option<Vec<Uuid>>>, PoolError> {
     let devices = daemon.pool.devices()?;
-    let choose = |record| place::choose(record, &image.manifest().host, &devices, restorer.gpus());
-    let taken: Vec<Result<_, PoolError>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = check::attached(image)
-            .map(|record| {
-                let settings = record.settings.iter();
-                let settings = settings.map(|it| (it.name.clone(), it.value.clone()));
-                let settings = settings.collect();
-                let gpus = choose(record);
-                scope.spawn(move || daemon.pool.take(&settings, gpus.as_deref()))
-            })
-            .collect();
-        let gone = |_| Err(PoolError::Thread);
-        let joined = threads.into_iter().map(|it| it.join().unwrap_or_else(gone));
-        joined.collect()
+    Ok(check::attached(manifest).map(|record| place::choose(record, &manifest.host, &devices, may)).collect())
+}
+
+/// Takes a worker for each client that needs one, in their order, all at once. `take` takes one, which has these settings and
+/// sees these GPUs.
+pub(super) fn take_workers(
+    manifest: &Manifest,
+    gpus: &[Option<Vec<Uuid>>],
+    take: impl Fn(&Settings, Option<&[Uuid]>) -> Result<Arc<Worker>, PoolError> + Sync,
+) -> Result<Vec<Arc<Worker>>, RestoreError> {
+    let wanted: Vec<_> = check::attached(manifest).zip(gpus).collect();
+    let taken = at_once(&wanted, |(record, gpus)| {
+        let settings = record.settings.iter();
+        let settings = settings.map(|it| (it.name.clone(), it.value.clone())).collect();
+        take(&settings, gpus.as_deref())
     });
     if let Some(error) = taken.iter().find_map(|it| it.as_ref().err()) {
         let error = error.clone();
@@ -55,11 +59,11 @@ pub(super) fn take_workers(
 
 /// Has one of the clients make the memory that several of them share, and give it to the others. No worker may be idle for
 /// longer than the limit. Returns whether there is such memory.
-pub(super) fn share(image: &Image, restore: &Restore, limit: Limit) -> Result<bool, RestoreError> {
+pub(super) fn share(manifest: &Manifest, workers: &[Arc<Worker>], limit: Limit) -> Result<bool, RestoreError> {
     let timeout = Timeout::WhileItWorks(limit);
     let mut made: HashMap<PieceId, OwnedFd> = HashMap::new();
     let mut needed = Vec::new();
-    for (record, worker) in check::attached(image).zip(restore.workers()) {
+    for (record, worker) in check::attached(manifest).zip(workers) {
         let failed = |error| RestoreError::Worker(check::name(record), error);
         let blob = record.to_bytes()?;
         let (all, others) = worker.make_shared(&blob, timeout).map_err(failed)?;
@@ -82,37 +86,106 @@ pub(super) fn share(image: &Image, restore: &Restore, limit: Limit) -> Result<bo
 #[derive(Clone, Copy)]
 pub(super) struct How {
     pub(super) limits: Limits,
-    /// Workers that can do that load the content of device memory last, and processes need not wait for it.
-    pub(super) early: bool,
+    pub(super) mode: Mode,
     /// How long a worker may be idle.
     pub(super) limit: Limit,
 }
 
-/// Has every worker begin to load. The files are opened here, so that a missing file fails the restore now. The pool starts
-/// spare workers again when the processes need not wait any longer.
+/// When the content of device memory is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// Before the worker answers.
+    Whole,
+    /// Last, after the answer: a process need not wait for it.
+    Early,
+    /// When a restore begins: until then there is no device memory.
+    Warm,
+}
+
+/// What a worker of a restore has to do.
+pub(super) enum Work {
+    Load(Load),
+    /// The client is loaded, but for its device memory.
+    BringBack {
+        /// Whether the process need not wait for the content.
+        early: bool,
+        limit: Limit,
+    },
+    /// Everything is loaded.
+    Nothing,
+}
+
+impl Work {
+    /// The work of a worker that has nothing of the client yet. The files are opened here, so that a missing file fails the
+    /// restore now. A worker that cannot load beside the process loads everything first.
+    pub(super) fn load(
+        manifest: &Manifest,
+        record: &Record,
+        worker: &Worker,
+        files: &impl Files,
+        how: How,
+    ) -> Result<Self, RestoreError> {
+        let mode = if worker.loads_beside() { how.mode } else { Mode::Whole };
+        Ok(Self::Load(Load::new(manifest, record, files, How { mode, ..how })?))
+    }
+
+    fn run(self, worker: &Worker) -> Result<(), WorkerError> {
+        match self {
+            Self::Load(load) => load.run(worker),
+            Self::BringBack { limit, .. } => {
+                match worker.call(&WorkerRequest::BringBack, &[], &[], Timeout::WhileItWorks(limit))?.reply {
+                    WorkerReply::Done => Ok(()),
+                    WorkerReply::Busy { what } => Err(WorkerError::Failed(Failure::new(FailureKind::Refused, what))),
+                    _ => Err(WorkerError::Protocol("BringBack")),
+                }
+            }
+            Self::Nothing => Ok(()),
+        }
+    }
+
+    /// Whether content is loaded when this is done, and whether the process may run meanwhile.
+    fn then(&self) -> Then {
+        match self {
+            Self::Load(Load { how: How { mode: Mode::Early, .. }, .. }) | Self::BringBack { early: true, .. } => {
+                Then::Beside
+            }
+            Self::BringBack { early: false, .. } => Then::Wait,
+            Self::Load(_) | Self::Nothing => Then::Over,
+        }
+    }
+}
+
+/// What follows the work.
+enum Then {
+    /// Content is loaded while the process may run.
+    Beside,
+    /// Content is loaded, and the process waits for it.
+    Wait,
+    Over,
+}
+
+/// Has every worker begin. The work is in the order of the clients. The pool starts spare workers again when the processes need
+/// not wait any longer; `until_loaded` lives until all is loaded.
 pub(super) fn start(
-    image: &Image,
     restore: &Arc<Restore>,
-    how: How,
+    works: Vec<Work>,
+    limit: Limit,
     hold_off: &Arc<HoldOff>,
+    until_loaded: Option<Loading>,
 ) -> Result<(), RestoreError> {
-    for (place, (record, worker)) in check::attached(image).zip(restore.workers()).enumerate() {
-        let job = Load {
-            hash: image.manifest().hash_key,
-            blob: record.to_bytes()?,
-            data: data_files(image, record)?,
-            code: code_files(image, record)?,
-            how: How { early: how.early && worker.loads_beside(), ..how },
-        };
-        let (name, worker) = (check::name(record), Arc::clone(worker));
-        let (restore, hold_off) = (Arc::clone(restore), Arc::clone(hold_off));
+    let until_loaded = Arc::new(until_loaded);
+    for (place, (work, client)) in works.into_iter().zip(&restore.clients).enumerate() {
+        let (name, worker) = (client.name.clone(), Arc::clone(&client.worker));
+        let (restore, hold_off, until_loaded) = (Arc::clone(restore), Arc::clone(hold_off), Arc::clone(&until_loaded));
         thread("load", move || {
             let began = Instant::now();
-            let How { early, limit, .. } = job.how;
-            let mut result = job.run(&worker);
+            let then = work.then();
+            let mut result = work.run(&worker);
             drop(hold_off);
-            if early && result.is_ok() {
-                restore.prepared(place);
+            if result.is_ok() && !matches!(then, Then::Over) {
+                if matches!(then, Then::Beside) {
+                    restore.prepared(place);
+                }
                 result = wait_for_content(&worker, &name, limit);
             }
             match &result {
@@ -124,24 +197,42 @@ pub(super) fn start(
                 Err(error) => debug!(worker = worker.pid(), "{name}: {error}"),
             }
             restore.loaded(place, result);
+            drop(until_loaded);
         })?;
     }
     Ok(())
 }
 
-fn data_files(image: &Image, record: &Record) -> Result<Vec<(DataFile, OwnedFd)>, ImageError> {
-    let files = record.data_files().into_iter();
-    files.map(|it| Ok((DataFile { depth: it.depth, index: it.index }, image.data_file(it)?.into()))).collect()
+/// Where the files of an image are.
+pub(super) trait Files {
+    /// Opens a data file for a worker.
+    fn data(&self, file: DataFileName) -> Result<OwnedFd, RestoreError>;
+    /// Opens a code file for a worker.
+    fn code(&self, hash: CodeHash) -> Result<OwnedFd, RestoreError>;
 }
 
-fn code_files(image: &Image, record: &Record) -> Result<Vec<CodeFile>, ImageError> {
-    let hashes: BTreeSet<CodeHash> = record.objects.iter().flat_map(|it| it.code.iter().copied()).collect();
-    let open = |hash: CodeHash| Ok((hash.to_string(), image.code_file(hash)?.into()));
-    hashes.into_iter().map(open).collect()
+impl Files for Image {
+    fn data(&self, file: DataFileName) -> Result<OwnedFd, RestoreError> {
+        Ok(self.data_file(file)?.into())
+    }
+
+    fn code(&self, hash: CodeHash) -> Result<OwnedFd, RestoreError> {
+        Ok(self.code_file(hash)?.into())
+    }
+}
+
+impl Files for Content {
+    fn data(&self, file: DataFileName) -> Result<OwnedFd, RestoreError> {
+        Ok(self.data_file(file)?.into())
+    }
+
+    fn code(&self, hash: CodeHash) -> Result<OwnedFd, RestoreError> {
+        Ok(self.code_file(hash)?.into())
+    }
 }
 
 /// The part of an image that one worker loads.
-struct Load {
+pub(super) struct Load {
     hash: HashKey,
     blob: Vec<u8>,
     /// The data files of the image, and of the images that it builds on.
@@ -154,7 +245,25 @@ struct Load {
 type CodeFile = (String, OwnedFd);
 
 impl Load {
-    fn run(self, worker: &Worker) -> Result<(), WorkerError> {
+    pub(super) fn new(
+        manifest: &Manifest,
+        record: &Record,
+        files: &impl Files,
+        how: How,
+    ) -> Result<Self, RestoreError> {
+        let data = record.data_files().into_iter();
+        let data = data.map(|it| Ok((DataFile { depth: it.depth, index: it.index }, files.data(it)?)));
+        let code = check::code_of(record).into_iter().map(|hash| Ok((hash.to_string(), files.code(hash)?)));
+        Ok(Self {
+            hash: manifest.hash_key,
+            blob: record.to_bytes()?,
+            data: data.collect::<Result<_, RestoreError>>()?,
+            code: code.collect::<Result<_, RestoreError>>()?,
+            how,
+        })
+    }
+
+    pub(super) fn run(self, worker: &Worker) -> Result<(), WorkerError> {
         let timeout = Timeout::WhileItWorks(self.how.limit);
         // The last message has room for the rest of both lists.
         let (data_before, data) = split(&self.data, 0);
@@ -176,7 +285,8 @@ impl Load {
             code: code.iter().map(|it| it.0.clone()).collect(),
             limits: self.how.limits,
             rehearsal: false,
-            early: self.how.early,
+            early: self.how.mode == Mode::Early,
+            warm: self.how.mode == Mode::Warm,
         };
         worker.ask_with(&request, &self.blob, &sys::raw(fds), timeout)
     }

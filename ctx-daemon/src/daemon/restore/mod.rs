@@ -28,6 +28,7 @@ mod made;
 mod place;
 mod shared;
 mod state;
+mod warm;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -41,9 +42,11 @@ use rekindle_wire::frame::{self, FrameError};
 use tracing::{info, warn};
 
 use self::error::RestoreError;
+use self::load::{Mode, Work};
 use self::made::Maker;
 use self::state::Restore;
 pub(super) use self::state::Restores;
+pub(super) use self::warm::{Wanted, WarmImages, forget, list, warm};
 use super::clients::Reservation;
 use super::message::{self, MAX_REQUEST};
 use super::pidns::PidView;
@@ -198,20 +201,46 @@ impl Checking {
             Err(error) => return Err(error.into()),
         };
         image.check_companion()?;
+        let manifest = image.manifest();
         check::image(&image)?;
-        let reservation = reserve(daemon, check::attached(&image).count())?;
+        let warm = daemon.warm.find(&image).map(|it| it.begin());
+        if warm.is_none() {
+            check::code(&image)?;
+        }
+        let reservation = reserve(daemon, check::attached(manifest).count())?;
         let restorer = daemon.grants.of(Process::with_pid(criu)?)?;
         let hold_off = Arc::new(daemon.pool.hold_off());
-        let workers = load::take_workers(daemon, &image, &restorer)?;
-        let restore = Restore::new(sys::random()?, &image, workers, Maker::new(criu, &image, &dir), reservation);
+        let gpus = load::choose_gpus(daemon, manifest, restorer.gpus())?;
+        let taken = warm.as_ref().and_then(|it| it.take(&gpus));
+        let resident = taken.as_ref().map(|it| it.resident);
+        let workers = match taken {
+            Some(taken) => taken.workers,
+            None => load::take_workers(manifest, &gpus, |settings, gpus| daemon.pool.take(settings, gpus))?,
+        };
+        let made_by = Maker::new(criu, &image, &dir);
+        let restore = Restore::new(sys::random()?, &image, workers.clone(), made_by, reservation);
         let restoring = Restoring { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
         let attached = restoring.restore.workers().map(|it| it.attached());
-        check::devices(&image, &attached.collect::<Vec<_>>(), allowed)?;
-        let shared = load::share(&image, &restoring.restore, daemon.config.timeouts.stall)?;
-        // An importer's commands would not wait for content that another worker loads.
-        let early = daemon.config.restore.run_before_loaded && !shared;
-        let how = load::How { limits: daemon.config.clients.limits, early, limit: daemon.config.timeouts.stall };
-        load::start(&image, &restoring.restore, how, &hold_off)?;
+        check::devices(manifest, &attached.collect::<Vec<_>>(), allowed)?;
+        let limit = daemon.config.timeouts.stall;
+        let early = daemon.config.restore.run_before_loaded;
+        let works = match resident {
+            Some(true) => workers.iter().map(|_| Work::Nothing).collect(),
+            Some(false) => workers.iter().map(|_| Work::BringBack { early, limit }).collect(),
+            None => {
+                let shared = load::share(manifest, &workers, limit)?;
+                // An importer's commands would not wait for content that another worker loads.
+                let mode = if early && !shared { Mode::Early } else { Mode::Whole };
+                let how = load::How { limits: daemon.config.clients.limits, mode, limit };
+                let clients = check::attached(manifest).zip(&workers);
+                let load = |(record, worker): (_, &Arc<_>)| match &warm {
+                    Some(warm) => Work::load(manifest, record, worker, warm.content(), how),
+                    None => Work::load(manifest, record, worker, &image, how),
+                };
+                clients.map(load).collect::<Result<Vec<_>, _>>()?
+            }
+        };
+        load::start(&restoring.restore, works, limit, &hold_off, warm)?;
         daemon.restores.add(&restoring.restore);
         info!(
             id = %image.manifest().id,

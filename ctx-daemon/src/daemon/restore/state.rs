@@ -196,8 +196,8 @@ impl Restore {
     ) -> Self {
         let progress = workers.iter().map(|_| Progress { content: Content::Loading, presence: Presence::Absent });
         let state = State { clients: progress.collect(), open: false };
-        let clients = check::attached(image).zip(workers);
-        let attached: HashSet<u32> = check::attached(image).map(|it| it.index).collect();
+        let clients = check::attached(image.manifest()).zip(workers);
+        let attached: HashSet<u32> = check::attached(image.manifest()).map(|it| it.index).collect();
         let all = image.manifest().clients.iter();
         let unattached = all.filter(|it| !attached.contains(&it.index));
         Self {

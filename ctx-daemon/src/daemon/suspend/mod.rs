@@ -38,11 +38,6 @@ use super::{Daemon, at_once, process};
 /// How often the daemon asks a worker again whether its GPU has room.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Makes what the first suspend would make otherwise.
-pub(super) fn prepare() {
-    space::huge_pages();
-}
-
 /// A request to suspend or resume the tree of a process.
 pub(super) struct Asked {
     pub(super) peer: Credentials,

@@ -1,0 +1,364 @@
+//! The warm images, and the workers that wait for restores of each.
+//!
+//! ```text
+//!   reserve ─► content is copied ─► WarmImage ─┬─► sets of workers are made (`keep.rs`): waiting ─► taken, for one restore
+//!      │                                       │        ▲                                  │ a worker has died
+//!      └─ the images that were used             │        └──────── again, when the restore ◄┘
+//!         longest ago are forgotten             │                  has loaded everything
+//!                                               └─► forgotten: content and workers go
+//! ```
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use rekindle_images::{Checksum, Image, Manifest};
+use rekindle_wire::control::WarmInfo;
+use tracing::{info, warn};
+
+use super::super::super::grants::Uuid;
+use super::super::super::worker::Worker;
+use super::super::super::{lock, wait_timeout};
+use super::content::Content;
+use super::error::WarmError;
+
+/// How long after a failure another set of workers is tried, unless something changes before.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// What an image that is kept warm is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::daemon) struct Wanted {
+    /// The number of restores for which workers wait.
+    pub(in crate::daemon) copies: usize,
+    /// Whether these workers have the content of GPU memory.
+    pub(in crate::daemon) resident: bool,
+}
+
+/// The images that are kept warm, in the order in which they were used, the last one last.
+pub(in crate::daemon) struct WarmImages {
+    /// The bytes of host memory that all may have together.
+    budget: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    images: VecDeque<Arc<WarmImage>>,
+    /// Bytes of images that are being copied.
+    reserved: u64,
+}
+
+/// Host memory for an image that is being copied.
+pub(super) struct Reserved<'a> {
+    images: &'a WarmImages,
+    bytes: u64,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        lock(&self.images.state).reserved -= self.bytes;
+    }
+}
+
+impl WarmImages {
+    pub(in crate::daemon) fn new(budget: u64) -> Self {
+        Self { budget, state: Mutex::default() }
+    }
+
+    /// Sets host memory aside for an image. Forgets the images that were used longest ago, if the budget needs that.
+    pub(super) fn reserve(&self, bytes: u64) -> Result<Reserved<'_>, WarmError> {
+        let mut forgotten = Vec::new();
+        let mut state = lock(&self.state);
+        if bytes.saturating_add(state.reserved) > self.budget {
+            return Err(WarmError::OverBudget { needed: bytes, budget: self.budget });
+        }
+        let taken = |state: &State| state.images.iter().map(|it| it.bytes).sum::<u64>() + state.reserved;
+        while taken(&state).saturating_add(bytes) > self.budget {
+            let Some(oldest) = state.images.pop_front() else { break };
+            forgotten.push(oldest);
+        }
+        state.reserved += bytes;
+        drop(state);
+        for image in forgotten {
+            info!(image = %image.name(), "no longer warm: another image needs the host memory");
+            image.forget();
+        }
+        Ok(Reserved { images: self, bytes })
+    }
+
+    /// Adds an image whose content is in place of what was reserved. If another request has added it meanwhile, that one stays.
+    pub(super) fn add(&self, reserved: Reserved<'_>, image: Arc<WarmImage>) -> Arc<WarmImage> {
+        drop(reserved);
+        let mut state = lock(&self.state);
+        if let Some(known) = state.images.iter().find(|it| it.hash == image.hash) {
+            return Arc::clone(known);
+        }
+        state.images.push_back(Arc::clone(&image));
+        image
+    }
+
+    /// The image that a directory has, if it is warm. It is used now.
+    pub(in crate::daemon) fn find(&self, image: &Image) -> Option<Arc<WarmImage>> {
+        let mut state = lock(&self.state);
+        let place = state.images.iter().position(|it| it.hash == image.manifest_hash())?;
+        let found = state.images.remove(place)?;
+        state.images.push_back(Arc::clone(&found));
+        Some(found)
+    }
+
+    /// Forgets an image. Returns whether it was warm.
+    pub(super) fn forget(&self, hash: Checksum) -> bool {
+        let mut state = lock(&self.state);
+        let found = state.images.iter().position(|it| it.hash == hash).and_then(|place| state.images.remove(place));
+        drop(state);
+        found.inspect(|image| image.forget()).is_some()
+    }
+
+    /// For listings, the image that was used last first.
+    pub(super) fn infos(&self) -> Vec<WarmInfo> {
+        let all: Vec<_> = lock(&self.state).images.iter().rev().cloned().collect();
+        all.iter().map(|it| it.info()).collect()
+    }
+}
+
+/// An image whose content is in host memory.
+pub(in crate::daemon) struct WarmImage {
+    hash: Checksum,
+    /// The directory that it was read from.
+    directory: String,
+    pub(super) manifest: Manifest,
+    content: Content,
+    bytes: u64,
+    kept: Mutex<Kept>,
+    changed: Condvar,
+}
+
+struct Kept {
+    wanted: Wanted,
+    waiting: Vec<Set>,
+    /// Restores of this image that are loading. New workers would take the driver's locks and the link from them.
+    loading: usize,
+    restores: u64,
+    used: Instant,
+    problem: Option<Problem>,
+    forgotten: bool,
+}
+
+struct Problem {
+    what: String,
+    at: Instant,
+    /// Whether another attempt can only fail alike.
+    lasting: bool,
+}
+
+/// A worker for each client of an image, in their order, which has loaded all of the client but the content of GPU memory, or
+/// that too.
+pub(super) struct Set {
+    pub(super) workers: Vec<Arc<Worker>>,
+    /// The GPUs that were chosen for each client; none where a worker sees all.
+    pub(super) gpus: Vec<Option<Vec<Uuid>>>,
+    pub(super) resident: bool,
+}
+
+impl Set {
+    fn is_whole(&self) -> bool {
+        self.workers.iter().all(|it| !it.is_dead())
+    }
+
+    pub(super) fn end(&self) {
+        self.workers.iter().for_each(|it| it.kill());
+    }
+}
+
+/// A set of workers that a restore has taken.
+pub(in crate::daemon) struct Taken {
+    pub(in crate::daemon) workers: Vec<Arc<Worker>>,
+    /// Whether the content of GPU memory is there.
+    pub(in crate::daemon) resident: bool,
+}
+
+/// A restore from a warm image, until it has loaded everything.
+pub(in crate::daemon) struct Loading(Arc<WarmImage>);
+
+impl Drop for Loading {
+    fn drop(&mut self) {
+        let mut kept = lock(&self.0.kept);
+        kept.loading -= 1;
+        // What has failed before may succeed now.
+        if let Some(problem) = &kept.problem
+            && !problem.lasting
+        {
+            kept.problem = None;
+        }
+        self.0.changed.notify_all();
+    }
+}
+
+impl Loading {
+    /// The files of the image.
+    pub(in crate::daemon) fn content(&self) -> &Content {
+        &self.0.content
+    }
+
+    /// Takes workers that wait for a restore with these GPUs.
+    pub(in crate::daemon) fn take(&self, gpus: &[Option<Vec<Uuid>>]) -> Option<Taken> {
+        let mut kept = lock(&self.0.kept);
+        let place = kept.waiting.iter().position(|it| it.gpus == gpus && it.is_whole())?;
+        let Set { workers, resident, .. } = kept.waiting.remove(place);
+        Some(Taken { workers, resident })
+    }
+}
+
+/// What is to be done for an image.
+pub(super) enum Task {
+    Make { resident: bool },
+    End,
+}
+
+impl WarmImage {
+    pub(super) fn new(image: &Image, content: Content, bytes: u64, wanted: Wanted) -> Self {
+        let kept = Kept {
+            wanted,
+            waiting: Vec::new(),
+            loading: 0,
+            restores: 0,
+            used: Instant::now(),
+            problem: None,
+            forgotten: false,
+        };
+        Self {
+            hash: image.manifest_hash(),
+            directory: image.dir().path().display().to_string(),
+            manifest: image.manifest().clone(),
+            content,
+            bytes,
+            kept: Mutex::new(kept),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub(super) fn name(&self) -> String {
+        self.manifest.id.to_string()
+    }
+
+    pub(super) fn content(&self) -> &Content {
+        &self.content
+    }
+
+    /// A restore of it begins.
+    pub(in crate::daemon) fn begin(self: &Arc<Self>) -> Loading {
+        let mut kept = lock(&self.kept);
+        kept.loading += 1;
+        kept.restores += 1;
+        kept.used = Instant::now();
+        Loading(Arc::clone(self))
+    }
+
+    /// Changes what the image is to have. Workers that it is not to have end.
+    pub(super) fn wants(&self, wanted: Wanted) {
+        let mut kept = lock(&self.kept);
+        kept.wanted = wanted;
+        kept.used = Instant::now();
+        kept.problem = None;
+        let mut surplus: Vec<_> = kept.waiting.extract_if(.., |it| it.resident != wanted.resident).collect();
+        let enough = wanted.copies.min(kept.waiting.len());
+        surplus.extend(kept.waiting.drain(enough..));
+        drop(kept);
+        self.changed.notify_all();
+        surplus.iter().for_each(Set::end);
+    }
+
+    /// Waits until a set of workers is to be made, or nothing any more.
+    pub(super) fn task(&self) -> Task {
+        let mut kept = lock(&self.kept);
+        loop {
+            if kept.forgotten {
+                return Task::End;
+            }
+            let dead: Vec<_> = kept.waiting.extract_if(.., |it| !it.is_whole()).collect();
+            // The other workers of its tree are of no use.
+            dead.iter().for_each(Set::end);
+            let delay = kept.problem.as_ref().map_or(Duration::ZERO, |it| match it.lasting {
+                true => Duration::MAX,
+                false => RETRY.saturating_sub(it.at.elapsed()),
+            });
+            let is_wanted = kept.loading == 0 && kept.waiting.len() < kept.wanted.copies;
+            if is_wanted && delay.is_zero() {
+                return Task::Make { resident: kept.wanted.resident };
+            }
+            let time = if is_wanted { delay.min(Duration::from_secs(3600)) } else { Duration::from_secs(3600) };
+            kept = wait_timeout(&self.changed, kept, time);
+        }
+    }
+
+    /// A set was made. It ends at once if it is not wanted any more.
+    pub(super) fn made(&self, set: Set) {
+        let mut kept = lock(&self.kept);
+        let Wanted { copies, resident } = kept.wanted;
+        let is_wanted = !kept.forgotten && kept.waiting.len() < copies && set.resident == resident;
+        kept.problem = None;
+        let refused = if is_wanted {
+            kept.waiting.push(set);
+            None
+        } else {
+            Some(set)
+        };
+        drop(kept);
+        self.changed.notify_all();
+        refused.inspect(Set::end);
+    }
+
+    /// A set could not be made, for this reason.
+    pub(super) fn failed(&self, what: String, lasting: bool) {
+        let mut kept = lock(&self.kept);
+        if kept.problem.as_ref().is_none_or(|it| it.what != what) {
+            warn!(image = %self.name(), "no worker waits for restores of a warm image: {what}");
+        }
+        kept.problem = Some(Problem { what, at: Instant::now(), lasting });
+        drop(kept);
+        self.changed.notify_all();
+    }
+
+    /// Something may have changed, such as the death of a worker.
+    pub(super) fn look_again(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Waits until all workers that the image is to have wait for restores, or until it is clear why they do not. `goes_on` says
+    /// whether to go on waiting, again and again.
+    pub(super) fn wait_until_ready(&self, goes_on: impl Fn() -> bool) {
+        const LOOK: Duration = Duration::from_millis(200);
+        let is_settled = |kept: &MutexGuard<'_, Kept>| {
+            kept.forgotten || kept.problem.is_some() || kept.waiting.len() >= kept.wanted.copies
+        };
+        let mut kept = lock(&self.kept);
+        while !is_settled(&kept) && goes_on() {
+            kept = wait_timeout(&self.changed, kept, LOOK);
+        }
+    }
+
+    fn forget(&self) {
+        let mut kept = lock(&self.kept);
+        kept.forgotten = true;
+        let waiting = std::mem::take(&mut kept.waiting);
+        drop(kept);
+        self.changed.notify_all();
+        waiting.iter().for_each(Set::end);
+    }
+
+    pub(super) fn info(&self) -> WarmInfo {
+        let kept = lock(&self.kept);
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        WarmInfo {
+            image: self.name(),
+            directory: self.directory.clone(),
+            bytes: self.bytes,
+            resident: kept.wanted.resident,
+            copies: count(kept.wanted.copies),
+            ready: count(kept.waiting.iter().filter(|it| it.is_whole()).count()),
+            restores: kept.restores,
+            idle_ms: u64::try_from(kept.used.elapsed().as_millis()).unwrap_or(u64::MAX),
+            problem: kept.problem.as_ref().map(|it| it.what.clone()),
+        }
+    }
+}

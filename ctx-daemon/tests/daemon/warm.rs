@@ -1,0 +1,214 @@
+//! Images that are kept ready for restores.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use rekindle_wire::control::{Failure, FailureKind, Reply, Request, WarmInfo};
+
+use crate::restore::{OPEN, Restored, begin, change, dumped};
+use crate::support::{Client, Daemon, Session, as_user, ask, eventually, reason};
+
+fn asked(daemon: &Daemon, request: &Request, dir: &Path) -> Result<Vec<WarmInfo>, Failure> {
+    let dir = File::open(dir).unwrap();
+    match ask(&daemon.socket(), request, &[dir.as_raw_fd()]) {
+        Reply::Warm(images) => Ok(images),
+        Reply::Failed(failure) => Err(failure),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn warm(daemon: &Daemon, dir: &Path, copies: u32, resident: bool) -> Result<WarmInfo, Failure> {
+    asked(daemon, &Request::Warm { copies, resident }, dir).map(|images| images.into_iter().next().unwrap())
+}
+
+fn list(daemon: &Daemon) -> Vec<WarmInfo> {
+    match ask(&daemon.socket(), &Request::WarmImages, &[]) {
+        Reply::Warm(images) => images,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Restores a process, which need not have the pid of the image. Returns the events since.
+fn restored(daemon: &Daemon, dir: &Path) -> (Client, Vec<String>) {
+    let before = daemon.events().len();
+    let mut process = Client::start(daemon);
+    let (session, restore) = begin(daemon, dir);
+    process.ask("map");
+    process.ask(&format!("reattach {restore} 5"));
+    assert_eq!(open(&session, process.pid), OPEN);
+    daemon.wait_for_state(&process, Some("running"));
+    (process, daemon.events().split_off(before))
+}
+
+/// Asks until the connection has arrived: before that the daemon cannot tell that this is the client, which has another pid now.
+fn open(session: &Session, pid: i32) -> Reply {
+    let not_yet = Reply::Resumed { ours: false, open: false };
+    eventually("the process is known", || Some(session.ask(&Request::Resume { pid })).filter(|reply| *reply != not_yet))
+}
+
+/// Waits until so many restores have workers that wait.
+fn ready(daemon: &Daemon, count: u32) {
+    eventually("workers wait", || (list(daemon)[0].ready == count).then_some(()));
+}
+
+fn has(events: &[String], event: &str) -> bool {
+    events.iter().any(|it| it == event)
+}
+
+/// Damages an image on its disk, so that a load from there would fail.
+fn damage(dir: &Path) {
+    let file = dir.join("rekindle-data-0.raw");
+    let mut content = std::fs::read(&file).unwrap();
+    content[50_000] ^= 1;
+    std::fs::write(&file, content).unwrap();
+}
+
+#[test]
+fn a_restore_takes_the_workers_that_wait_and_others_take_their_place() {
+    let daemon = Daemon::start();
+    let Restored { dir, process: _ } = dumped(&daemon, "app");
+    let info = warm(&daemon, dir.path(), 1, false).unwrap();
+    assert_eq!((info.ready, info.copies, info.restores, info.problem), (1, 1, 0, None));
+    assert!(info.bytes > 100_000, "{}", info.bytes);
+    assert!(has(&daemon.events(), "app Load warm 1"));
+    damage(dir.path());
+    for round in 1..=2 {
+        let (_process, events) = restored(&daemon, dir.path());
+        assert!(has(&events, "app BringBack") && has(&events, "app Connect 0"), "{events:?}");
+        ready(&daemon, 1);
+        assert_eq!(list(&daemon)[0].restores, round);
+    }
+}
+
+#[test]
+fn a_resident_image_has_nothing_left_to_load() {
+    let daemon = Daemon::start();
+    let Restored { dir, process: _ } = dumped(&daemon, "app");
+    let info = warm(&daemon, dir.path(), 2, true).unwrap();
+    assert_eq!((info.ready, info.resident), (2, true));
+    damage(dir.path());
+    let (_first, events) = restored(&daemon, dir.path());
+    assert!(!has(&events, "app BringBack") && has(&events, "app Connect 0"), "{events:?}");
+    // What the image is to have can be changed.
+    ready(&daemon, 2);
+    let info = warm(&daemon, dir.path(), 1, false).unwrap();
+    assert_eq!((info.ready, info.resident, info.copies), (1, false, 1));
+    let (_second, events) = restored(&daemon, dir.path());
+    assert!(has(&events, "app BringBack"), "{events:?}");
+    assert_eq!(list(&daemon).len(), 1);
+}
+
+#[test]
+fn more_restores_than_workers_wait_for_load_from_host_memory() {
+    let daemon = Daemon::start();
+    let Restored { dir, process: _ } = dumped(&daemon, "app");
+    let info = warm(&daemon, dir.path(), 0, false).unwrap();
+    assert_eq!((info.ready, info.copies, &info.problem), (0, 0, &None));
+    damage(dir.path());
+    let (_process, events) = restored(&daemon, dir.path());
+    assert!(has(&events, "app Load 1"), "{events:?}");
+    assert_eq!(list(&daemon)[0].restores, 1);
+}
+
+#[test]
+fn a_worker_that_dies_while_it_waits_is_replaced() {
+    let daemon = Daemon::start();
+    let Restored { dir, process: _ } = dumped(&daemon, "app");
+    warm(&daemon, dir.path(), 1, false).unwrap();
+    let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+    let line = log.lines().find(|it| it.contains("is loaded in advance")).unwrap();
+    let pid = line.split("worker=").nth(1).and_then(|it| it.split_whitespace().next()).unwrap();
+    // SAFETY: a process that this test has caused to be.
+    assert_eq!(unsafe { libc::kill(pid.parse().unwrap(), libc::SIGKILL) }, 0);
+    eventually("another worker has loaded", || {
+        (daemon.events().iter().filter(|it| *it == "app Load warm 1").count() == 2).then_some(())
+    });
+    ready(&daemon, 1);
+    let (_process, events) = restored(&daemon, dir.path());
+    assert!(has(&events, "app BringBack"), "{events:?}");
+}
+
+#[test]
+fn a_gpu_without_room_fails_the_restore_and_the_next_one_finds_other_workers() {
+    let daemon = Daemon::start();
+    let Restored { dir, mut process } = dumped(&daemon, "app");
+    warm(&daemon, dir.path(), 1, false).unwrap();
+    let no_room = daemon.dir.path().join("no-room");
+    std::fs::write(&no_room, "").unwrap();
+    let (session, restore) = begin(&daemon, dir.path());
+    process.ask("map");
+    process.ask(&format!("reattach {restore} 5"));
+    let text = reason(session.ask(&Request::Resume { pid: process.pid }));
+    assert!(text.contains("no room"), "{text}");
+    process.was_killed();
+    drop(session);
+    std::fs::remove_file(no_room).unwrap();
+    ready(&daemon, 1);
+    let (_process, events) = restored(&daemon, dir.path());
+    assert!(has(&events, "app BringBack"), "{events:?}");
+}
+
+#[test]
+fn an_image_that_is_bad_or_too_large_is_not_warmed_and_older_ones_make_room() {
+    // The image has 100,000 bytes of GPU memory, in whole blocks of the file, and some code.
+    let daemon = Daemon::start_with(&[("config.toml", "[warm]\nmemory_mib = 1\n")]);
+    let mut images: Vec<_> = (0..11).map(|number| dumped(&daemon, &format!("app{number}"))).collect();
+    for (number, Restored { dir, .. }) in images.iter().enumerate() {
+        let info = warm(&daemon, dir.path(), 0, false).unwrap();
+        assert!(info.bytes * 11 > 1 << 20, "{} bytes are too few for this test", info.bytes);
+        let all = list(&daemon);
+        let taken: u64 = all.iter().map(|it| it.bytes).sum();
+        assert!(taken <= 1 << 20 && all[0].directory == dir.path().display().to_string(), "{number}: {all:?}");
+    }
+    let first = images[0].dir.path().display().to_string();
+    assert!(list(&daemon).iter().all(|it| it.directory != first), "the oldest has gone");
+    let Restored { dir, .. } = images.pop().unwrap();
+    assert_eq!(asked(&daemon, &Request::ForgetWarm, dir.path()).unwrap().len(), list(&daemon).len());
+    let why = asked(&daemon, &Request::ForgetWarm, dir.path()).unwrap_err();
+    assert!(why.kind == FailureKind::Refused && why.reason.contains("is not warm"), "{why}");
+
+    damage(dir.path());
+    let why = warm(&daemon, dir.path(), 1, false).unwrap_err();
+    assert!(why.kind == FailureKind::BadImage && why.reason.contains("rekindle-data-0.raw"), "{why}");
+
+    let small = Daemon::start_with(&[("config.toml", "[warm]\nmemory_mib = 0\n")]);
+    let why = warm(&small, images[0].dir.path(), 1, false).unwrap_err();
+    assert!(why.kind == FailureKind::Refused && why.reason.contains("warm.memory_mib"), "{why}");
+}
+
+#[test]
+fn an_image_that_another_has_replaced_is_loaded_from_its_directory() {
+    let daemon = Daemon::start();
+    let Restored { dir, process: _ } = dumped(&daemon, "app");
+    warm(&daemon, dir.path(), 1, false).unwrap();
+    change(&dir, |client| client.namespace_pid += 1);
+    let (_process, events) = restored(&daemon, dir.path());
+    assert!(has(&events, "app Load 1") && !has(&events, "app BringBack"), "{events:?}");
+    assert_eq!(list(&daemon)[0].restores, 0);
+}
+
+#[test]
+fn only_an_operator_keeps_images_warm() {
+    let daemon = Daemon::start();
+    let Restored { dir, process: _ } = dumped(&daemon, "app");
+    let requests = [Request::Warm { copies: 1, resident: false }, Request::WarmImages, Request::ForgetWarm];
+    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    for request in requests {
+        let Some(refused) = as_user(4711, || asked(&daemon, &request, dir.path())) else { return };
+        let why = refused.unwrap_err();
+        assert!(why.kind == FailureKind::Refused && why.reason.contains("only root"), "{why}");
+    }
+}
+
+#[test]
+fn workers_that_wait_end_with_the_daemon() {
+    let mut daemon = Daemon::start();
+    let Restored { dir, process: _ } = dumped(&daemon, "app");
+    warm(&daemon, dir.path(), 2, false).unwrap();
+    daemon.kill(libc::SIGTERM);
+    assert!(daemon.wait_for_exit().success());
+    eventually("both have ended", || {
+        (daemon.events().iter().filter(|it| *it == "app daemon gone").count() == 2).then_some(())
+    });
+}
