@@ -3,6 +3,9 @@
     ours      the image in memory; the process runs while its memory is loaded
     waiting   the same, with `restore.run_before_loaded = false`: the process runs when its memory is complete
     cold      as ours, the image on a disk (--disk) and out of the page cache
+    files     as ours, the image kept in host memory by the daemon (`rekindle warm --copies 0`)
+    warm      as files, and a worker has loaded the program but for its GPU memory (`rekindle warm`)
+    resident  as warm, and the GPU memory has its content (`rekindle warm --resident`)
     driver    the driver's own checkpoint: CRIU brings the memory back into the process, the driver puts it on the device
     start     no restore: the program is started afresh, up to its first step
     suspend   no restore: `rekindle suspend --hold` and `rekindle resume`, to host memory and to a folder beside the images
@@ -30,7 +33,9 @@ from checkpoint_items import DECODE_13B, DRIVER, GIB, TORCH, Item
 from checkpoint_runs import CRIU_OPTIONS, MS, Driver, Failed, Place, Work, forget, read, sizes
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-WAYS = ("ours", "waiting", "cold", DRIVER, "start", "suspend")
+WAYS = ("ours", "waiting", "cold", "files", "warm", "resident", DRIVER, "start", "suspend")
+# The ways in which the daemon keeps the image ready, and how it is asked to.
+KEPT = {"files": ("--copies", "0"), "warm": (), "resident": ("--resident",)}
 # Kinds, GiB, and whether the driver's way is measured too.
 ORDER = (("decode13b", DECODE_13B, True), ("train", 1, True), ("train", 4, True), ("train", 16, False), ("gptsmall", 2, True),
          ("llama13b", 26, False), ("train", 40, False), ("train", 100, False))
@@ -169,7 +174,7 @@ class Bench:
     def item(self, item, by_driver):
         if not self.allows(item.start_guess() + 5, item.name):
             return
-        if any(it in self.ways for it in ("ours", "waiting", "cold", "suspend")):
+        if any(it in self.ways for it in ("ours", "waiting", "cold", "suspend", *KEPT)):
             self.by_us(item)
         if by_driver and DRIVER in self.ways and self.place.real:
             self.by_driver(item)
@@ -190,7 +195,7 @@ class Bench:
             step_ms = sorted(b - a for a, b in zip(steps, steps[1:]))[(len(steps) - 1) // 2] / MS
             if "suspend" in self.ways:
                 self.suspended(item, work, daemon)
-            if not any(it in self.ways for it in ("ours", "waiting", "cold")):
+            if not any(it in self.ways for it in ("ours", "waiting", "cold", *KEPT)):
                 return
             criu(self.place, "dump", image, ["-t", str(work.pid), "--libdir", plugins], "dump.log", self.limit(), daemon.socket)
             work.process.wait()
@@ -209,6 +214,9 @@ class Bench:
                         self.one("cold", item, work, on_disk, daemon, plugins, about_image)
                 finally:
                     forget(on_disk)
+            for way in KEPT:
+                for _ in range(self.o.rounds if way in self.ways else 0):
+                    self.one(way, *restore)
             if "waiting" in self.ways:
                 self.configure(WAITING)
                 daemon.restart()
@@ -224,16 +232,18 @@ class Bench:
             if daemon:
                 daemon.stop()
 
+    def rekindle(self, daemon, *words):
+        """What a command of Rekindle's prints."""
+        command = [f"{self.place.stage}/bin/rekindle", *words, "--json", "--socket", daemon.socket]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise Failed(f"{words[0]}: {done.stderr.strip()}")
+        return json.loads(done.stdout)
+
     def suspended(self, item, work, daemon):
         """Suspends the program and resumes it, again and again. The first round of each kind touches the host's memory first,
         and is not kept."""
-        def ask(*words):
-            command = [f"{self.place.stage}/bin/rekindle", *words, "--json", "--socket", daemon.socket]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode != 0:
-                raise Failed(f"{words[0]}: {done.stderr.strip()}")
-            return json.loads(done.stdout)[0]
-
+        ask = lambda *words: self.rekindle(daemon, *words)[0]
         used = lambda: int(asked_device("memory.used", True).split()[0]) << 20 if self.place.real else 0
         folder = self.place.image()
         try:
@@ -260,6 +270,12 @@ class Bench:
             return
         work.times.back_to(about_image["steps"])
         self.wait_until_free(item)
+        if way in KEPT:
+            [kept] = self.rekindle(daemon, "warm", image, *KEPT[way])
+            if kept["problem"]:
+                self.note(f"{item.name}, {way}: {kept['problem']}")
+                return
+            daemon.wait_ready()
         count, before, wall = about_image["steps"], len(daemon.said()), time.time()
         try:
             begin, end = criu(self.place, "restore", image, ["-d", "--libdir", plugins], "restore.log", self.limit(), daemon.socket)
@@ -272,6 +288,8 @@ class Bench:
             self.note(f"{item.name}, {way}: {error}")
         finally:
             kill(work.pid)
+            if way in KEPT:
+                self.rekindle(daemon, "warm", "--forget", image)
 
     def wait_until_free(self, item):
         """A worker that was killed gives its memory back in the background, which slows down what comes next."""
@@ -365,7 +383,7 @@ def report(o, place, bench, rates, seconds):
         ways = {way: it["figures"]["first_step_ms"]["median"] for way, it in workload["ways"].items() if "first_step_ms" in it["figures"]}
         if DRIVER in ways:
             print(f"{workload['name']}, first step, driver to ours: " + ", ".join(
-                f"{way} {ways[DRIVER] / ways[way]:.1f}" for way in ("ours", "waiting", "cold") if way in ways))
+                f"{way} {ways[DRIVER] / ways[way]:.1f}" for way in ("ours", "waiting", "cold", *KEPT) if way in ways))
 
 
 def main():

@@ -44,6 +44,14 @@ fn ready(node: &Node, count: u32) -> Result {
     until_true("workers wait for restores", || Ok(listed(node)?.ready == count))
 }
 
+/// The workers that have been prepared so far.
+fn waiting(node: &Node) -> Result<Vec<i32>> {
+    let log = fs::read_to_string(node.path("daemon.log"))?;
+    let prepared = log.lines().filter(|line| line.contains("is loaded in advance"));
+    let pid = |line: &str| line.split_once("worker=")?.1.split_whitespace().next()?.parse().ok();
+    Ok(prepared.filter_map(pid).collect())
+}
+
 /// Ends what keeps images warm, so that nothing is left.
 fn forget(node: &Node, dir: &Path) -> Result {
     let output = node.rekindle(&["warm".as_ref(), "--forget".as_ref(), dir.as_ref()])?;
@@ -139,16 +147,9 @@ fn workers_that_are_killed_while_they_wait_are_replaced_and_a_killed_daemon_leav
     let mut node = Node::start()?;
     let (image, until_file) = dumped(&node)?;
     warm(&node, &image.dir, &["--copies", "2"])?;
-    let spare = node.status()?.spare;
-    let is_worker = |pid: &i32| process::command_line(*pid).contains("worker");
-    let workers = || node.processes().into_iter().filter(is_worker).collect::<Vec<_>>();
-    until_true("two wait, and the spare one", || Ok(workers().len() == 2 + spare as usize))?;
-    let before = workers();
-    process::kill_all(&before)?;
-    until_true("all are replaced", || {
-        let now = workers();
-        Ok(now.len() == 2 + spare as usize && now.iter().all(|it| !before.contains(it)))
-    })?;
+    let waiting = waiting(&node)?;
+    process::kill_all(&waiting)?;
+    until_true("both are replaced", || Ok(self::waiting(&node)?.len() == 4))?;
     ready(&node, 2)?;
     ends_well(node.restore(&image)?, &until_file)?;
     node.kill_daemon()?;
