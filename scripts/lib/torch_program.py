@@ -123,15 +123,13 @@ class Program:
         return read(self.path(way + ".out")), time.monotonic() - started, refused
 
     def refused(self, pid):
-        done = subprocess.run([f"{self.opts.stage}/bin/rekindle", "ps", "--socket", self.socket, "--calls", str(pid)],
-                              capture_output=True, text=True)
+        done = self.rekindle("ps", "--calls", str(pid))
         rows = [line.split() for line in done.stdout.splitlines()]
         return sorted(row[3] for row in rows if len(row) == 4 and row[1].isdigit() and int(row[1]) > 0)
 
     def worker(self, pid):
         """The process number of a process's worker."""
-        done = subprocess.run([f"{self.opts.stage}/bin/rekindle", "ps", "--socket", self.socket, "--json"],
-                              capture_output=True, text=True)
+        done = self.rekindle("ps", "--json")
         workers = [client["worker"] for client in json.loads(done.stdout or "[]") if client["pid"] == pid]
         return workers[0] if workers else None
 
@@ -157,16 +155,31 @@ class Program:
         """Restores it; what it printed then, and how long CRIU took."""
         (process, image, about), self.dumped = self.dumped, None
         try:
+            if self.opts.warm:
+                about["warm"] = self.keep_warm(image)
             about["restore_s"] = self.run_criu("restore", image, ["-d"])
             about["restored_worker"] = self.worker(process.pid)
             os.unlink(self.path("hold"))  # only now: it may have been open when the process was dumped
             self.wait_for("its end", lambda: reaped(process.pid))
         finally:
             self.let_go(process)
+            if self.opts.warm:
+                self.rekindle("warm", "--forget", image)
         shutil.rmtree(image)
         if about["worker"] == about["restored_worker"]:
             raise Failed(f"it has worker {about['worker']} as before")
         return read(self.path("restored.out")), about
+
+    def keep_warm(self, image):
+        """Has the daemon keep the image ready for the restore; why no worker waits for it, if none does."""
+        done = self.rekindle("warm", image, "--json", *(["--resident"] if self.opts.warm == "resident" else []))
+        if done.returncode != 0:
+            raise Failed(f"warm: {done.stderr.strip()}")
+        return json.loads(done.stdout)[0]["problem"] or "ready"
+
+    def rekindle(self, verb, *words):
+        command = [f"{self.opts.stage}/bin/rekindle", verb, "--socket", self.socket, *words]
+        return subprocess.run(command, capture_output=True, text=True)
 
     def let_go(self, process):
         """Nothing of a program that is to go on, or that failed, is left."""
