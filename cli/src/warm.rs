@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use rekindle_images::Image;
-use rekindle_wire::control::{Reply, Request, WarmInfo};
+use rekindle_wire::control::{Reply, Request, Resident, WarmInfo};
 
 use crate::failure::Failure;
 use crate::{daemon, output};
@@ -18,9 +18,10 @@ use crate::{daemon, output};
 pub(crate) struct Options {
     /// The image directory [default: list the warm images]
     dir: Option<PathBuf>,
-    /// Have the content of GPU memory in the GPU's memory too
-    #[arg(long, requires = "dir")]
-    resident: bool,
+    /// Have the content of GPU memory on the GPU too: `each` waiting worker has it, so that a restore loads nothing; or it is
+    /// there `once`, and each restore copies it on the GPU
+    #[arg(long, value_name = "each|once", requires = "dir", num_args = 0..=1, default_missing_value = "each", require_equals = true)]
+    resident: Option<Where>,
     /// The number of restores for which workers wait; with 0 only the image's files are kept in host memory
     #[arg(long, value_name = "N", default_value_t = 1, requires = "dir")]
     copies: u32,
@@ -34,6 +35,22 @@ pub(crate) struct Options {
     json: bool,
 }
 
+/// How the content of GPU memory is on the GPU.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Where {
+    Each,
+    Once,
+}
+
+impl From<Where> for Resident {
+    fn from(it: Where) -> Self {
+        match it {
+            Where::Each => Self::Each,
+            Where::Once => Self::Once,
+        }
+    }
+}
+
 /// Keeps an image ready for restores, or lists those that are.
 pub(crate) fn warm(options: &Options) -> Result<(), Failure> {
     let socket = options.daemon.socket()?;
@@ -45,7 +62,7 @@ pub(crate) fn warm(options: &Options) -> Result<(), Failure> {
             let directory = File::open(dir).with_context(|| format!("cannot open the directory {}", dir.display()))?;
             let request = match options.forget {
                 true => Request::ForgetWarm,
-                false => Request::Warm { copies: options.copies, resident: options.resident },
+                false => Request::Warm { copies: options.copies, resident: options.resident.map(Into::into) },
             };
             daemon::ask_long(&socket, &request, &[directory.as_raw_fd()])?
         }
@@ -65,7 +82,11 @@ fn table(images: &[WarmInfo]) -> String {
     let head = ["IMAGE", "MEMORY", "READY", "RESTORES", "LAST USED", "DIRECTORY"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(images.iter().map(|it| {
-        let resident = if it.resident { ", resident" } else { "" };
+        let resident = match it.resident {
+            None => "",
+            Some(Resident::Each) => ", resident",
+            Some(Resident::Once) => ", resident once",
+        };
         let directory = output::plain(&it.directory);
         vec![
             output::plain(&it.image),
@@ -88,7 +109,7 @@ mod tests {
 
     #[test]
     fn one_line_to_an_image() {
-        let image = |directory: &str, resident, problem: Option<&str>| WarmInfo {
+        let image = |directory: &str, resident: Option<Resident>, problem: Option<&str>| WarmInfo {
             image: "3f2a".to_owned(),
             directory: directory.to_owned(),
             bytes: 3 << 30,
@@ -99,7 +120,7 @@ mod tests {
             idle_ms: 12_900,
             problem: problem.map(str::to_owned),
         };
-        let images = [image("/images/llama", false, None), image("/a\x1b", true, Some("no\nroom"))];
+        let images = [image("/images/llama", None, None), image("/a\x1b", Some(Resident::Each), Some("no\nroom"))];
         let expected = "\
 IMAGE   MEMORY  READY             RESTORES  LAST USED  DIRECTORY
 3f2a   3.0 GiB  1 of 2                   7  12 s ago   /images/llama

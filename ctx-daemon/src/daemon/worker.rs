@@ -22,9 +22,10 @@ use rekindle_wire::access::AccessReport;
 use rekindle_wire::attach::Attached;
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{
-    Failing, Failure, FailureKind, LOADS_BESIDE, LoadTimes, SUSPENDS, Suspension, WorkerReply, WorkerRequest,
+    Failing, Failure, FailureKind, LOADS_BESIDE, LoadTimes, SUSPENDS, Suspension, TemplatePiece, WorkerReply,
+    WorkerRequest,
 };
-use rekindle_wire::frame::{self, FrameError, Message};
+use rekindle_wire::frame::{self, FrameError, MAX_FDS, Message};
 use rekindle_wire::ipc::{MAX_PIECES, PIECES_AT_A_TIME, PieceId, Shared, Token};
 use rekindle_wire::nvml::Memory;
 use thiserror::Error;
@@ -40,6 +41,9 @@ mod describe;
 
 /// The most pieces that one client shares: the worker sends as many descriptors in a restore.
 const MOST_MADE: usize = 16 * MAX_PIECES;
+
+/// The most pieces of a template. Each takes a descriptor of the daemon.
+const MOST_PIECES: usize = 1 << 16;
 
 /// The largest part of a manifest that a worker may send.
 const MAX_BLOB: usize = rekindle_images::limits::MAX_MANIFEST as usize;
@@ -472,6 +476,38 @@ impl Worker {
         }
     }
 
+    /// Descriptors of the memory that has the content of the worker's client, which is loaded: a template.
+    pub(crate) fn export_template(&self, timeout: Timeout) -> Result<Vec<(TemplatePiece, OwnedFd)>, WorkerError> {
+        let mut all: Vec<(TemplatePiece, OwnedFd)> = Vec::new();
+        loop {
+            let request = WorkerRequest::ExportTemplate { first: all.len() };
+            let answered = self.call(&request, &[], &[], timeout)?;
+            let WorkerReply::Template { count, pieces } = answered.reply else {
+                return Err(WorkerError::Protocol("ExportTemplate"));
+            };
+            let ends = pieces.is_empty() && all.len() < count;
+            if pieces.len() != answered.fds.len() || count > MOST_PIECES || ends {
+                return Err(WorkerError::Protocol("ExportTemplate"));
+            }
+            all.extend(pieces.into_iter().zip(answered.fds));
+            if all.len() >= count {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// Has the worker, whose client is loaded but for its device memory, copy content from a template.
+    pub(crate) fn take_template(
+        &self,
+        template: &[(TemplatePiece, OwnedFd)],
+        timeout: Timeout,
+    ) -> Result<(), WorkerError> {
+        template.chunks(MAX_FDS).try_for_each(|some| {
+            let request = WorkerRequest::TakeTemplate { pieces: some.iter().map(|it| it.0).collect() };
+            self.ask(&request, &sys::raw(some.iter().map(|it| &it.1)), timeout)
+        })
+    }
+
     /// Has the worker make its shared memory before it loads this client. Returns that memory, and the memory it needs from
     /// others.
     pub(crate) fn make_shared(&self, blob: &[u8], timeout: Timeout) -> Result<MadeShared, WorkerError> {
@@ -684,5 +720,7 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Shares => "Shares",
         WorkerRequest::MakeShared { .. } => "MakeShared",
         WorkerRequest::TakeShared { .. } => "TakeShared",
+        WorkerRequest::ExportTemplate { .. } => "ExportTemplate",
+        WorkerRequest::TakeTemplate { .. } => "TakeTemplate",
     }
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use rekindle_wire::control::{Failure, FailureKind, Reply, Request, WarmInfo};
+use rekindle_wire::control::{Failure, FailureKind, Reply, Request, Resident, WarmInfo};
 
 use crate::restore::{OPEN, Restored, begin, change, dumped};
 use crate::support::{Client, Daemon, Session, as_user, ask, eventually, reason};
@@ -18,7 +18,7 @@ fn asked(daemon: &Daemon, request: &Request, dir: &Path) -> Result<Vec<WarmInfo>
     }
 }
 
-fn warm(daemon: &Daemon, dir: &Path, copies: u32, resident: bool) -> Result<WarmInfo, Failure> {
+fn warm(daemon: &Daemon, dir: &Path, copies: u32, resident: Option<Resident>) -> Result<WarmInfo, Failure> {
     asked(daemon, &Request::Warm { copies, resident }, dir).map(|images| images.into_iter().next().unwrap())
 }
 
@@ -68,7 +68,7 @@ fn damage(dir: &Path) {
 fn a_restore_takes_the_workers_that_wait_and_others_take_their_place() {
     let daemon = Daemon::start();
     let Restored { dir, process: _ } = dumped(&daemon, "app");
-    let info = warm(&daemon, dir.path(), 1, false).unwrap();
+    let info = warm(&daemon, dir.path(), 1, None).unwrap();
     assert_eq!((info.ready, info.copies, info.restores, info.problem), (1, 1, 0, None));
     assert!(info.bytes > 100_000, "{}", info.bytes);
     assert!(has(&daemon.events(), "app Load warm 1"));
@@ -85,25 +85,46 @@ fn a_restore_takes_the_workers_that_wait_and_others_take_their_place() {
 fn a_resident_image_has_nothing_left_to_load() {
     let daemon = Daemon::start();
     let Restored { dir, process: _ } = dumped(&daemon, "app");
-    let info = warm(&daemon, dir.path(), 2, true).unwrap();
-    assert_eq!((info.ready, info.resident), (2, true));
+    let info = warm(&daemon, dir.path(), 2, Some(Resident::Each)).unwrap();
+    assert_eq!((info.ready, info.resident), (2, Some(Resident::Each)));
     damage(dir.path());
     let (_first, events) = restored(&daemon, dir.path());
     assert!(!has(&events, "app BringBack") && has(&events, "app Connect 0"), "{events:?}");
     // What the image is to have can be changed.
     ready(&daemon, 2);
-    let info = warm(&daemon, dir.path(), 1, false).unwrap();
-    assert_eq!((info.ready, info.resident, info.copies), (1, false, 1));
+    let info = warm(&daemon, dir.path(), 1, None).unwrap();
+    assert_eq!((info.ready, info.resident, info.copies), (1, None, 1));
     let (_second, events) = restored(&daemon, dir.path());
     assert!(has(&events, "app BringBack"), "{events:?}");
     assert_eq!(list(&daemon).len(), 1);
 }
 
 #[test]
+fn an_image_that_is_resident_once_is_loaded_once() {
+    let daemon = Daemon::start();
+    let Restored { dir, process: _ } = dumped(&daemon, "app");
+    let info = warm(&daemon, dir.path(), 2, Some(Resident::Once)).unwrap();
+    assert_eq!((info.ready, info.resident), (2, Some(Resident::Once)));
+    let events = daemon.events();
+    let count = |event: &str| events.iter().filter(|it| *it == event).count();
+    // One worker has loaded it and ended, and two have taken its memory.
+    assert_eq!((count("app Load 1"), count("app Load warm 1"), count("app TakeTemplate 2")), (1, 2, 2), "{events:?}");
+    let (_process, events) = restored(&daemon, dir.path());
+    assert!(has(&events, "app BringBack"), "{events:?}");
+    ready(&daemon, 2);
+    assert_eq!(daemon.events().iter().filter(|it| *it == "app Load 1").count(), 1);
+    asked(&daemon, &Request::ForgetWarm, dir.path()).unwrap();
+    let kept = || std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().flatten();
+    let of_template =
+        |it: &std::fs::DirEntry| std::fs::read_link(it.path()).is_ok_and(|it| it.to_string_lossy().contains("events"));
+    eventually("nobody keeps the memory", || (kept().filter(of_template).count() == 0).then_some(()));
+}
+
+#[test]
 fn more_restores_than_workers_wait_for_load_from_host_memory() {
     let daemon = Daemon::start();
     let Restored { dir, process: _ } = dumped(&daemon, "app");
-    let info = warm(&daemon, dir.path(), 0, false).unwrap();
+    let info = warm(&daemon, dir.path(), 0, None).unwrap();
     assert_eq!((info.ready, info.copies, &info.problem), (0, 0, &None));
     damage(dir.path());
     let (_process, events) = restored(&daemon, dir.path());
@@ -115,7 +136,7 @@ fn more_restores_than_workers_wait_for_load_from_host_memory() {
 fn a_worker_that_dies_while_it_waits_is_replaced() {
     let daemon = Daemon::start();
     let Restored { dir, process: _ } = dumped(&daemon, "app");
-    warm(&daemon, dir.path(), 1, false).unwrap();
+    warm(&daemon, dir.path(), 1, None).unwrap();
     let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
     let line = log.lines().find(|it| it.contains("is loaded in advance")).unwrap();
     let pid = line.split("worker=").nth(1).and_then(|it| it.split_whitespace().next()).unwrap();
@@ -133,7 +154,7 @@ fn a_worker_that_dies_while_it_waits_is_replaced() {
 fn a_gpu_without_room_fails_the_restore_and_the_next_one_finds_other_workers() {
     let daemon = Daemon::start();
     let Restored { dir, mut process } = dumped(&daemon, "app");
-    warm(&daemon, dir.path(), 1, false).unwrap();
+    warm(&daemon, dir.path(), 1, None).unwrap();
     let no_room = daemon.dir.path().join("no-room");
     std::fs::write(&no_room, "").unwrap();
     let (session, restore) = begin(&daemon, dir.path());
@@ -155,7 +176,7 @@ fn an_image_that_is_bad_or_too_large_is_not_warmed_and_older_ones_make_room() {
     let daemon = Daemon::start_with(&[("config.toml", "[warm]\nmemory_mib = 1\n")]);
     let mut images: Vec<_> = (0..11).map(|number| dumped(&daemon, &format!("app{number}"))).collect();
     for (number, Restored { dir, .. }) in images.iter().enumerate() {
-        let info = warm(&daemon, dir.path(), 0, false).unwrap();
+        let info = warm(&daemon, dir.path(), 0, None).unwrap();
         assert!(info.bytes * 11 > 1 << 20, "{} bytes are too few for this test", info.bytes);
         let all = list(&daemon);
         let taken: u64 = all.iter().map(|it| it.bytes).sum();
@@ -169,11 +190,11 @@ fn an_image_that_is_bad_or_too_large_is_not_warmed_and_older_ones_make_room() {
     assert!(why.kind == FailureKind::Refused && why.reason.contains("is not warm"), "{why}");
 
     damage(dir.path());
-    let why = warm(&daemon, dir.path(), 1, false).unwrap_err();
+    let why = warm(&daemon, dir.path(), 1, None).unwrap_err();
     assert!(why.kind == FailureKind::BadImage && why.reason.contains("rekindle-data-0.raw"), "{why}");
 
     let small = Daemon::start_with(&[("config.toml", "[warm]\nmemory_mib = 0\n")]);
-    let why = warm(&small, images[0].dir.path(), 1, false).unwrap_err();
+    let why = warm(&small, images[0].dir.path(), 1, None).unwrap_err();
     assert!(why.kind == FailureKind::Refused && why.reason.contains("warm.memory_mib"), "{why}");
 }
 
@@ -181,7 +202,7 @@ fn an_image_that_is_bad_or_too_large_is_not_warmed_and_older_ones_make_room() {
 fn an_image_that_another_has_replaced_is_loaded_from_its_directory() {
     let daemon = Daemon::start();
     let Restored { dir, process: _ } = dumped(&daemon, "app");
-    warm(&daemon, dir.path(), 1, false).unwrap();
+    warm(&daemon, dir.path(), 1, None).unwrap();
     change(&dir, |client| client.namespace_pid += 1);
     let (_process, events) = restored(&daemon, dir.path());
     assert!(has(&events, "app Load 1") && !has(&events, "app BringBack"), "{events:?}");
@@ -192,7 +213,7 @@ fn an_image_that_another_has_replaced_is_loaded_from_its_directory() {
 fn only_an_operator_keeps_images_warm() {
     let daemon = Daemon::start();
     let Restored { dir, process: _ } = dumped(&daemon, "app");
-    let requests = [Request::Warm { copies: 1, resident: false }, Request::WarmImages, Request::ForgetWarm];
+    let requests = [Request::Warm { copies: 1, resident: None }, Request::WarmImages, Request::ForgetWarm];
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     for request in requests {
         let Some(refused) = as_user(4711, || asked(&daemon, &request, dir.path())) else { return };
@@ -205,7 +226,7 @@ fn only_an_operator_keeps_images_warm() {
 fn workers_that_wait_end_with_the_daemon() {
     let mut daemon = Daemon::start();
     let Restored { dir, process: _ } = dumped(&daemon, "app");
-    warm(&daemon, dir.path(), 2, false).unwrap();
+    warm(&daemon, dir.path(), 2, None).unwrap();
     daemon.kill(libc::SIGTERM);
     assert!(daemon.wait_for_exit().success());
     eventually("both have ended", || {

@@ -49,7 +49,7 @@ impl Checkpoint {
         let work = move || {
             let mut engine = handed_over.recv().ok()?;
             let began = Instant::now();
-            let result = engine.load(driver, &of_thread.fill, &of_thread.reader);
+            let result = engine.load(driver, &of_thread.fill, &of_thread.reader, &of_thread.template);
             let took = began.elapsed();
             over();
             Some((engine, took, result))
@@ -107,10 +107,11 @@ impl Checkpoint {
                 (times.bytes, times.set) = (content.fill.bytes(), content.fill.set());
                 self.content = ContentLoad::Loaded(times);
                 // The thread has ended, so this is the only reference.
-                if let Some(content) = Arc::into_inner(content)
-                    && content.is_last_use
-                {
-                    self.discarded.add(content.reader.into_files());
+                if let Some(mut content) = Arc::into_inner(content) {
+                    content.template.release(call.driver());
+                    if content.is_last_use {
+                        self.discarded.add(content.reader.into_files());
+                    }
                 }
                 Ok(times)
             }

@@ -9,6 +9,7 @@ use rekindle_images::DataReader;
 use rekindle_wire::control::LoadTimes;
 
 use crate::checkpoint::engine::{Engine, Fill};
+use crate::checkpoint::template::Template;
 use crate::resources::job::EngineError;
 use crate::resources::vmm::aliases::Alias;
 
@@ -18,6 +19,8 @@ pub(crate) struct Content {
     pub(crate) reader: DataReader,
     /// Mappings through which pieces are filled, and which the load removes at its end.
     pub(crate) aliases: Vec<Alias>,
+    /// Content that is on the devices already.
+    pub(crate) template: Template,
     /// Whether the files are of no use after the load, and nobody else has them.
     pub(crate) is_last_use: bool,
 }

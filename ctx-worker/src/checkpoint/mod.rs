@@ -21,6 +21,7 @@ pub(crate) mod save;
 pub(crate) mod save_error;
 mod secure;
 pub(crate) mod suspend;
+pub(crate) mod template;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};

@@ -20,6 +20,7 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::content::Content;
 use crate::checkpoint::layers::Layers;
 use crate::checkpoint::load::{check_pieces, content, content_of_memory};
+use crate::checkpoint::template::Template;
 use crate::gpu::driver::{CallFailed, Driver};
 use crate::resources::Memory;
 use crate::resources::memory::MemoryError;
@@ -58,6 +59,8 @@ pub(crate) struct Kept {
     pub(crate) client: Box<Client>,
     /// Reads the content; none once the content is being loaded.
     pub(crate) reader: Option<DataReader>,
+    /// Content that is on the devices already.
+    pub(crate) template: Template,
     pub(crate) origin: Origin,
 }
 
@@ -136,7 +139,8 @@ impl Checkpoint {
             Origin::Image => content(layers, &kept.client, reader.key())?,
         };
         let times = LoadTimes { map_ns: began.elapsed().as_nanos() as u64, ..LoadTimes::default() };
-        let content = Content { fill, reader, aliases, is_last_use: kept.origin == Origin::Suspension };
+        let template = std::mem::take(&mut kept.template);
+        let content = Content { fill, reader, aliases, template, is_last_use: kept.origin == Origin::Suspension };
         self.begin_load(&mut layers.call.gpu, &layers.memory.devices, content, times, over)
     }
 }
@@ -185,7 +189,7 @@ fn make(memory: &mut Memory, driver: &Driver) -> Result<(), NotLoaded> {
 }
 
 /// Makes a context current: the driver maps in the current context's process, so any context serves.
-fn enter_any(call: &mut Call, memory: &Memory) {
+pub(crate) fn enter_any(call: &mut Call, memory: &Memory) {
     if let Some(device) = memory.devices.first() {
         let _ = call.gpu.enter(device.primary);
     }

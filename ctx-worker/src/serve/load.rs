@@ -16,6 +16,7 @@ use crate::checkpoint::load::{
     check_pieces, compare_globals, content, read_mapped, restore_allocations, restore_parts,
 };
 use crate::checkpoint::suspend::{Kept, Origin};
+use crate::checkpoint::template::Template;
 use crate::resources::job::EngineError;
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::pinned::PinnedMemory;
@@ -42,7 +43,7 @@ impl Executor {
         checkpoint.begin_load(
             &mut call.gpu,
             &memory.devices,
-            Content { fill, reader, aliases, is_last_use: false },
+            Content { fill, reader, aliases, template: Template::default(), is_last_use: false },
             times,
             over,
         )
@@ -61,7 +62,7 @@ impl Executor {
         unmap_aliases(self.call.driver(), &aliases);
         let (mut layers, checkpoint) = self.layers();
         let bytes = checkpoint.give_back(&mut layers)?;
-        Ok((Kept { client, reader: Some(reader), origin: Origin::Image }, bytes))
+        Ok((Kept { client, reader: Some(reader), template: Template::default(), origin: Origin::Image }, bytes))
     }
 
     /// Restores everything except the memory that the client shares and the content of device memory.

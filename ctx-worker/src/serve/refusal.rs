@@ -10,6 +10,7 @@ use thiserror::Error;
 use crate::checkpoint::copying::error::CopyError;
 use crate::checkpoint::save_error::SaveError;
 use crate::checkpoint::suspend::SuspendError;
+use crate::checkpoint::template::TemplateError;
 use crate::gpu::driver::CallFailed;
 use crate::resources::ipc::ShareError;
 use crate::resources::job::EngineError;
@@ -79,6 +80,8 @@ pub(crate) enum Refusal {
     Share(#[from] ShareError),
     #[error(transparent)]
     Suspend(#[from] SuspendError),
+    #[error(transparent)]
+    Template(#[from] TemplateError),
     #[error("the worker's own code has no place: {0}")]
     Code(CallFailed),
     #[error("{0}")]
@@ -96,6 +99,7 @@ impl Failing for Refusal {
             Self::Save(error) => error.kind(),
             Self::Share(error) => error.kind(),
             Self::Suspend(error) => error.kind(),
+            Self::Template(error) => error.kind(),
             Self::Unreported => FailureKind::Refused,
             Self::OtherRing(_) | Self::Dialect(_) => FailureKind::Version,
             Self::WentOn => FailureKind::Timeout,

@@ -384,6 +384,13 @@ impl Server {
                 let exported = memory.export_named(call, token, *first).map_err(Refusal::from);
                 exported.map(|(shared, files)| (WorkerReply::Exported { shared }, files))
             }
+            (WorkerRequest::ExportTemplate { first }, State::Loaded(_)) => {
+                let exported = self.export_template(*first);
+                exported.map(|(count, exported)| {
+                    let (pieces, files) = exported.into_iter().unzip();
+                    (WorkerReply::Template { count, pieces }, files)
+                })
+            }
             (WorkerRequest::MakeShared { first }, State::Spare(_)) => {
                 let driver = self.executor.driver();
                 let made = self.executor.memory.make_shared(driver, &message.blob, *first).map_err(Refusal::from);
@@ -436,6 +443,10 @@ impl Server {
                     Ok(loaded)
                 });
                 or_failed(loaded)
+            }
+            (WorkerRequest::TakeTemplate { pieces }, State::Warm(mut warm)) => {
+                let taken = self.take_template(&mut warm.kept.template, pieces, fds);
+                (State::Warm(warm), done(taken))
             }
             (WorkerRequest::BringBack, State::Warm(warm)) => self.restore_warm(warm),
             (WorkerRequest::Pinned { pinned }, State::Loaded(mut loaded)) => {

@@ -9,16 +9,22 @@ use std::time::{Duration, Instant};
 use rekindle_images::{Client, DataReader, HashKey};
 use rekindle_wire::Dialect;
 use rekindle_wire::attach::{Attach, Pinned};
-use rekindle_wire::control::WorkerReply;
+use rekindle_wire::control::{TemplatePiece, WorkerReply};
+use rekindle_wire::frame::MAX_FDS;
 use rekindle_wire::ring::Consumer;
 use tracing::error;
 
 use crate::checkpoint::content::LoadProgress;
-use crate::checkpoint::suspend::is_out_of_memory;
+use crate::checkpoint::suspend::{enter_any, is_out_of_memory};
+use crate::checkpoint::template::{self, Template};
 use crate::serve::channel::{self, Event};
+use crate::serve::executor::Executor;
 use crate::serve::refusal::Refusal;
 use crate::serve::request_loop::{Answered, Server, done, or_failed};
 use crate::serve::state::{Loaded, Spare, State, Warm};
+
+/// The number of a template's pieces, and some of them with their descriptors.
+type Exported = (usize, Vec<(TemplatePiece, OwnedFd)>);
 
 impl Server {
     /// Loads a client: with `early` the content of its memory comes later.
@@ -62,6 +68,30 @@ impl Server {
             }
             Err(why) => or_failed(Err(why.into())),
         }
+    }
+
+    /// Descriptors of the memory that has a loaded client's content. The content must be there.
+    pub(super) fn export_template(&mut self, first: usize) -> Result<Exported, Refusal> {
+        self.executor.end_load()?;
+        let Executor { call, memory, .. } = &mut self.executor;
+        enter_any(call, memory);
+        let exported = template::export(call.driver(), memory, first, MAX_FDS);
+        call.gpu.leave();
+        Ok(exported?)
+    }
+
+    /// Takes content that is on the devices already.
+    pub(super) fn take_template(
+        &mut self,
+        template: &mut Template,
+        pieces: Vec<TemplatePiece>,
+        files: Vec<OwnedFd>,
+    ) -> Result<(), Refusal> {
+        let Executor { call, memory, .. } = &mut self.executor;
+        enter_any(call, memory);
+        let taken = template.take(call.driver(), &memory.devices, pieces, files);
+        call.gpu.leave();
+        Ok(taken?)
     }
 
     /// Connects the restored process: its shared memory takes the place of the memory saved with it.

@@ -20,6 +20,7 @@ use rekindle_wire::control::{self, Suspension, WorkerReply};
 use tracing::{error, info, warn};
 
 use crate::checkpoint::suspend::{Kept, Origin, is_out_of_memory};
+use crate::checkpoint::template::Template;
 use crate::serve::channel::{self, Event};
 use crate::serve::refusal::Refusal;
 use crate::serve::request_loop::{Answered, News, Server, done, or_failed};
@@ -55,7 +56,7 @@ impl Server {
                 (DataFile { depth: it.depth, index: it.index }, channel::file(fd))
             };
             let reader = DataReader::new(key, data.into_iter().zip(fds).map(file));
-            let kept = Kept { client, reader: Some(reader), origin: Origin::Suspension };
+            let kept = Kept { client, reader: Some(reader), template: Template::default(), origin: Origin::Suspension };
             let (mut layers, checkpoint) = self.executor.layers();
             checkpoint.can_suspend(&mut layers, &kept)?;
             Ok(kept)

@@ -6,7 +6,7 @@ use std::fs;
 
 use anyhow::{Context, bail, ensure};
 use rekindle_e2e::{App, Image, Node, Result, stage};
-use rekindle_wire::control::{Reply, Request};
+use rekindle_wire::control::{Reply, Request, Resident};
 
 /// The tests, as the build script names them.
 mod program {
@@ -34,10 +34,10 @@ fn suspended(node: &Node, app: &App) -> Result {
     Ok(())
 }
 
-/// Keeps the image of a program ready for a restore, for half of the programs, or of others with its memory on the GPU. Some
+/// Keeps the image of a program ready for a restore, for some programs with its memory on the GPU. Some
 /// share memory with others, and load it when they are restored.
 fn warmed(node: &Node, name: &str, image: &Image) -> Result {
-    let resident = name.len() % 2 == 0;
+    let resident = [None, Some(Resident::Each), Some(Resident::Once)][name.len() % 3];
     match node.ask_about(&Request::Warm { copies: 1, resident }, &image.dir)? {
         Reply::Warm(images) => {
             let [info] = &images[..] else { bail!("{images:?}") };

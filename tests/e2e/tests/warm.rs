@@ -8,7 +8,7 @@ use anyhow::{Context, ensure};
 use rekindle_e2e::podman::Podman;
 use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{App, Image, Node, Result, process, until};
-use rekindle_wire::control::{Reply, Request, WarmInfo};
+use rekindle_wire::control::{Reply, Request, Resident, WarmInfo};
 
 /// Copies so slow that loading the memory of a program takes several seconds.
 const SLOW: [(&str, &str); 1] = [("SIMGPU_COPY_GBPS", "0.01")];
@@ -103,7 +103,7 @@ fn a_resident_image_has_all_its_memory_when_the_program_runs() -> Result {
     node.stop_daemon()?;
     node.start_daemon(&SLOW)?;
     let info = warm(&node, &image.dir, &["--resident"])?;
-    ensure!(info.ready == 1 && info.resident, "{info:?}");
+    ensure!(info.ready == 1 && info.resident == Some(Resident::Each), "{info:?}");
     damage(&image)?;
     let app = node.restore(&image)?;
     // With such copies a load takes seconds.
@@ -111,6 +111,29 @@ fn a_resident_image_has_all_its_memory_when_the_program_runs() -> Result {
     app.advances()?;
     ends_well(app, &until_file)?;
     forget(&node, &image.dir)?;
+    node.finish()
+}
+
+#[test]
+fn content_that_is_on_the_gpu_once_is_copied_there_for_each_restore() -> Result {
+    let mut node = Node::start()?;
+    let (image, until_file) = dumped(&node)?;
+    let info = warm(&node, &image.dir, &["--resident=once", "--copies", "2"])?;
+    ensure!(info.ready == 2 && info.resident == Some(Resident::Once), "{info:?}");
+    damage(&image)?;
+    for _ in 0..3 {
+        ready(&node, 2)?;
+        let app = node.restore(&image)?;
+        app.advances()?;
+        ends_well(app, &until_file)?;
+    }
+    let log = fs::read_to_string(node.path("daemon.log"))?;
+    // The load of the first worker, and those of the restored programs: from the device, less what was loaded from files.
+    let loads = log.lines().filter(|line| line.contains("phases of load")).count();
+    assert_eq!(loads, 1 + 3, "each is loaded once");
+    forget(&node, &image.dir)?;
+    node.stop_daemon()?;
+    node.start_daemon(&[])?;
     node.finish()
 }
 
@@ -134,7 +157,7 @@ fn memory_of_a_warm_image_is_on_the_gpu_only_when_it_is_resident_or_restored() -
     let app = node.restore(&image)?;
     ends_well(app, &until_file)?;
     until_true("workers wait again", || Ok(warm(&node, &image.dir, &["--copies", "1"])?.ready == 1))?;
-    // A resident one takes the memory, and a second one cannot be had.
+    // A resident one takes the memory, and a second one cannot be had. If the memory is there once, no program has room beside it.
     let info = warm(&node, &image.dir, &["--resident", "--copies", "2"])?;
     ensure!(info.ready == 1 && info.problem.is_some(), "{info:?}");
     ends_well(node.restore(&image)?, &until_file)?;

@@ -62,6 +62,16 @@ pub struct SuspendedInfo {
     pub ms: u64,
 }
 
+/// How the content of a warm image is on the GPU.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Resident {
+    /// Each waiting worker has it: a restore has nothing to load.
+    Each,
+    /// Once, and each restore copies it on the GPU.
+    Once,
+}
+
 /// An image that is kept ready for restores, for `rekindle warm`.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct WarmInfo {
@@ -71,8 +81,8 @@ pub struct WarmInfo {
     pub directory: String,
     /// Bytes of host memory that its files take.
     pub bytes: u64,
-    /// Whether waiting workers have the content of GPU memory.
-    pub resident: bool,
+    /// How the content of GPU memory is on the GPU, if it is.
+    pub resident: Option<Resident>,
     /// The number of restores for which workers are to wait.
     pub copies: u32,
     /// The number of restores for which workers wait now.

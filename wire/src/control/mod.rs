@@ -225,8 +225,8 @@ pub enum Request {
     Warm {
         /// The number of restores for which workers wait.
         copies: u32,
-        /// Whether the workers have the content of GPU memory too.
-        resident: bool,
+        /// How the content of GPU memory is on the GPU, if it is.
+        resident: Option<Resident>,
     },
     /// List the images that are kept ready.
     WarmImages,

@@ -13,7 +13,8 @@
 //!   memory       NeedsRoom (unasked) -> Room, Room     GiveWay     at any time
 //!   sharing      Export -> Exported | Failed     Import -> Done | Failed     Shares -> Shares     at any time
 //!   restore      MakeShared+, TakeShared*, Data*, Code*, Load -> Done | Failed
-//!                where the `Load` was a warm one: BringBack -> Done | Busy | Failed
+//!                where the `Load` was a warm one: TakeTemplate*, BringBack -> Done | Busy | Failed
+//!                ExportTemplate+ -> Template | Failed, once a `Loaded` has said that all content is there
 //!                Pinned*, Connect -> Done | Failed     Open -> Done
 //!                LoadProgress -> Loading | Loaded | Failed, from `Load` on
 //!   suspend      (as a dump, up to the `Saved` of a copy that stops the client)     Suspend -> Suspended | Failed
@@ -204,6 +205,18 @@ pub enum WorkerRequest {
     /// which `LoadProgress` tells. `Busy`: the GPU has no room for it now. A client that is not suspended answers `Done`. Only for
     /// workers of [`SUSPENDS`] or later.
     BringBack,
+    /// Give out descriptors of the physical memory behind the content of a loaded client, from a certain piece on: a template,
+    /// from which other workers copy. Only before `Connect`, when all content is there. Only for workers of [`WARMS`] or later.
+    ExportTemplate {
+        /// The first wanted piece.
+        first: usize,
+    },
+    /// Copy content from these pieces when `BringBack` comes, instead of loading it. They come with the descriptors of the
+    /// pieces, in order. Any number of times, after a warm `Load`. Only for workers of [`WARMS`] or later.
+    TakeTemplate {
+        /// The pieces.
+        pieces: Vec<TemplatePiece>,
+    },
     /// Memfds of pinned memory for the `Connect` that follows, where `Connect` has more than one message can carry. They come
     /// with this, in order. Any number of times.
     Pinned {
@@ -295,6 +308,17 @@ pub struct DataFile {
     pub depth: u32,
     /// Its number in that image.
     pub index: u32,
+}
+
+/// A piece of physical memory that a template has.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct TemplatePiece {
+    /// The device, by the worker's number.
+    pub device: u32,
+    /// Where the content belongs in a client.
+    pub address: u64,
+    /// Bytes.
+    pub size: u64,
 }
 
 /// The most memory that one client may have, where there is a limit.
@@ -455,6 +479,13 @@ pub enum WorkerReply {
     Suspended {
         /// Bytes that are free now.
         bytes: u64,
+    },
+    /// To `ExportTemplate`, with the descriptors of `pieces`.
+    Template {
+        /// The number of pieces in all.
+        count: usize,
+        /// The pieces that come with this reply.
+        pieces: Vec<TemplatePiece>,
     },
     /// To `Calls`.
     Calls {

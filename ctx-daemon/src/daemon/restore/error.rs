@@ -45,6 +45,8 @@ pub(in crate::daemon) enum RestoreError {
         "{0}: its container was given other GPUs than the image needs here: give the container those, or restore where the image's GPUs are the container's"
     )]
     OtherGpus(String),
+    #[error("its processes share GPU memory, so restores load it when they begin")]
+    SharesInAdvance,
     #[error("CRIU has died")]
     Orphaned,
     #[error(
@@ -75,7 +77,7 @@ impl Failing for RestoreError {
             Self::NoMemory(_) | Self::NotShared(_) | Self::Ambiguous(_) => FailureKind::BadImage,
             Self::Grant(error) => error.kind(),
             Self::Share(error) => error.kind(),
-            Self::OtherGpus(_) | Self::Full { .. } => FailureKind::Refused,
+            Self::OtherGpus(_) | Self::Full { .. } | Self::SharesInAdvance => FailureKind::Refused,
             Self::Orphaned => FailureKind::GivenUp,
             Self::Died(_) => FailureKind::LostPeer,
             Self::NoDirectory | Self::NoConnection(_) | Self::Order(_) => FailureKind::Internal,

@@ -212,7 +212,7 @@ impl Checking {
         let hold_off = Arc::new(daemon.pool.hold_off());
         let gpus = load::choose_gpus(daemon, manifest, restorer.gpus())?;
         let taken = warm.as_ref().and_then(|it| it.take(&gpus));
-        let resident = taken.as_ref().map(|it| it.resident);
+        let loaded = taken.as_ref().map(|it| it.loaded);
         let workers = match taken {
             Some(taken) => taken.workers,
             None => load::take_workers(manifest, &gpus, |settings, gpus| daemon.pool.take(settings, gpus))?,
@@ -224,7 +224,7 @@ impl Checking {
         check::devices(manifest, &attached.collect::<Vec<_>>(), allowed)?;
         let limit = daemon.config.timeouts.stall;
         let early = daemon.config.restore.run_before_loaded;
-        let works = match resident {
+        let works = match loaded {
             Some(true) => workers.iter().map(|_| Work::Nothing).collect(),
             Some(false) => workers.iter().map(|_| Work::BringBack { early, limit }).collect(),
             None => {

@@ -81,6 +81,19 @@ impl Clones {
     }
 }
 
+/// Reserves addresses in the driver, permanently. They are to be many, so that the driver uses the requested address, and in one
+/// range, so that the range is free later too.
+pub(crate) fn keep_window(driver: &Driver, base: u64, size: u64) {
+    let mut got = 0;
+    // SAFETY: the out parameter is a local.
+    let reserved = unsafe { (driver.cuMemAddressReserve)(&raw mut got, size as usize, 0, base, 0) };
+    if reserved == CUDA_SUCCESS && got != base {
+        // Probably reserved since an earlier time.
+        // SAFETY: what was just reserved, and is of no use.
+        unsafe { (driver.cuMemAddressFree)(got, size as usize) };
+    }
+}
+
 impl Room {
     fn fill(&mut self, driver: &Driver, device: CUdevice, primary: CUcontext, wanted: u64) -> Result<(), CallFailed> {
         // SAFETY: the context is the device's primary one.
@@ -89,7 +102,7 @@ impl Room {
         if length == 0 {
             return Ok(());
         }
-        self.keep_window(driver, length)?;
+        keep_window(driver, self.base, length.max(window::CLONE_SIZE));
         let properties = CUmemAllocationProp {
             kind: CU_MEM_ALLOCATION_TYPE_PINNED,
             location_type: CU_MEM_LOCATION_TYPE_DEVICE,
@@ -109,21 +122,6 @@ impl Room {
             self.free.give(self.base, self.size);
         }
         made
-    }
-
-    /// Reserves the addresses in the driver, permanently.
-    fn keep_window(&self, driver: &Driver, length: u64) -> Result<(), CallFailed> {
-        // Large enough that the driver uses the requested address, and in one range, so that the range is free later too.
-        let size = length.max(window::CLONE_SIZE);
-        let mut got = 0;
-        // SAFETY: the out parameter is a local.
-        let reserved = unsafe { (driver.cuMemAddressReserve)(&raw mut got, size as usize, 0, self.base, 0) };
-        if reserved == CUDA_SUCCESS && got != self.base {
-            // Probably reserved since an earlier copy.
-            // SAFETY: what was just reserved, and is of no use.
-            unsafe { (driver.cuMemAddressFree)(got, size as usize) };
-        }
-        Ok(())
     }
 
     fn map(&mut self, driver: &Driver, properties: &CUmemAllocationProp, length: u64) -> Result<(), CallFailed> {

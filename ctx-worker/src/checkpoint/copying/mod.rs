@@ -25,7 +25,7 @@
 
 pub(crate) mod background;
 mod cancel;
-mod clones;
+pub(in crate::checkpoint) mod clones;
 pub(crate) mod error;
 pub(crate) mod guard;
 mod precopy;

@@ -39,7 +39,7 @@ pub(crate) struct Arrived {
 }
 
 /// A descriptor of a piece, for another process.
-fn export(driver: &Driver, real: u64) -> Result<OwnedFd, CUresult> {
+pub(crate) fn export(driver: &Driver, real: u64) -> Result<OwnedFd, CUresult> {
     let mut fd = -1_i32;
     // SAFETY: the out parameter is a local, and the handle the driver's own.
     let result = unsafe {
@@ -54,7 +54,7 @@ fn export(driver: &Driver, real: u64) -> Result<OwnedFd, CUresult> {
 }
 
 /// The driver's handle of a piece that another process has exported.
-fn import(driver: &Driver, file: &OwnedFd) -> Result<u64, CUresult> {
+pub(crate) fn import(driver: &Driver, file: &OwnedFd) -> Result<u64, CUresult> {
     let mut real = 0_u64;
     // SAFETY: the out parameter is a local; the driver takes a descriptor as a pointer's value, and keeps none.
     let result = unsafe {

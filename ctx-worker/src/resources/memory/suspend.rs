@@ -1,7 +1,7 @@
 //! Physical memory that a suspended client gives back to its device: the addresses stay reserved, and the same addresses get
 //! new memory when the client resumes.
 
-use super::{Backing, DeviceMemory, set_access, unmap_pieces};
+use super::{Backing, DeviceMemory, cut, set_access, unmap_pieces};
 use crate::gpu::driver::{CallFailed, Driver};
 use rekindle_cuda_abi::types::CU_MEM_ACCESS_READWRITE;
 
@@ -9,6 +9,17 @@ impl DeviceMemory {
     /// The bytes of physical memory behind the client's allocations.
     pub(crate) fn physical(&self) -> u64 {
         self.backings.values().map(|(length, _)| length).sum()
+    }
+
+    /// All physical pieces: address, size, and the driver's handle.
+    pub(crate) fn physical_pieces(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+        self.backings.iter().flat_map(|(&base, (length, backing))| {
+            let pieces = match backing {
+                Backing::Large(pieces) => pieces.as_slice(),
+                Backing::Slab { piece, .. } => std::slice::from_ref(piece),
+            };
+            cut(*length).zip(pieces).map(move |((offset, size), &real)| (base + offset, size, real))
+        })
     }
 
     /// Whether other processes may know, or have, a part of this memory.

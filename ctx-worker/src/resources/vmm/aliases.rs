@@ -20,7 +20,7 @@ pub(crate) struct Alias {
 impl Vmm {
     /// The places at which pieces are mapped to be saved and loaded, for each piece whose content this client saves: side
     /// by side, in the order of their handles. None where the pieces do not fit.
-    fn places(&self) -> Option<Vec<Alias>> {
+    pub(crate) fn places(&self) -> Option<Vec<Alias>> {
         let mut at = window::aliases().start;
         let here = |(_, piece): &(&u64, &Piece)| !piece.sharing.is_some_and(|it| it.elsewhere);
         let places = self.pieces.iter().filter(here).map(|(&handle, &piece)| {

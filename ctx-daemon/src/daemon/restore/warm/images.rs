@@ -9,11 +9,12 @@
 //! ```
 
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rekindle_images::{Checksum, Image, Manifest};
-use rekindle_wire::control::WarmInfo;
+use rekindle_wire::control::{Resident, TemplatePiece, WarmInfo};
 use tracing::{info, warn};
 
 use super::super::super::grants::Uuid;
@@ -30,8 +31,8 @@ const RETRY: Duration = Duration::from_secs(10);
 pub(in crate::daemon) struct Wanted {
     /// The number of restores for which workers wait.
     pub(in crate::daemon) copies: usize,
-    /// Whether these workers have the content of GPU memory.
-    pub(in crate::daemon) resident: bool,
+    /// How the content of GPU memory is on the GPU, if it is.
+    pub(in crate::daemon) resident: Option<Resident>,
 }
 
 /// The images that are kept warm, in the order in which they were used, the last one last.
@@ -136,6 +137,7 @@ pub(in crate::daemon) struct WarmImage {
 struct Kept {
     wanted: Wanted,
     waiting: Vec<Set>,
+    template: Option<Arc<Template>>,
     /// Restores of this image that are loading. New workers would take the driver's locks and the link from them.
     loading: usize,
     restores: u64,
@@ -157,7 +159,14 @@ pub(super) struct Set {
     pub(super) workers: Vec<Arc<Worker>>,
     /// The GPUs that were chosen for each client; none where a worker sees all.
     pub(super) gpus: Vec<Option<Vec<Uuid>>>,
-    pub(super) resident: bool,
+    pub(super) resident: Option<Resident>,
+}
+
+/// The content of GPU memory on the GPU, for each client: pieces whose descriptors keep the memory.
+pub(super) struct Template {
+    pub(super) clients: Vec<Vec<(TemplatePiece, OwnedFd)>>,
+    /// The GPUs that have the content, as in [`Set`].
+    pub(super) gpus: Vec<Option<Vec<Uuid>>>,
 }
 
 impl Set {
@@ -173,8 +182,8 @@ impl Set {
 /// A set of workers that a restore has taken.
 pub(in crate::daemon) struct Taken {
     pub(in crate::daemon) workers: Vec<Arc<Worker>>,
-    /// Whether the content of GPU memory is there.
-    pub(in crate::daemon) resident: bool,
+    /// Whether the workers have the content of GPU memory.
+    pub(in crate::daemon) loaded: bool,
 }
 
 /// A restore from a warm image, until it has loaded everything.
@@ -205,13 +214,19 @@ impl Loading {
         let mut kept = lock(&self.0.kept);
         let place = kept.waiting.iter().position(|it| it.gpus == gpus && it.is_whole())?;
         let Set { workers, resident, .. } = kept.waiting.remove(place);
-        Some(Taken { workers, resident })
+        Some(Taken { workers, loaded: resident == Some(Resident::Each) })
     }
 }
 
 /// What is to be done for an image.
 pub(super) enum Task {
-    Make { resident: bool },
+    /// Load the content of GPU memory once, for workers to copy it.
+    MakeTemplate,
+    /// Prepare workers, which copy content from the template, if there is one.
+    Make {
+        resident: Option<Resident>,
+        template: Option<Arc<Template>>,
+    },
     End,
 }
 
@@ -220,6 +235,7 @@ impl WarmImage {
         let kept = Kept {
             wanted,
             waiting: Vec::new(),
+            template: None,
             loading: 0,
             restores: 0,
             used: Instant::now(),
@@ -260,6 +276,9 @@ impl WarmImage {
         kept.wanted = wanted;
         kept.used = Instant::now();
         kept.problem = None;
+        if wanted.resident != Some(Resident::Once) {
+            kept.template = None;
+        }
         let mut surplus: Vec<_> = kept.waiting.extract_if(.., |it| it.resident != wanted.resident).collect();
         let enough = wanted.copies.min(kept.waiting.len());
         surplus.extend(kept.waiting.drain(enough..));
@@ -284,7 +303,11 @@ impl WarmImage {
             });
             let is_wanted = kept.loading == 0 && kept.waiting.len() < kept.wanted.copies;
             if is_wanted && delay.is_zero() {
-                return Task::Make { resident: kept.wanted.resident };
+                let (resident, template) = (kept.wanted.resident, kept.template.clone());
+                return match (resident, &template) {
+                    (Some(Resident::Once), None) => Task::MakeTemplate,
+                    _ => Task::Make { resident, template },
+                };
             }
             let time = if is_wanted { delay.min(Duration::from_secs(3600)) } else { Duration::from_secs(3600) };
             kept = wait_timeout(&self.changed, kept, time);
@@ -306,6 +329,14 @@ impl WarmImage {
         drop(kept);
         self.changed.notify_all();
         refused.inspect(Set::end);
+    }
+
+    /// The template was made. It goes at once if it is not wanted any more.
+    pub(super) fn made_template(&self, template: Template) {
+        let mut kept = lock(&self.kept);
+        if !kept.forgotten && kept.wanted.resident == Some(Resident::Once) {
+            kept.template = Some(Arc::new(template));
+        }
     }
 
     /// A set could not be made, for this reason.
@@ -341,6 +372,7 @@ impl WarmImage {
         let mut kept = lock(&self.kept);
         kept.forgotten = true;
         let waiting = std::mem::take(&mut kept.waiting);
+        kept.template = None;
         drop(kept);
         self.changed.notify_all();
         waiting.iter().for_each(Set::end);

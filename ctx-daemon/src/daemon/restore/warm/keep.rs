@@ -2,32 +2,34 @@
 
 use std::sync::Arc;
 
-use rekindle_wire::control::{Failing, FailureKind};
+use rekindle_wire::control::{Failing, FailureKind, Resident};
 use tracing::{debug, info};
 
 use super::super::super::content::wait_for_content;
+use super::super::super::worker::Timeout;
 use super::super::super::{Daemon, thread};
 use super::super::check;
 use super::super::error::RestoreError;
 use super::super::load::{self, How, Load, Mode};
-use super::images::{Set, Task, WarmImage};
+use super::images::{Set, Task, Template, WarmImage};
 
 /// Starts the thread that keeps workers ready until the image is forgotten.
 pub(super) fn start(daemon: &Arc<Daemon>, image: &Arc<WarmImage>) -> std::io::Result<()> {
     let (daemon, image) = (Arc::clone(daemon), Arc::clone(image));
     thread("warm", move || {
-        while let Task::Make { resident } = image.task() {
+        loop {
+            let task = image.task();
             daemon.pool.wait_for_restores();
-            match make(&daemon, &image, resident) {
-                Ok(Some(set)) => {
-                    info!(image = %image.name(), resident, "workers wait for a restore of a warm image");
+            let done = match task {
+                Task::End => return,
+                Task::MakeTemplate => make_template(&daemon, &image).map(|template| image.made_template(template)),
+                Task::Make { resident, template } => make(&daemon, &image, resident, template.as_deref()).map(|set| {
+                    info!(image = %image.name(), ?resident, "workers wait for a restore of a warm image");
                     image.made(set);
-                }
-                Ok(None) => {
-                    let what = "its processes share GPU memory, so restores load it when they begin";
-                    image.failed(what.to_owned(), true);
-                }
-                Err(error) => image.failed(error.to_string(), is_lasting(&error)),
+                }),
+            };
+            if let Err(error) = done {
+                image.failed(error.to_string(), is_lasting(&error));
             }
         }
     })
@@ -39,12 +41,14 @@ fn is_lasting(error: &RestoreError) -> bool {
     matches!(error.kind(), FailureKind::Refused | FailureKind::Version | FailureKind::BadImage)
 }
 
-/// Workers that have loaded the clients of the image; none if its processes share memory.
-fn make(daemon: &Daemon, image: &Arc<WarmImage>, resident: bool) -> Result<Option<Set>, RestoreError> {
-    let manifest = &image.manifest;
-    let gpus = load::choose_gpus(daemon, manifest, None)?;
-    let workers = load::take_workers(manifest, &gpus, |settings, gpus| daemon.pool.take_in_advance(settings, gpus))?;
-    let set = Set { workers, gpus, resident };
+/// Workers that have loaded the clients of the image.
+fn make(
+    daemon: &Daemon,
+    image: &Arc<WarmImage>,
+    resident: Option<Resident>,
+    template: Option<&Template>,
+) -> Result<Set, RestoreError> {
+    let set = take(daemon, image, resident)?;
     // A worker that is taken by a restore gets another action.
     for worker in &set.workers {
         let image = Arc::downgrade(image);
@@ -54,25 +58,48 @@ fn make(daemon: &Daemon, image: &Arc<WarmImage>, resident: bool) -> Result<Optio
             }
         });
     }
-    match fill(daemon, image, &set) {
-        Ok(true) => Ok(Some(set)),
-        result => {
-            set.end();
-            result.map(|_| None)
-        }
-    }
+    let mode = if resident == Some(Resident::Each) { Mode::Early } else { Mode::Warm };
+    let filled = fill(daemon, image, &set, mode).and_then(|()| match template {
+        // Content on other GPUs would cross a link as well.
+        Some(template) if template.gpus == set.gpus => copy_from(daemon, image, &set, template),
+        _ => Ok(()),
+    });
+    filled.inspect_err(|_| set.end())?;
+    Ok(set)
 }
 
-/// Has the workers load. Returns `false` if processes share memory.
-fn fill(daemon: &Daemon, image: &WarmImage, set: &Set) -> Result<bool, RestoreError> {
+/// Loads the clients once, and keeps the memory that has their content. Its workers end: they have no purpose but that.
+fn make_template(daemon: &Daemon, image: &WarmImage) -> Result<Template, RestoreError> {
+    let set = take(daemon, image, None)?;
+    let template = fill(daemon, image, &set, Mode::Early).and_then(|()| {
+        let timeout = Timeout::WhileItWorks(daemon.config.timeouts.stall);
+        let clients = check::attached(&image.manifest).zip(&set.workers).map(|(record, worker)| {
+            let exported = worker.export_template(timeout);
+            exported.map_err(|error| RestoreError::Worker(check::name(record), error))
+        });
+        Ok(Template { clients: clients.collect::<Result<_, _>>()?, gpus: set.gpus.clone() })
+    });
+    set.end();
+    template
+}
+
+/// Workers for the clients of the image.
+fn take(daemon: &Daemon, image: &WarmImage, resident: Option<Resident>) -> Result<Set, RestoreError> {
+    let gpus = load::choose_gpus(daemon, &image.manifest, None)?;
+    let take = |settings: &_, gpus: Option<&[_]>| daemon.pool.take_in_advance(settings, gpus);
+    let workers = load::take_workers(&image.manifest, &gpus, take)?;
+    Ok(Set { workers, gpus, resident })
+}
+
+/// Has the workers load.
+fn fill(daemon: &Daemon, image: &WarmImage, set: &Set, mode: Mode) -> Result<(), RestoreError> {
     let manifest = &image.manifest;
     let attached: Vec<_> = set.workers.iter().map(|it| it.attached()).collect();
     check::devices(manifest, &attached, daemon.config.restore.allowances)?;
     let limit = daemon.config.timeouts.stall;
     if load::share(manifest, &set.workers, limit)? {
-        return Ok(false);
+        return Err(RestoreError::SharesInAdvance);
     }
-    let mode = if set.resident { Mode::Early } else { Mode::Warm };
     let how = How { limits: daemon.config.clients.limits, mode, limit };
     let jobs = check::attached(manifest).map(|record| Load::new(manifest, record, image.content(), how));
     let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
@@ -81,10 +108,21 @@ fn fill(daemon: &Daemon, image: &WarmImage, set: &Set) -> Result<bool, RestoreEr
         let name = check::name(record);
         let failed = |error| RestoreError::Worker(name.clone(), error);
         job.run(worker).map_err(failed)?;
-        if set.resident {
+        if mode == Mode::Early {
             wait_for_content(worker, &name, limit).map_err(failed)?;
         }
         debug!(worker = worker.pid(), "{name} is loaded in advance");
     }
-    Ok(true)
+    Ok(())
+}
+
+/// Has the workers copy content from the template when a restore begins.
+fn copy_from(daemon: &Daemon, image: &WarmImage, set: &Set, template: &Template) -> Result<(), RestoreError> {
+    let timeout = Timeout::WhileItWorks(daemon.config.timeouts.stall);
+    let clients = check::attached(&image.manifest).zip(&set.workers).zip(&template.clients);
+    for ((record, worker), pieces) in clients {
+        let taken = worker.take_template(pieces, timeout);
+        taken.map_err(|error| RestoreError::Worker(check::name(record), error))?;
+    }
+    Ok(())
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | any warm image | its files in host memory, all content compared with its hashes |
 //! | the first `copies` at a time | workers that have loaded code and objects; memory is made and filled when the restore begins |
-//! | these, of a resident image | workers that have the content of GPU memory too |
+//! | these, of a resident image | workers that have the content of GPU memory too, or that copy it from a template on the GPU |
 //!
 //! A restore finds a warm image by the checksum of its manifest, in whatever directory the image lies. That names all content by
 //! its hashes, so what is loaded is what the image says. Only who may restore at all gets that far.

@@ -1,0 +1,200 @@
+//! A template: the content of an image's GPU memory that is on the devices already. A worker has loaded it and exported the
+//! physical pieces; the daemon keeps their descriptors, which keep the memory too when that worker has ended (measured,
+//! `tests/facts/shared.cu`). Other workers copy the content from there, on the device.
+//!
+//! ```text
+//!   worker that loaded ──ExportTemplate──► descriptors ──(daemon)──TakeTemplate──► mapped in the window of clones
+//!                                                                                    │ BringBack: device to device
+//!                                                                                    └─► released when all is loaded
+//! ```
+//!
+//! A client never meets a template: the mappings are gone before its first command.
+
+use std::os::fd::OwnedFd;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::control::{Failing, FailureKind, TemplatePiece};
+use rekindle_wire::window;
+use thiserror::Error;
+use tracing::warn;
+
+use crate::checkpoint::copying::clones;
+use crate::gpu::driver::{CallFailed, Driver, checked};
+use crate::resources::Memory;
+use crate::resources::device::Device;
+use crate::resources::ipc;
+
+/// The largest piece that is taken. Clients may make large pieces of their own.
+const MOST: u64 = window::CLONE_SIZE;
+
+/// Why a template is not exported or taken.
+#[derive(Debug, Error)]
+pub(crate) enum TemplateError {
+    #[error("a piece of the template is on a device that does not exist, or is no piece")]
+    Unfit,
+    #[error("the template's descriptors did not come with it")]
+    NoDescriptors,
+    #[error("a piece of memory cannot be exported: {}", result_name(*.0))]
+    NotExported(CUresult),
+    #[error("a piece of the template cannot be imported: {}", result_name(*.0))]
+    NotImported(CUresult),
+    #[error(transparent)]
+    Driver(#[from] CallFailed),
+}
+
+impl Failing for TemplateError {
+    fn kind(&self) -> FailureKind {
+        FailureKind::Internal
+    }
+}
+
+/// A template's pieces that are mapped here.
+#[derive(Debug, Default)]
+pub(crate) struct Template {
+    /// By the addresses that the content has in a client.
+    pieces: Vec<Mapped>,
+    /// The bytes that are mapped for each device.
+    taken: Vec<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Mapped {
+    /// The address and the size in a client.
+    address: u64,
+    size: u64,
+    /// Where the piece is mapped here, and the driver's handle of it.
+    at: u64,
+    real: u64,
+}
+
+impl Template {
+    /// Imports pieces and maps them where they can be read.
+    ///
+    /// # Errors
+    /// The pieces before the one that failed are mapped.
+    pub(crate) fn take(
+        &mut self,
+        driver: &Driver,
+        devices: &[Device],
+        pieces: Vec<TemplatePiece>,
+        files: Vec<OwnedFd>,
+    ) -> Result<(), TemplateError> {
+        if pieces.len() != files.len() {
+            return Err(TemplateError::NoDescriptors);
+        }
+        self.taken.resize(devices.len(), 0);
+        for (piece, file) in pieces.into_iter().zip(files) {
+            let ordinal = piece.device as usize;
+            let device = devices.get(ordinal).ok_or(TemplateError::Unfit)?;
+            let taken = self.taken[ordinal];
+            let fits = taken.checked_add(piece.size).is_some_and(|end| end <= window::CLONE_SIZE);
+            let is_piece = piece.size.is_multiple_of(MEMORY_GRANULARITY) && (1..=MOST).contains(&piece.size);
+            if !fits || !is_piece || piece.address.checked_add(piece.size).is_none() {
+                return Err(TemplateError::Unfit);
+            }
+            let base = window::clones(ordinal).start;
+            if taken == 0 {
+                clones::keep_window(driver, base, window::CLONE_SIZE);
+            }
+            let real = ipc::import(driver, &file).map_err(TemplateError::NotImported)?;
+            map(driver, (real, piece.size), base + taken, device.device)?;
+            let mapped = Mapped { address: piece.address, size: piece.size, at: base + taken, real };
+            let place = self.pieces.partition_point(|it| it.address < mapped.address);
+            self.pieces.insert(place, mapped);
+            self.taken[ordinal] += piece.size;
+        }
+        Ok(())
+    }
+
+    /// Where the content of these addresses lies here; none if it is not wholly in one piece.
+    pub(crate) fn find(&self, address: u64, length: u64) -> Option<u64> {
+        let place = self.pieces.partition_point(|it| it.address <= address).checked_sub(1)?;
+        let Mapped { address: start, size, at, .. } = *self.pieces.get(place)?;
+        let offset = address - start;
+        (offset.checked_add(length)? <= size).then_some(at + offset)
+    }
+
+    /// Unmaps and releases all pieces. Nothing reads them any more.
+    pub(crate) fn release(&mut self, driver: &Driver) {
+        for piece in self.pieces.drain(..) {
+            // SAFETY: mapped and imported in `take`, and read by nothing any more.
+            let gone = unsafe {
+                checked("cuMemUnmap", (driver.cuMemUnmap)(piece.at, piece.size as usize))
+                    .and(checked("cuMemRelease", (driver.cuMemRelease)(piece.real)))
+            };
+            if let Err(failed) = gone {
+                warn!("a piece of a template stays mapped at {:#x}: {failed}", piece.at);
+            }
+        }
+        self.taken.clear();
+    }
+}
+
+/// Maps an imported piece for reading. A piece that cannot be mapped is released.
+fn map(driver: &Driver, (real, size): (u64, u64), at: u64, device: CUdevice) -> Result<(), CallFailed> {
+    let access =
+        CUmemAccessDesc { location_type: CU_MEM_LOCATION_TYPE_DEVICE, location_id: device, flags: CU_MEM_ACCESS_READ };
+    // SAFETY: a handle of ours, at addresses of our own; the descriptor lives through the call.
+    unsafe {
+        let mapped = checked("cuMemMap", (driver.cuMemMap)(at, size as usize, 0, real, 0));
+        let done = mapped.and_then(|()| {
+            let set = (driver.cuMemSetAccess)(at, size as usize, &raw const access, 1);
+            checked("cuMemSetAccess", set).inspect_err(|_| {
+                (driver.cuMemUnmap)(at, size as usize);
+            })
+        });
+        done.inspect_err(|_| {
+            (driver.cuMemRelease)(real);
+        })
+    }
+}
+
+/// Descriptors of the pieces behind all memory whose content an image has, from the one with this number on, `most` at the
+/// most; and the number of all.
+///
+/// # Errors
+/// The driver exports a piece no more, or a client has made pieces that cannot be exported.
+pub(crate) fn export(
+    driver: &Driver,
+    memory: &Memory,
+    first: usize,
+    most: usize,
+) -> Result<(usize, Vec<(TemplatePiece, OwnedFd)>), TemplateError> {
+    let device_memory = memory.devices.iter().enumerate().flat_map(|(ordinal, device)| {
+        let pieces = device.memory.physical_pieces();
+        pieces.map(move |(address, size, real)| (TemplatePiece { device: ordinal as u32, address, size }, real))
+    });
+    // Pieces that a client has made so that they cannot be exported are loaded from the image.
+    let exportable = |handle_types: u32| handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0;
+    let places = memory.vmm.places().unwrap_or_default();
+    let own = places.iter().filter(|alias| exportable(alias.piece.handle_types)).map(|alias| {
+        let device = alias.piece.device as u32;
+        (TemplatePiece { device, address: alias.address, size: alias.piece.size }, alias.piece.real)
+    });
+    let all: Vec<_> = device_memory.chain(own).collect();
+    let wanted = all.iter().skip(first).take(most);
+    let exported = wanted.map(|(piece, real)| {
+        let file = ipc::export(driver, *real).map_err(TemplateError::NotExported)?;
+        Ok((*piece, file))
+    });
+    let exported = exported.collect::<Result<_, TemplateError>>()?;
+    Ok((all.len(), exported))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_is_found_where_one_piece_has_all_of_it() {
+        let piece = |address, size, at| Mapped { address, size, at, real: 1 };
+        let template = Template { pieces: vec![piece(100, 50, 1000), piece(150, 10, 2000)], taken: Vec::new() };
+        assert_eq!(template.find(100, 50), Some(1000));
+        assert_eq!(template.find(120, 30), Some(1020));
+        assert_eq!(template.find(150, 10), Some(2000));
+        for (address, length) in [(99, 1), (140, 11), (160, 1), (120, u64::MAX)] {
+            assert_eq!(template.find(address, length), None, "{address} {length}");
+        }
+        assert_eq!(Template::default().find(0, 1), None);
+    }
+}
