@@ -6,6 +6,7 @@
     files     as ours, the image kept in host memory by the daemon (`rekindle warm --copies 0`)
     warm      as files, and a worker has loaded the program but for its GPU memory (`rekindle warm`)
     resident  as warm, and the GPU memory has its content (`rekindle warm --resident`)
+    once      as warm, and the content is on the GPU, from where it is copied (`rekindle warm --resident=once`)
     driver    the driver's own checkpoint: CRIU brings the memory back into the process, the driver puts it on the device
     start     no restore: the program is started afresh, up to its first step
     suspend   no restore: `rekindle suspend --hold` and `rekindle resume`, to host memory and to a folder beside the images
@@ -33,9 +34,9 @@ from checkpoint_items import DECODE_13B, DRIVER, GIB, TORCH, Item
 from checkpoint_runs import CRIU_OPTIONS, MS, Driver, Failed, Place, Work, forget, read, sizes
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-WAYS = ("ours", "waiting", "cold", "files", "warm", "resident", DRIVER, "start", "suspend")
+WAYS = ("ours", "waiting", "cold", "files", "warm", "resident", "once", DRIVER, "start", "suspend")
 # The ways in which the daemon keeps the image ready, and how it is asked to.
-KEPT = {"files": ("--copies", "0"), "warm": (), "resident": ("--resident",)}
+KEPT = {"files": ("--copies", "0"), "warm": (), "resident": ("--resident",), "once": ("--resident=once",)}
 # Kinds, GiB, and whether the driver's way is measured too.
 ORDER = (("decode13b", DECODE_13B, True), ("train", 1, True), ("train", 4, True), ("train", 16, False), ("gptsmall", 2, True),
          ("llama13b", 26, False), ("train", 40, False), ("train", 100, False))

@@ -172,7 +172,7 @@ class Program:
 
     def keep_warm(self, image):
         """Has the daemon keep the image ready for the restore; why no worker waits for it, if none does."""
-        done = self.rekindle("warm", image, "--json", *(["--resident"] if self.opts.warm == "resident" else []))
+        done = self.rekindle("warm", image, "--json", *{"warm": (), "resident": ("--resident",), "once": ("--resident=once",)}[self.opts.warm])
         if done.returncode != 0:
             raise Failed(f"warm: {done.stderr.strip()}")
         return json.loads(done.stdout)[0]["problem"] or "ready"
