@@ -276,7 +276,7 @@ class Bench:
             if kept["problem"]:
                 self.note(f"{item.name}, {way}: {kept['problem']}")
                 return
-            daemon.wait_ready()
+            self.wait_for_worker(daemon)
         count, before, wall = about_image["steps"], len(daemon.said()), time.time()
         try:
             begin, end = criu(self.place, "restore", image, ["-d", "--libdir", plugins], "restore.log", self.limit(), daemon.socket)
@@ -284,13 +284,17 @@ class Bench:
             self.until(lambda: "loaded_ms" in load_phases(daemon.said()[before:], wall), "the load does not end")
             sample.update(load_phases(daemon.said()[before:], wall))
             self.keep(item, way, sample)
-            daemon.wait_ready()  # the next restore takes the worker that took the place of this one's in the pool
+            self.wait_for_worker(daemon)  # the next restore takes the worker that took the place of this one's in the pool
         except Failed as error:
             self.note(f"{item.name}, {way}: {error}")
         finally:
             kill(work.pid)
             if way in KEPT:
                 self.rekindle(daemon, "warm", "--forget", image)
+
+    def wait_for_worker(self, daemon):
+        """Waits until a worker of the usual kind is ready."""
+        self.until(lambda: self.rekindle(daemon, "pool")[0]["ready"] > 0, "no worker becomes ready")
 
     def wait_until_free(self, item):
         """A worker that was killed gives its memory back in the background, which slows down what comes next."""
