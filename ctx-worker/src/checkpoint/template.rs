@@ -68,6 +68,13 @@ struct Mapped {
 }
 
 impl Template {
+    /// A template of pieces that lie where they are said to: an address in a client, a size, and an address here.
+    #[cfg(test)]
+    pub(crate) fn imagined(pieces: &[(u64, u64, u64)]) -> Self {
+        let pieces = pieces.iter().map(|&(address, size, at)| Mapped { address, size, at, real: 0 });
+        Self { pieces: pieces.collect(), taken: Vec::new() }
+    }
+
     /// Imports pieces and maps them where they can be read.
     ///
     /// # Errors
@@ -187,8 +194,7 @@ mod tests {
 
     #[test]
     fn content_is_found_where_one_piece_has_all_of_it() {
-        let piece = |address, size, at| Mapped { address, size, at, real: 1 };
-        let template = Template { pieces: vec![piece(100, 50, 1000), piece(150, 10, 2000)], taken: Vec::new() };
+        let template = Template::imagined(&[(100, 50, 1000), (150, 10, 2000)]);
         assert_eq!(template.find(100, 50), Some(1000));
         assert_eq!(template.find(120, 30), Some(1020));
         assert_eq!(template.find(150, 10), Some(2000));

@@ -12,6 +12,7 @@ use rekindle_images::{DataFile, DataReader, HashKey, ImageError, PIECE_LENGTH, P
 use super::stage::tests::{alone, unit};
 use super::*;
 use crate::checkpoint::copying::{Place, Preservation, Task};
+use crate::checkpoint::template::Template;
 use crate::resources::initial::MOST;
 use crate::resources::job::jobs;
 
@@ -293,6 +294,16 @@ mod late {
         CUDA_SUCCESS
     }
 
+    unsafe extern "C" fn on_device(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, _: CUstream) -> CUresult {
+        with(|it| it.copies.push((to, from, bytes)));
+        CUDA_SUCCESS
+    }
+
+    /// The lengths of all copies so far, which are forgotten.
+    pub(super) fn lengths() -> Vec<usize> {
+        with(|it| std::mem::take(it).copies.iter().map(|(_, _, bytes)| *bytes).collect())
+    }
+
     unsafe extern "C" fn set(to: CUdeviceptr, _zero: u8, bytes: usize, _: CUstream) -> CUresult {
         with(|it| it.copies.push((to, 0, bytes)));
         CUDA_SUCCESS
@@ -323,6 +334,7 @@ mod late {
     pub(super) fn driver() -> Driver {
         Driver {
             cuMemcpyHtoDAsync_v2: copy,
+            cuMemcpyAsync: on_device,
             cuMemsetD8Async: set,
             cuEventCreate: create,
             cuEventRecord: record,
@@ -350,7 +362,7 @@ fn content_arrives_whole_however_late_copies_take_place() {
         let fill = Fill::new(jobs.zip(pieces.iter().copied()).collect(), |_| on_device);
         let key = HashKey::Content(ContentKey::from_bytes(KEY));
         let reader = DataReader::new(key, [(DataFile::own(0), file.try_clone().unwrap())]);
-        engine.load(&driver, &fill, &reader).unwrap();
+        engine.load(&driver, &fill, &reader, &Template::default()).unwrap();
         assert!(arrived == memory.0, "{on_device}");
         assert_eq!((fill.loaded(), fill.bytes()), (memory.0.len() as u64, memory.0.len() as u64));
         assert_eq!(fill.set(), PIECE_LENGTH);
@@ -406,4 +418,34 @@ fn a_read_that_the_driver_refuses_is_none_and_the_next_may_do() {
     let refusing = Driver { cuMemcpyDtoHAsync_v2: refuse, ..self::driver() };
     assert_eq!(peek(&mut engine, &refusing, &memory.0, &[(0, 8)]), None);
     assert_eq!(peek(&mut engine, &driver, &memory.0, &[(0, 8)]), Some(vec![vec![1; 8]]));
+}
+
+#[test]
+fn what_a_template_has_is_copied_on_the_device_in_long_runs() {
+    let _alone = alone();
+    let (driver, mut memory) = (driver(), Memory::new(9));
+    memory.0.iter_mut().zip(0_u32..).for_each(|(byte, i)| *byte = (i.wrapping_mul(2_654_435_761) >> 24) as u8);
+    let zeros = 2 * PIECE_LENGTH as usize;
+    memory.0[..zeros].fill(0);
+    let (file, copying) = (tempfile::tempfile().unwrap(), memory.copying(Preservation::Closed));
+    engine(&driver).copy_out(&driver, &copying, &writer(&file)).unwrap();
+    let pieces = copying.pieces().unwrap();
+    let (driver, arrived) = (late::driver(), vec![7_u8; memory.0.len()]);
+    late::lengths();
+    let (to, from) = (arrived.as_ptr() as u64, memory.0.as_ptr() as u64);
+    // It has no zeros, pieces 4 to 6, in two parts that lie side by side, and nothing of the others.
+    let part = |first: u64, count: u64| {
+        let offset = first * PIECE_LENGTH;
+        (to + offset, count * PIECE_LENGTH, from + offset)
+    };
+    let template = Template::imagined(&[part(4, 2), part(6, 1)]);
+    let fill = Fill::new(jobs(to, arrived.len() as u64, 0, 1).zip(pieces.iter().copied()).collect(), |_| true);
+    let key = HashKey::Content(ContentKey::from_bytes(KEY));
+    let reader = DataReader::new(key, [(DataFile::own(0), file.try_clone().unwrap())]);
+    engine(&driver).load(&driver, &fill, &reader, &template).unwrap();
+    assert!(arrived == memory.0);
+    assert_eq!((fill.loaded(), fill.set()), (memory.0.len() as u64, zeros as u64));
+    let lengths = late::lengths();
+    assert_eq!(lengths[..2], [zeros, 3 * PIECE_LENGTH as usize]);
+    assert_eq!(lengths[2..].iter().sum::<usize>(), memory.0.len() - zeros - 3 * PIECE_LENGTH as usize);
 }
