@@ -6,6 +6,7 @@
     files     as ours, the image kept in host memory by the daemon (`rekindle warm --copies 0`)
     warm      as files, and a worker has loaded the program but for its GPU memory (`rekindle warm`)
     resident  as warm, and the GPU memory has its content (`rekindle warm --resident`)
+    lazy      as ours, and CRIU brings the process's own pages when it touches them (`criu lazy-pages`)
     once      as warm, and the content is on the GPU, from where it is copied (`rekindle warm --resident=once`)
     driver    the driver's own checkpoint: CRIU brings the memory back into the process, the driver puts it on the device
     start     no restore: the program is started afresh, up to its first step
@@ -13,9 +14,12 @@
 
 Each workload runs under Rekindle, is dumped and killed, and restored again and again from that image. `running` is when
 `criu restore` has ended and the process runs, `first step` when it has done a step, `loaded` when all its memory was there,
-by the daemon's log. All are milliseconds from the start of `criu restore`; of `start`, of the program.
+by the daemon's log. All are milliseconds from the start of `criu restore`; of `start`, of the program. `criu init`, `criu
+processes` and `criu resume` are the three parts of CRIU's run by its log: until it begins to make processes, until they are whole,
+and until they run; the plugin's waits for the daemon are in the first and the last.
 """
 
+import contextlib
 import datetime
 import json
 import os
@@ -34,7 +38,7 @@ from checkpoint_items import DECODE_13B, DRIVER, GIB, TORCH, Item
 from checkpoint_runs import CRIU_OPTIONS, MS, Driver, Failed, Place, Work, forget, read, sizes
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-WAYS = ("ours", "waiting", "cold", "files", "warm", "resident", "once", DRIVER, "start", "suspend")
+WAYS = ("ours", "waiting", "cold", "files", "warm", "resident", "once", "lazy", DRIVER, "start", "suspend")
 # The ways in which the daemon keeps the image ready, and how it is asked to.
 KEPT = {"files": ("--copies", "0"), "warm": (), "resident": ("--resident",), "once": ("--resident=once",)}
 # Kinds, GiB, and whether the driver's way is measured too.
@@ -42,6 +46,9 @@ ORDER = (("decode13b", DECODE_13B, True), ("train", 1, True), ("train", 4, True)
          ("llama13b", 26, False), ("train", 40, False), ("train", 100, False))
 WAITING = "[restore]\nrun_before_loaded = false\n"
 LOADED = re.compile(r"^(\S+) +INFO phase load: .* ms=(\d+)", re.MULTILINE)
+# Lines of CRIU's log at the ends of its parts.
+CRIU_PARTS = (("criu_init_ms", "Running pre-restore scripts"), ("criu_processes_ms", "Running post-restore scripts"),
+              ("criu_resume_ms", "Running pre-resume scripts"))
 PHASES = re.compile(r"INFO phases of load: .*?((?: ?\w+=\d+)+)\s*$", re.MULTILINE)
 
 
@@ -94,6 +101,32 @@ def criu(place, verb, image, words, log, limit, socket=None):
         errors = [line for line in read(f"{image}/{log}").splitlines() if "Error" in line or "rekindle: " in line]
         raise Failed(f"criu {verb}: " + " / ".join(errors[-3:]))
     return begin, end
+
+
+def criu_parts(log):
+    """How long CRIU's parts took, by its log."""
+    found, before = {}, 0.0
+    for name, line in CRIU_PARTS:
+        at = re.search(r"^\((\d+\.\d+)\) " + line, log, re.MULTILINE)
+        if at:
+            found[name], before = (float(at[1]) - before) * 1e3, float(at[1])
+    return found
+
+
+@contextlib.contextmanager
+def lazy_pages(place, image):
+    """CRIU's server of pages, which ends by itself when it has brought all."""
+    socket = os.path.join(image, "lazy-pages.socket")
+    server = subprocess.Popen([place.criu, "lazy-pages", "-D", image, "-o", "lazy.log"], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 10
+        while not os.path.exists(socket) and server.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        yield
+    finally:
+        server.kill()
+        server.wait()
 
 
 def evict(image):
@@ -175,7 +208,7 @@ class Bench:
     def item(self, item, by_driver):
         if not self.allows(item.start_guess() + 5, item.name):
             return
-        if any(it in self.ways for it in ("ours", "waiting", "cold", "suspend", *KEPT)):
+        if any(it in self.ways for it in ("ours", "waiting", "cold", "lazy", "suspend", *KEPT)):
             self.by_us(item)
         if by_driver and DRIVER in self.ways and self.place.real:
             self.by_driver(item)
@@ -196,7 +229,7 @@ class Bench:
             step_ms = sorted(b - a for a, b in zip(steps, steps[1:]))[(len(steps) - 1) // 2] / MS
             if "suspend" in self.ways:
                 self.suspended(item, work, daemon)
-            if not any(it in self.ways for it in ("ours", "waiting", "cold", *KEPT)):
+            if not any(it in self.ways for it in ("ours", "waiting", "cold", "lazy", *KEPT)):
                 return
             criu(self.place, "dump", image, ["-t", str(work.pid), "--libdir", plugins], "dump.log", self.limit(), daemon.socket)
             work.process.wait()
@@ -205,6 +238,8 @@ class Bench:
             for _ in range(self.o.rounds):
                 if "ours" in self.ways:
                     self.one("ours", *restore)
+            for _ in range(self.o.rounds if "lazy" in self.ways else 0):
+                self.one("lazy", *restore)
             if "cold" in self.ways and not self.o.disk:
                 self.note("cold is left out: --disk names no folder")
             elif "cold" in self.ways:
@@ -277,12 +312,15 @@ class Bench:
                 self.note(f"{item.name}, {way}: {kept['problem']}")
                 return
             self.wait_for_worker(daemon)
-        count, before, wall = about_image["steps"], len(daemon.said()), time.time()
+        count, before = about_image["steps"], len(daemon.said())
         try:
-            begin, end = criu(self.place, "restore", image, ["-d", "--libdir", plugins], "restore.log", self.limit(), daemon.socket)
-            sample = {"running_ms": (end - begin) / MS, **self.first_step(work, count, begin), **about_image}
-            self.until(lambda: "loaded_ms" in load_phases(daemon.said()[before:], wall), "the load does not end")
-            sample.update(load_phases(daemon.said()[before:], wall))
+            words = ["-d", "--libdir", plugins, *(["--lazy-pages"] if way == "lazy" else [])]
+            with lazy_pages(self.place, image) if way == "lazy" else contextlib.nullcontext():
+                wall = time.time()
+                begin, end = criu(self.place, "restore", image, words, "restore.log", self.limit(), daemon.socket)
+                sample = {"running_ms": (end - begin) / MS, **self.first_step(work, count, begin), **about_image}
+                self.until(lambda: "loaded_ms" in load_phases(daemon.said()[before:], wall), "the load does not end")
+                sample.update(load_phases(daemon.said()[before:], wall), **criu_parts(read(f"{image}/restore.log")))
             self.keep(item, way, sample)
             self.wait_for_worker(daemon)  # the next restore takes the worker that took the place of this one's in the pool
         except Failed as error:
@@ -375,7 +413,7 @@ def report(o, place, bench, rates, seconds):
                  for name, ways in bench.found.items()]
     write_json(o.out, {**about(o, "restore"), "criu": criu_version(place.criu), "images": place.images_are, "rates": rates,
                        "workloads": workloads, "notes": bench.notes, "left_out": bench.left_out, "seconds": round(seconds, 1)})
-    columns = ("running_ms", "first_step_ms", "loaded_ms", "code_ms", "replay_ms", "map_ms", "content_ms", "hash_ms", "content_gb_s",
+    columns = ("running_ms", "first_step_ms", "loaded_ms", "criu_init_ms", "criu_processes_ms", "criu_resume_ms", "code_ms", "replay_ms", "map_ms", "content_ms", "hash_ms", "content_gb_s",
                "suspend_ms", "resume_ms", "suspend_gb_s", "resume_gb_s")
     if "link_to_device" in rates:
         print(f"\nlink to the device: {rates['link_to_device']['median']:.1f} GB/s")
@@ -388,7 +426,7 @@ def report(o, place, bench, rates, seconds):
         ways = {way: it["figures"]["first_step_ms"]["median"] for way, it in workload["ways"].items() if "first_step_ms" in it["figures"]}
         if DRIVER in ways:
             print(f"{workload['name']}, first step, driver to ours: " + ", ".join(
-                f"{way} {ways[DRIVER] / ways[way]:.1f}" for way in ("ours", "waiting", "cold", *KEPT) if way in ways))
+                f"{way} {ways[DRIVER] / ways[way]:.1f}" for way in ("ours", "waiting", "cold", "lazy", *KEPT) if way in ways))
 
 
 def main():
