@@ -91,6 +91,7 @@ fn messages() -> Vec<Vec<u8>> {
         limits,
         rehearsal: true,
         early: true,
+        steps: true,
     };
     all.push(serde_json::to_vec(&load).unwrap());
     let save = WorkerRequest::Save {

@@ -14,7 +14,7 @@ use super::lost::LostWorkers;
 use super::memory_pressure::MemoryPressure;
 use super::nvml::Nvml;
 use super::pool::Pool;
-use super::restore::Restores;
+use super::restore::{Restores, Watches};
 use super::sandbox::Sandbox;
 use super::spawn::Spawner;
 use super::stage::Stage;
@@ -27,6 +27,7 @@ pub(super) struct Daemon {
     pub(super) pool: Arc<Pool>,
     pub(super) clients: Clients,
     pub(super) restores: Restores,
+    pub(super) watches: Watches,
     pub(super) checkpoints: Checkpoints,
     pub(super) copying: CopyResources,
     pub(super) sandbox: Sandbox,
@@ -65,6 +66,7 @@ impl Daemon {
                 records: Arc::new(WorkerRecords::open(&config.state_dir)),
             },
             restores: Restores::default(),
+            watches: Watches::default(),
             checkpoints: Checkpoints::default(),
             copying: CopyResources {
                 memory_pressure: Arc::default(),

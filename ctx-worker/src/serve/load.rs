@@ -8,7 +8,7 @@ use std::time::Instant;
 use rekindle_images::{Client, DataReader, Object};
 use rekindle_wire::Dialect;
 use rekindle_wire::command;
-use rekindle_wire::control::LoadTimes;
+use rekindle_wire::control::{LOAD_STEPS, LoadTimes};
 
 use crate::checkpoint::content::Content;
 use crate::checkpoint::layers::Layers;
@@ -24,27 +24,30 @@ use crate::serve::executor::Executor;
 use crate::session::state::{self, Mapped, State};
 
 impl Executor {
-    /// Restores everything except the memory that the client shares, and begins to load the content of device memory. `over`
-    /// is called when the content is there, or could not be loaded. After an error the worker cannot be used any more.
+    /// Restores everything except the memory that the client shares, and begins to load the content of device memory. `begins`
+    /// is called at the beginning of each of [`LOAD_STEPS`], and `over` when the content is there, or could not be loaded. After
+    /// an error the worker cannot be used any more.
     pub(crate) fn load_client(
         &mut self,
         client: &Client,
         reader: DataReader,
         code: Vec<(String, File)>,
+        begins: impl Fn(&'static str),
         over: impl FnOnce() + Send + 'static,
     ) -> Result<(), NotLoaded> {
         let dialect = Dialect::from_parts(client.wire_version, &client.shared_state);
         dialect.is_served()?;
-        let mut steps = Steps::begin();
+        let [code_step, replay_step, map_step, content_step] = LOAD_STEPS;
+        let mut steps = Steps::begin(begins, code_step);
         let (kinds, state) = self.begin_loading(client, code)?;
-        let code_ns = steps.next();
+        let code_ns = steps.next(replay_step);
         let mapped = read_mapped(client, &state, &reader)?;
         self.restore_state(client, &state, &mapped)?;
         // Textures may refer to memory, which must exist by then.
         let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
         let (mut later, first): (Vec<_>, Vec<_>) = client.objects.iter().partition(|o| needs_memory(call(o)));
         let mut holders = self.replay_log(client, &state, first, &kinds)?;
-        let replay_ns = steps.next();
+        let replay_ns = steps.next(map_step);
         restore_allocations(&mut self.memory, self.call.gpu.driver, client)?;
         self.memory.restore_vmm(self.call.gpu.driver)?;
         later.sort_by_key(|object| recorded_value(&object.args));
@@ -64,7 +67,7 @@ impl Executor {
         restore_parts(&mut layers, client, &reader)?;
         layers.memory.all_shared_is_mapped(layers.call, &state)?;
         layers.scheduler.times.record_events(layers.call)?;
-        let times = LoadTimes { code_ns, replay_ns, map_ns: steps.next(), ..LoadTimes::default() };
+        let times = LoadTimes { code_ns, replay_ns, map_ns: steps.next(content_step), ..LoadTimes::default() };
         let Layers { call, memory, .. } = layers;
         checkpoint.begin_load(
             &mut call.gpu,
@@ -121,17 +124,22 @@ impl Executor {
     }
 }
 
-/// Measures steps that follow each other.
-struct Steps(Instant);
+/// Measures steps that follow each other, and tells when they begin.
+struct Steps<F> {
+    began: Instant,
+    begins: F,
+}
 
-impl Steps {
-    fn begin() -> Self {
-        Self(Instant::now())
+impl<F: Fn(&'static str)> Steps<F> {
+    fn begin(begins: F, first: &'static str) -> Self {
+        begins(first);
+        Self { began: Instant::now(), begins }
     }
 
     /// How long the step that ends now took, in nanoseconds.
-    fn next(&mut self) -> u64 {
-        let began = std::mem::replace(&mut self.0, Instant::now());
+    fn next(&mut self, next: &'static str) -> u64 {
+        let began = std::mem::replace(&mut self.began, Instant::now());
+        (self.begins)(next);
         began.elapsed().as_nanos() as u64
     }
 }

@@ -417,14 +417,14 @@ impl Server {
                 or_failed(rehearsed.map(|()| State::Rehearsed))
             }
             (
-                WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits, rehearsal: false, early },
+                WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits, rehearsal: false, early, steps },
                 State::Spare(mut spare),
             ) => {
                 let mut fds = fds.into_iter();
                 let loaded = HashKey::from_parts(hash_algorithm, hash_key).map_err(Refusal::from).and_then(|key| {
                     spare.take_data(data, &mut fds)?;
                     spare.code.extend(code.into_iter().zip(fds));
-                    let loaded = self.load(spare, key, &blob, early)?;
+                    let loaded = self.load(spare, key, &blob, early, steps)?;
                     self.executor.memory.set_limits(limits);
                     Ok(loaded)
                 });

@@ -19,8 +19,15 @@ use crate::serve::request_loop::{Answered, Server, done, or_failed};
 use crate::serve::state::{Loaded, Spare, State};
 
 impl Server {
-    /// Loads a client: with `early` the content of its memory comes later.
-    pub(super) fn load(&mut self, spare: Spare, key: HashKey, blob: &[u8], early: bool) -> Result<Loaded, Refusal> {
+    /// Loads a client: with `early` the content of its memory comes later, and with `steps` the daemon hears when a step begins.
+    pub(super) fn load(
+        &mut self,
+        spare: Spare,
+        key: HashKey,
+        blob: &[u8],
+        early: bool,
+        steps: bool,
+    ) -> Result<Loaded, Refusal> {
         let reader = DataReader::new(key, spare.data);
         let client = Client::from_bytes(blob)?;
         let code = spare.code.into_iter().map(|(hash, file)| (hash, channel::file(file))).collect();
@@ -28,7 +35,13 @@ impl Server {
         let over = move || {
             channel.tell(Event::LoadOver);
         };
-        self.executor.load_client(&client, reader, code, over)?;
+        let channel = Arc::clone(&self.channel);
+        let begins = |step| {
+            if steps {
+                channel.say_step(step);
+            }
+        };
+        self.executor.load_client(&client, reader, code, begins, over)?;
         if !early {
             self.executor.end_load()?;
         }

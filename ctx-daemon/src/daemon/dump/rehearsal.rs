@@ -81,7 +81,7 @@ fn load(
     let (hash_algorithm, hash_key) = HashKey::from(writer.key()).to_parts();
     let limits = Limits::default();
     let (data, code) = (Vec::new(), Vec::new());
-    let early = false;
-    let request = WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits, rehearsal: true, early };
+    let (rehearsal, early, steps) = (true, false, false);
+    let request = WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits, rehearsal, early, steps };
     worker.ask_with(&request, blob, &[], timeout)
 }

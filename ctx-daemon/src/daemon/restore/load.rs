@@ -109,14 +109,24 @@ pub(super) fn start(
         thread("load", move || {
             let began = Instant::now();
             let How { early, limit, .. } = job.how;
-            let mut result = job.run(&worker);
+            let phases = restore.phases();
+            worker.on_load_step({
+                let phases = Arc::clone(phases);
+                move |step| phases.step(place, step)
+            });
+            let mut result = job.run(&worker).map(|()| None);
+            worker.forget_load_steps();
             drop(hold_off);
-            if early && result.is_ok() {
-                restore.prepared(place);
-                result = wait_for_content(&worker, &name, limit);
+            if worker.loads_beside() && result.is_ok() {
+                if early {
+                    restore.prepared(place);
+                }
+                // Where the processes wait, all is loaded by now, and this only tells the times.
+                let on_progress = |loaded, bytes| phases.content(place, loaded, bytes);
+                result = wait_for_content(&worker, &name, limit, on_progress).map(Some);
             }
             match &result {
-                Ok(()) => {
+                Ok(_) => {
                     let ms = began.elapsed().as_millis() as u64;
                     info!(worker = worker.pid(), ms, "phase load: {name}");
                 }
@@ -177,6 +187,7 @@ impl Load {
             limits: self.how.limits,
             rehearsal: false,
             early: self.how.early,
+            steps: true,
         };
         worker.ask_with(&request, &self.blob, &sys::raw(fds), timeout)
     }

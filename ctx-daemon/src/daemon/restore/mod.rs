@@ -25,9 +25,12 @@ mod connect;
 mod error;
 mod load;
 mod made;
+mod phases;
 mod place;
 mod shared;
 mod state;
+pub(super) mod watch;
+mod watches;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -42,8 +45,10 @@ use tracing::{info, warn};
 
 use self::error::RestoreError;
 use self::made::Maker;
+use self::phases::{Part, Phases};
 use self::state::Restore;
 pub(super) use self::state::Restores;
+pub(super) use self::watches::Watches;
 use super::clients::Reservation;
 use super::message::{self, MAX_REQUEST};
 use super::pidns::PidView;
@@ -93,10 +98,13 @@ pub(super) fn serve(
         Ok(view) => view,
         Err(error) => return message::fail(stream, error),
     };
+    let tracked = daemon.watches.begin(peer.pid);
     let machine = format!("restore by CRIU {}", peer.pid);
-    let checking = Checking { criu: peer.pid, allowed: allowed.or(daemon.config.restore.allowances), fds };
+    let phases = Arc::clone(&tracked.0);
+    let checking = Checking { criu: peer.pid, allowed: allowed.or(daemon.config.restore.allowances), fds, phases };
     let (mut state, mut answer) = step(&machine, State::Checking(checking), |state| state.check(daemon));
     let failed = answer.is_err();
+    state.tell(&tracked.0);
     message::respond(stream, answer);
     if failed {
         // There is no further request.
@@ -105,6 +113,7 @@ pub(super) fn serve(
     }
     loop {
         (state, ()) = step(&machine, state, |state| (state.wait(stream), ()));
+        state.tell(&tracked.0);
         if matches!(state, State::Over) {
             return;
         }
@@ -118,6 +127,7 @@ pub(super) fn serve(
             }
         };
         (state, answer) = step(&machine, state, |state| state.answer(view, &request));
+        state.tell(&tracked.0);
         message::respond(stream, answer);
     }
     step(&machine, state, |state| (state.end(), ()));
@@ -133,6 +143,13 @@ impl State {
                 let failure = error.failure();
                 (Self::Failed(failure.clone()), Err(failure))
             }
+        }
+    }
+
+    /// Tells those who watch the restore that it has failed, if it has.
+    fn tell(&self, phases: &Phases) {
+        if let Self::Failed(failure) = self {
+            phases.failed(failure);
         }
     }
 
@@ -184,12 +201,13 @@ struct Checking {
     allowed: Allowances,
     /// The image directory.
     fds: Vec<OwnedFd>,
+    phases: Arc<Phases>,
 }
 
 impl Checking {
     /// Checks everything, takes the workers, and has them begin to load.
     fn check(self, daemon: &Arc<Daemon>) -> Next {
-        let Self { criu, allowed, fds } = self;
+        let Self { criu, allowed, fds, phases } = self;
         let [dir] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| RestoreError::NoDirectory)?;
         let opened = ImageDir::from_fd(dir.as_fd(), message::shown(&dir))?;
         let image = match Image::open_at(opened) {
@@ -199,11 +217,15 @@ impl Checking {
         };
         image.check_companion()?;
         check::image(&image)?;
+        phases.ends(Part::Check);
         let reservation = reserve(daemon, check::attached(&image).count())?;
         let restorer = daemon.grants.of(Process::with_pid(criu)?)?;
         let hold_off = Arc::new(daemon.pool.hold_off());
         let workers = load::take_workers(daemon, &image, &restorer)?;
-        let restore = Restore::new(sys::random()?, &image, workers, Maker::new(criu, &image, &dir), reservation);
+        phases.ends(Part::Workers);
+        phases.restores(&image, check::attached(&image));
+        let maker = Maker::new(criu, &image, &dir);
+        let restore = Restore::new(sys::random()?, &image, workers, maker, reservation, phases);
         let restoring = Restoring { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
         let attached = restoring.restore.workers().map(|it| it.attached());
         check::devices(&image, &attached.collect::<Vec<_>>(), allowed)?;
@@ -212,6 +234,7 @@ impl Checking {
         let early = daemon.config.restore.run_before_loaded && !shared;
         let how = load::How { limits: daemon.config.clients.limits, early, limit: daemon.config.timeouts.stall };
         load::start(&image, &restoring.restore, how, &hold_off)?;
+        restoring.restore.phases().ends(Part::Prepare);
         daemon.restores.add(&restoring.restore);
         info!(
             id = %image.manifest().id,
@@ -267,6 +290,9 @@ impl Restoring {
     fn resume(self, view: PidView, pid: i32) -> Next {
         let ours = self.restore.resume(&self.daemon, view.to_ours(pid)?)?;
         let open = self.restore.open_if_whole(self.daemon.config.timeouts.quiesce)?;
+        if open {
+            self.restore.phases().wait_until_heard();
+        }
         let state = if open { State::Open } else { State::Restoring(self) };
         Ok((state, Reply::Resumed { ours, open }))
     }
