@@ -22,7 +22,7 @@ use rekindle_images::Image;
 use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, FailureKind, Request, RestoreInfo};
 
 pub(crate) use self::options::Options;
-use self::report::Report;
+use self::report::{Report, Restored};
 use self::watch::Watch;
 use crate::bar::Bar;
 use crate::failure::Failure;
@@ -34,14 +34,6 @@ const LOG: &str = "restore.log";
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How many such pauses the daemon may take to notice that CRIU has ended.
 const POLLS: u32 = 200;
-
-/// A restore that has succeeded, as far as it was to be waited for.
-struct Restored {
-    /// None where the daemon does not tell.
-    info: Option<RestoreInfo>,
-    /// From CRIU's start until it ended, and until all was loaded if that was asked for.
-    time: Duration,
-}
 
 /// A restore that has failed.
 struct Failed {

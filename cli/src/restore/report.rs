@@ -1,13 +1,21 @@
 //! The output of `rekindle restore` at its end: a line or a report.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rekindle_wire::control::{FailureKind, PhaseInfo, RestoreInfo, RestoredInfo};
 use serde::Serialize;
 
-use super::Restored;
 use crate::failure::Failure;
 use crate::output;
+
+/// A restore that has succeeded, as far as it was to be waited for.
+pub(super) struct Restored {
+    /// None where the daemon does not tell.
+    pub(super) info: Option<RestoreInfo>,
+    /// From CRIU's start until it ended, and until all was loaded if that was asked for.
+    pub(super) time: Duration,
+}
 
 /// The outcome: as JSON for programs, as one line for people.
 #[derive(Serialize)]
@@ -92,7 +100,6 @@ impl Report {
 mod tests {
     use super::*;
     use serde_json::json;
-    use std::time::Duration;
 
     fn restored(clients: usize, loaded_ns: Option<u64>) -> Restored {
         let phase = |name: &str, ms: u64| PhaseInfo { name: name.to_owned(), duration_ns: ms * 1_000_000, bytes: 0 };
