@@ -34,6 +34,15 @@ impl Failure {
         Self { code, error: error.into() }
     }
 
+    /// The kind that fits the exit code.
+    pub(crate) fn kind(&self) -> FailureKind {
+        match self.code {
+            3 => FailureKind::Refused,
+            4 => FailureKind::BadImage,
+            _ => FailureKind::Other,
+        }
+    }
+
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.code)
     }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, anyhow};
-use rekindle_images::{Image, ImageDir, Manifest, Report, Summary};
+use rekindle_images::{Image, ImageDir, LastRestore, Manifest, Report, Summary};
 
 use serde::Serialize;
 
@@ -18,28 +18,31 @@ use crate::output;
 struct Shown {
     #[serde(flatten)]
     summary: Summary,
+    /// What the last restore of the image was like, if that is known.
+    last_restore: Option<LastRestore>,
     /// CRIU's part, where it can be read.
     cpu: Option<CpuImage>,
 }
 
 /// Shows the contents of an image; of a damaged one the readable parts and the damage.
 pub(crate) fn inspect(dir: &Path, json: bool) -> Result<(), Failure> {
-    let (summary, failure) = match Image::open(dir) {
-        Ok(image) => (image.summary(), None),
+    let (summary, last_restore, failure) = match Image::open(dir) {
+        Ok(image) => (image.summary(), image.last_restore(), None),
         Err(error) => {
             let readable = ImageDir::open(dir).and_then(|dir| Manifest::peek(&dir));
             match readable {
-                Ok(manifest) if error.kind().is_bad_image() => (Summary::of(&manifest), Some(error)),
+                Ok(manifest) if error.kind().is_bad_image() => (Summary::of(&manifest), None, Some(error)),
                 _ => return Err(error.into()),
             }
         }
     };
     let cpu = CpuImage::of(dir);
     if json {
-        output::print_json(&Shown { summary, cpu })?;
+        output::print_json(&Shown { summary, last_restore, cpu })?;
     } else {
+        let last_restore = last_restore.map(|it| it.to_string()).unwrap_or_default();
         let cpu = cpu.map(|it| it.to_string()).unwrap_or_default();
-        output::print(&(summary.to_string() + &cpu))?;
+        output::print(&(summary.to_string() + &last_restore + &cpu))?;
     }
     failure.map_or(Ok(()), |error| Err(error.into()))
 }

@@ -11,6 +11,7 @@
 //! `run` becomes the command, whose exit code is then its own.
 
 mod access;
+mod bar;
 mod calls;
 mod check;
 mod checkpoint;

@@ -65,6 +65,14 @@ pub(crate) fn rate(bytes: u64, time: std::time::Duration) -> String {
     }
 }
 
+/// A time in a readable unit.
+pub(crate) fn time(ns: u64) -> String {
+    match ns {
+        0..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        _ => format!("{:.2} s", ns as f64 / 1e9),
+    }
+}
+
 /// A name from outside, without characters that would move a terminal's cursor.
 pub(crate) fn plain(text: &str) -> String {
     let visible = |c: char| if c.is_control() { '\u{fffd}' } else { c };

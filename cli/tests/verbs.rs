@@ -8,11 +8,12 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use rekindle_images::{
-    Allocation, Base, Blob, Client, CreateOptions, DataWriter, ImageDir, ImageWriter, Manifest, Protocol,
+    Allocation, Base, Blob, Client, CreateOptions, DataWriter, Image, ImageDir, ImageWriter, LastRestore, Manifest,
+    Protocol, RestorePhase,
 };
 use rekindle_wire::control::{
     CallInfo, CheckInfo, ClientInfo, DumpInfo, DumpOutcome, Failure, FailureKind, Opening, ProtocolChange, Reply,
-    Request, StatusInfo,
+    Request, RestoreInfo, StatusInfo,
 };
 use rekindle_wire::frame;
 use tempfile::TempDir;
@@ -516,13 +517,36 @@ fn what_went_wrong_is_said_once_with_its_cause() {
 
 /// Runs `rekindle restore` as it is installed, with a CRIU that reports its start, and a daemon.
 fn restore(image: &Path, arguments: &[&str]) -> (i32, String, bool) {
+    let dir = with_criu(">\"${0%/*}/started\"");
+    let started = dir.path().join("started");
+    // Not every restore asks the daemon.
+    answers(dir.path(), Reply::Status(status()));
+    let (code, _, err) = ran(restore_command(&dir, image).args(arguments));
+    (code, err, started.exists())
+}
+
+/// An installation with a CRIU that is this script.
+fn with_criu(script: &str) -> TempDir {
     let dir = installed();
     std::fs::create_dir(dir.path().join("lib/rekindle/criu")).unwrap();
     std::fs::write(dir.path().join("lib/rekindle/criu/rekindle.so"), "").unwrap();
-    let (criu, started) = (dir.path().join("criu"), dir.path().join("started"));
-    std::fs::write(&criu, format!("#!/bin/sh\n>'{}'\n", started.display())).unwrap();
-    std::fs::set_permissions(&criu, PermissionsExt::from_mode(0o755)).unwrap();
-    let status = StatusInfo {
+    // No process that another test forks meanwhile has the file open for writing, so that it could not be executed.
+    let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$2\" && chmod 755 \"$2\"";
+    let written = Command::new("/bin/sh").args(["-c", write, "sh", script]).arg(dir.path().join("criu")).status();
+    assert!(written.unwrap().success());
+    dir
+}
+
+/// `rekindle restore` of such an installation.
+fn restore_command(dir: &TempDir, image: &Path) -> Command {
+    let mut command = Command::new(dir.path().join("bin/rekindle"));
+    command.arg("restore").arg(image).arg("--criu").arg(dir.path().join("criu"));
+    command.arg("--socket").arg(dir.path().join("s"));
+    command
+}
+
+fn status() -> StatusInfo {
+    StatusInfo {
         version: "test".into(),
         wire: rekindle_wire::CONTROL_VERSION,
         cuda_driver: String::new(),
@@ -534,13 +558,7 @@ fn restore(image: &Path, arguments: &[&str]) -> (i32, String, bool) {
         gpus: Vec::new(),
         sandbox: None,
         kinds: Vec::new(),
-    };
-    // Not every restore asks the daemon.
-    answers(dir.path(), Reply::Status(status));
-    let mut command = Command::new(dir.path().join("bin/rekindle"));
-    command.arg("restore").arg(image).arg("--criu").arg(&criu).arg("--socket").arg(dir.path().join("s"));
-    let (code, _, err) = ran(command.args(arguments));
-    (code, err, started.exists())
+    }
 }
 
 #[test]
@@ -557,4 +575,132 @@ fn a_restore_that_verifies_first_starts_nothing_from_a_damaged_image() {
     assert!(err.contains("rekindle-data-0.raw") && err.contains("is bad in 1 places"), "{err}");
     // Without --verify, CRIU is started: workers compare the hashes while they load the image.
     assert_eq!(restore(bad.path(), &[]), (0, String::new(), true));
+}
+
+/// A daemon that has this to say of a restore, one after the other, and the last again and again.
+fn watched(dir: &Path, infos: Vec<RestoreInfo>) -> std::thread::JoinHandle<()> {
+    let listener = UnixListener::bind(dir.join("s")).unwrap();
+    std::thread::spawn(move || {
+        loop {
+            let (stream, _) = listener.accept().unwrap();
+            let opening = frame::receive::<Opening>(&stream).unwrap().body;
+            match serde_json::from_value(opening.request).unwrap() {
+                Request::Status => frame::send(&stream, &Reply::Status(status()), &[], &[]).unwrap(),
+                Request::WatchRestore { hears_first: false } => {
+                    frame::send(&stream, &Reply::Awaited, &[], &[]).unwrap();
+                    let mut next = 0;
+                    while frame::receive::<Request>(&stream).is_ok() {
+                        let info = infos.get(next).or(infos.last()).cloned().map(Box::new);
+                        next += 1;
+                        frame::send(&stream, &Reply::RestoreProgress(info), &[], &[]).unwrap();
+                    }
+                    return;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    })
+}
+
+#[test]
+fn a_restore_reports_its_outcome_and_waits_for_all_content_if_it_is_asked_to() {
+    let runs = RestoreInfo { running_ns: Some(5_000_000), bytes: 7, ..RestoreInfo::default() };
+    let loaded = RestoreInfo { loaded_ns: Some(9_000_000), ..runs.clone() };
+    let failed = |kind| RestoreInfo { failure: Some(Failure::new(kind, "the reason")), ..RestoreInfo::default() };
+    let corrupt = RestoreInfo { running_ns: runs.running_ns, ..failed(FailureKind::BadImage) };
+    let json = |value: &serde_json::Value| (value["outcome"].clone(), value["kind"].clone(), value["reason"].clone());
+    let said = |outcome: &str, kind: &str, reason: &str| (outcome.into(), kind.into(), reason.into());
+    let null = serde_json::Value::Null;
+    let done = ("done".into(), null.clone(), null.clone());
+    for (infos, criu, arguments, code, expected) in [
+        (vec![runs.clone()], 0, &["-d", "--json"][..], 0, done.clone()),
+        (vec![runs.clone(), runs.clone(), loaded.clone()], 0, &["-d", "--json", "--wait-loaded"], 0, done.clone()),
+        // CRIU was told to, and the daemon knows nothing of it.
+        (vec![], 0, &["-d", "--json", "--wait-loaded"], 0, done),
+        (vec![corrupt.clone()], 0, &["-d", "--json"], 4, said("failed", "bad_image", "the reason")),
+        (vec![runs, corrupt], 0, &["-d", "--json", "--wait-loaded"], 4, said("failed", "bad_image", "the reason")),
+        (vec![failed(FailureKind::Refused)], 1, &["-d", "--json"], 3, said("refused", "refused", "the reason")),
+        (vec![failed(FailureKind::Timeout)], 1, &["-d", "--json"], 1, said("failed", "timeout", "the reason")),
+        (
+            vec![failed(FailureKind::GivenUp)],
+            1,
+            &["-d", "--json"],
+            1,
+            said("failed", "other", "Error (criu/x.c:1): why"),
+        ),
+        (vec![], 1, &["-d", "--json"], 1, said("failed", "other", "Error (criu/x.c:1): why")),
+    ] {
+        let image = image();
+        let dir = with_criu(&format!(
+            "echo '(00.1) Error (criu/x.c:1): why' >'{}/restore.log'\nexit {criu}",
+            image.path().display()
+        ));
+        let daemon = watched(dir.path(), infos.clone());
+        let (found, out, err) = ran(restore_command(&dir, image.path()).args(arguments));
+        let value: serde_json::Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out} {err}"));
+        assert_eq!((found, json(&value)), (code, expected), "{infos:?} {arguments:?} {err}");
+        assert_eq!(err.is_empty(), code == 0, "{err}");
+        let last = infos.last().and_then(|it| it.loaded_ns).map(|_| 9.0);
+        assert_eq!(value["restore"]["loaded_ms"].as_f64(), last);
+        assert_eq!(value.get("errors").is_some(), code != 0);
+        daemon.join().unwrap();
+    }
+}
+
+#[test]
+fn a_restore_that_fails_before_criu_is_started_is_reported_too() {
+    let dir = with_criu("exit 9");
+    let (code, out, err) = ran(restore_command(&dir, Path::new("/nonexistent")).args(["-d", "--json"]));
+    let value: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &value["outcome"], &value["kind"]), (1, &"failed".into(), &"other".into()), "{err}");
+    let empty = TempDir::new().unwrap();
+    let (code, out, _) = ran(restore_command(&dir, empty.path()).args(["-d", "--json"]));
+    let value: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &value["outcome"], &value["kind"]), (4, &"failed".into(), &"bad_image".into()));
+    // The application has the same standard output.
+    for option in ["--json", "--wait-loaded"] {
+        let (code, out, err) = ran(restore_command(&dir, empty.path()).arg(option));
+        assert_eq!((code, out.as_str()), (2, ""));
+        assert!(err.contains("--restore-detached"), "{err}");
+    }
+}
+
+#[test]
+fn a_daemon_that_cannot_tell_when_all_is_loaded_is_not_waited_for() {
+    let image = image();
+    let dir = with_criu("exit 0");
+    let listener = UnixListener::bind(dir.path().join("s")).unwrap();
+    let daemon = std::thread::spawn(move || {
+        for _ in 0..2 {
+            let (stream, _) = listener.accept().unwrap();
+            let opening = frame::receive::<Opening>(&stream).unwrap().body;
+            let request = serde_json::from_value(opening.request).unwrap();
+            let reply = match request {
+                Request::Status => Reply::Status(status()),
+                _ => Reply::Failed(Failure::internal("malformed request")),
+            };
+            frame::send(&stream, &reply, &[], &[]).unwrap();
+        }
+    });
+    let (code, _, err) = ran(restore_command(&dir, image.path()).args(["-d", "--wait-loaded"]));
+    assert_eq!(code, 3);
+    assert!(err.contains("--wait-loaded needs a newer daemon, or other rights"), "{err}");
+    daemon.join().unwrap();
+}
+
+#[test]
+fn an_image_shows_what_its_last_restore_took() {
+    let dir = image();
+    let image = Image::open(dir.path()).unwrap();
+    let phases = vec![RestorePhase { name: "check".to_owned(), duration_ns: 3_000_000, bytes: 0 }];
+    let last = LastRestore { running_ns: 5_000_000, loaded_ns: 7_000_000, phases, ..LastRestore::default() };
+    assert!(!on("inspect", dir.path(), false).1.contains("last restore"));
+    assert!(last.write(image.dir(), image.manifest_hash()).unwrap());
+    let (code, out, _) = on("inspect", dir.path(), false);
+    assert_eq!(code, 0);
+    assert!(out.contains("last restore  1970-01-01") && out.contains("  check           3.0 ms\n"), "{out}");
+    let (_, out, _) = on("inspect", dir.path(), true);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&json["last_restore"]["loaded_ns"], &json["protocol"]), (&7_000_000.into(), &"stop".into()), "{json}");
+    assert_eq!(on("verify", dir.path(), false).0, 0);
 }

@@ -16,10 +16,12 @@ fuzz_target!(|data: &[u8]| {
     let Some((&share, data)) = data.split_first() else { return };
     let (manifest, commit) = data.split_at(data.len() * usize::from(share) / 256);
     let Ok(dir) = tempfile::tempdir() else { return };
-    let written = [(MANIFEST, manifest), (COMMIT, commit), (data_name(0).as_str(), data)]
+    let last_restore = ("rekindle-restore.json", data);
+    let written = [(MANIFEST, manifest), (COMMIT, commit), (data_name(0).as_str(), data), last_restore]
         .iter()
         .all(|(name, bytes)| fs::write(dir.path().join(name), bytes).is_ok());
     if written && let Ok(image) = Image::open(dir.path()) {
         image.verify(|_| ());
+        let _ = image.last_restore().map(|it| it.to_string());
     }
 });

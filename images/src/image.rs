@@ -12,6 +12,7 @@ use crate::data_reader::{DataFile, DataReader};
 use crate::dir::ImageDir;
 use crate::hash::{Checksum, CodeHash};
 use crate::inspect::Summary;
+use crate::last_restore::LastRestore;
 use crate::layer::Layer;
 use crate::limits::MAX_CODE;
 use crate::manifest::{Client, Manifest};
@@ -191,6 +192,12 @@ impl Image {
             Some(_) => Err(other(format!("{} is not the one that this image was committed with", companion.name))),
             None => Err(other(format!("{} is missing", companion.name))),
         }
+    }
+
+    /// What the last restore of this image was like, if that is known.
+    #[must_use]
+    pub fn last_restore(&self) -> Option<LastRestore> {
+        LastRestore::read(&self.layer.dir, self.layer.manifest_hash)
     }
 
     pub(crate) fn record(&self) -> &CommitRecord {

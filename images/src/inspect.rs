@@ -287,7 +287,7 @@ fn uuid(bytes: [u8; 16]) -> String {
 
 /// Seconds since 1970 as `2026-01-31T23:59:59Z`, by the days of the Gregorian calendar counted
 /// from 1 March of year 0, where the leap day comes last.
-fn utc(seconds: u64) -> String {
+pub(crate) fn utc(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
@@ -393,12 +393,12 @@ impl fmt::Display for ByteSummary {
 }
 
 /// Text from an image, which must not command the terminal.
-fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// Bytes with a unit.
-struct Size(u64);
+pub(crate) struct Size(pub(crate) u64);
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -413,7 +413,7 @@ impl fmt::Display for Size {
 }
 
 /// Bytes in nanoseconds, as a rate.
-struct Rate(u64, u64);
+pub(crate) struct Rate(pub(crate) u64, pub(crate) u64);
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -424,7 +424,7 @@ impl fmt::Display for Rate {
 }
 
 /// Nanoseconds with a unit.
-struct Duration(u64);
+pub(crate) struct Duration(pub(crate) u64);
 
 impl fmt::Display for Duration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -93,8 +93,9 @@ fn without_manifest(dir: &ImageDir) -> ImageError {
             Some(Name::Commit) => {
                 return ImageError::Missing { file: MANIFEST.to_owned(), dir: dir.path().to_owned() };
             }
+            // It comes after an image, and says nothing about what has become of that.
+            Some(Name::LastRestore) | None => {}
             Some(_) => unfinished = true,
-            None => {}
         }
     }
     let dir = dir.path().to_owned();

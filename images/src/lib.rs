@@ -41,6 +41,9 @@
 //! [`Image::verify`] compares the hashes of all pieces. The image is not trusted: no size in it is used
 //! before it was compared with a limit ([`limits`]).
 //!
+//! A restore leaves `rekindle-restore.json` beside the image ([`LastRestore`]), which belongs to no image: it is not in the
+//! commit record, every reader does without it, and the next writer in the directory removes it.
+//!
 //! This crate does not depend on CUDA or CRIU.
 //!
 //! # Layers
@@ -53,7 +56,7 @@
 //!   base, recovery                                     what a new image builds on; what a killed writer has left
 //!   image                                              a committed image with those that it builds on
 //!   chain                                              those
-//!   layer                       validate               a committed image by itself
+//!   layer, last_restore         validate               a committed image by itself; what its last restore was like
 //!   commit                      region, data_writer
 //!   decode, encode, envelope    data_reader, known, target
 //!   record, scan                compress, direct, inspect, blob_kind
@@ -82,6 +85,7 @@ mod hash;
 mod image;
 mod inspect;
 mod known;
+mod last_restore;
 mod layer;
 pub mod limits;
 mod manifest;
@@ -119,6 +123,7 @@ pub use hash::{CheckpointId, Checksum, CodeHash, HashKey, Hasher, InitialHash, N
 pub use image::Image;
 pub use inspect::{ByteSummary, ClientSummary, GpuSummary, ObjectSummary, ParentSummary, PhaseSummary, Summary};
 pub use known::Known;
+pub use last_restore::{LastRestore, RestorePhase, RestoredClient};
 pub use limits::{BLOCK, FORMAT_VERSION, PIECE_LENGTH};
 pub use manifest::{
     Allocation, Blob, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Grant, Host, Manifest, Object,

@@ -24,6 +24,9 @@ pub const MAX_MANIFEST: u64 = 256 << 20;
 /// The longest commit record, in bytes.
 pub const MAX_COMMIT: u64 = 16 << 20;
 
+/// The longest account of a restore that is read, in bytes.
+pub const MAX_LAST_RESTORE: u64 = 4 << 20;
+
 /// The most memory that a decoded manifest may take, in bytes. A message of two bytes can decode to
 /// hundreds, so the length of the file alone bounds nothing.
 pub const MAX_DECODED: u64 = 1 << 30;

@@ -14,8 +14,16 @@ pub(crate) const MANIFEST_TEMPORARY: &str = "rekindle.img.tmp";
 /// The commit record until it is whole.
 pub(crate) const COMMIT_TEMPORARY: &str = "rekindle.commit.tmp";
 
+/// What the last restore of the image was like. The image is the same without it.
+pub(crate) const LAST_RESTORE: &str = "rekindle-restore.json";
+
 /// The folder in which an image is made that is to take the place of the one around it.
 pub(crate) const BESIDE: &str = "rekindle-flatten";
+
+/// The name of [`LAST_RESTORE`] until it is whole. The number is random: two daemons may restore one image at the same time.
+pub(crate) fn last_restore_temporary(number: u64) -> String {
+    format!("rekindle-restore-{number:016x}.tmp")
+}
 
 /// Data file number `index`.
 #[must_use]
@@ -41,6 +49,7 @@ pub(crate) enum Name {
     Manifest,
     Commit,
     Temporary,
+    LastRestore,
     Data(u32),
     Code(CodeHash),
 }
@@ -52,9 +61,14 @@ impl Name {
             MANIFEST => return Some(Self::Manifest),
             COMMIT => return Some(Self::Commit),
             MANIFEST_TEMPORARY | COMMIT_TEMPORARY => return Some(Self::Temporary),
+            LAST_RESTORE => return Some(Self::LastRestore),
             _ => {}
         }
         let between = |prefix, suffix| name.strip_prefix(prefix)?.strip_suffix(suffix);
+        if let Some(number) = between("rekindle-restore-", ".tmp") {
+            let number = u64::from_str_radix(number, 16).ok()?;
+            return (last_restore_temporary(number) == name).then_some(Self::Temporary);
+        }
         if let Some(hash) = between("rekindle-code-", ".bin") {
             return hash.parse().ok().map(Self::Code);
         }
@@ -75,6 +89,10 @@ mod tests {
         assert_eq!(Name::parse(&data_name(0)), Some(Name::Data(0)));
         assert_eq!(Name::parse("rekindle.img"), Some(Name::Manifest));
         assert_eq!(Name::parse("rekindle.commit"), Some(Name::Commit));
+        assert_eq!(Name::parse(LAST_RESTORE), Some(Name::LastRestore));
+        for number in [0, 0xab, u64::MAX] {
+            assert_eq!(Name::parse(&last_restore_temporary(number)), Some(Name::Temporary));
+        }
     }
 
     #[test]
@@ -90,6 +108,10 @@ mod tests {
             "rekindle-data-1.raw.bak",
             "../rekindle-data-1.raw",
             "rekindle-code-.bin",
+            "rekindle-restore-.tmp",
+            "rekindle-restore-+000000000000001.tmp",
+            "rekindle-restore-00000000000000AB.tmp",
+            "rekindle-restore.json.bak",
             "rekindle-code-../../../../../../etc/passwd.bin",
         ] {
             assert_eq!(Name::parse(name), None, "{name:?}");

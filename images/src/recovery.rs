@@ -11,7 +11,7 @@ use crate::ImageError;
 use crate::dir::ImageDir;
 use crate::envelope;
 use crate::manifest::Manifest;
-use crate::names::{BESIDE, COMMIT, MANIFEST, MANIFEST_TEMPORARY, Name};
+use crate::names::{BESIDE, COMMIT, LAST_RESTORE, MANIFEST, MANIFEST_TEMPORARY, Name};
 use crate::record::{CommitRecord, FileEntry};
 
 /// Completes the last step of a commit that was killed in it, and removes what no commit record names. Returns the record
@@ -30,7 +30,10 @@ pub(crate) fn settle_commit(dir: &ImageDir) -> Result<Option<CommitRecord>, Imag
     }
     // A record and its manifest must be durable before what they do not name is gone, and the record gone before its files.
     dir.sync()?;
-    let kept = record.as_ref().map(CommitRecord::names).unwrap_or_default();
+    let mut kept = record.as_ref().map(CommitRecord::names).unwrap_or_default();
+    if record.is_some() {
+        kept.insert(LAST_RESTORE);
+    }
     for name in names.iter().filter(|name| Name::parse(name).is_some() && !kept.contains(name.as_str())) {
         dir.remove(name)?;
     }

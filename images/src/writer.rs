@@ -31,7 +31,9 @@ use crate::hash::{CheckpointId, Checksum, CodeHash};
 use crate::image::read_code_file;
 use crate::limits::{FIRST_FREE_DATA_FILE, FORMAT_VERSION, MAX_CODE, MAX_FILES};
 use crate::manifest::{CodeImage, Manifest, Parent, Storage};
-use crate::names::{BESIDE, COMMIT, COMMIT_TEMPORARY, MANIFEST, MANIFEST_TEMPORARY, Name, code_name, data_name};
+use crate::names::{
+    BESIDE, COMMIT, COMMIT_TEMPORARY, LAST_RESTORE, MANIFEST, MANIFEST_TEMPORARY, Name, code_name, data_name,
+};
 use crate::record::{CommitRecord, Companion, FileEntry, FileSizes};
 use crate::{ImageError, chain, encode, envelope, recovery, sys, validate};
 
@@ -440,7 +442,7 @@ impl ImageWriter {
             self.dir.rename(MANIFEST_TEMPORARY, MANIFEST)?;
             self.dir.sync()?;
             let names = record.names();
-            for name in kept.names().difference(&names) {
+            for name in kept.names().difference(&names).chain([&LAST_RESTORE]) {
                 // A file that stays does no harm, and the next writer removes it.
                 let _ = self.dir.remove(name);
             }

@@ -14,7 +14,8 @@ use rekindle_wire::attach::{Answer, Attach, Pinned};
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::Launch;
 use rekindle_wire::control::{
-    Allowances, Copying, DataFile, Failure, Limits, Opening, Reply, Request, Secured, WorkerReply, WorkerRequest,
+    Allowances, Copying, DataFile, Failure, Limits, Opening, Reply, Request, RestoreInfo, RestoredInfo, Secured,
+    WorkerReply, WorkerRequest,
 };
 use rekindle_wire::frame::{self, FrameError};
 use rekindle_wire::layout::{MAX_COMMAND, REPLIES, REPLY_BYTES, SHARED_SIZE, Shared, UNIT, UNITS};
@@ -73,6 +74,7 @@ fn messages() -> Vec<Vec<u8>> {
         Request::Restore,
         Request::RestoreAllowing(Allowances { other_driver: true, other_gpu: false }),
         Request::Resume { pid: 7 },
+        Request::WatchRestore { hears_first: true },
         Request::List,
         Request::Status,
     ];
@@ -92,6 +94,7 @@ fn messages() -> Vec<Vec<u8>> {
         rehearsal: true,
         early: true,
         warm: false,
+        steps: true,
     };
     all.push(serde_json::to_vec(&load).unwrap());
     let save = WorkerRequest::Save {
@@ -109,6 +112,10 @@ fn messages() -> Vec<Vec<u8>> {
     all.push(serde_json::to_vec(&Reply::Paused { pids: vec![1, 2] }).unwrap());
     all.push(serde_json::to_vec(&Reply::Failed(Failure::refused("no"))).unwrap());
     all.push(serde_json::to_vec(&WorkerReply::Failed(Failure::internal("no"))).unwrap());
+    all.push(serde_json::to_vec(&WorkerReply::LoadStep { step: "code".into() }).unwrap());
+    let clients = vec![RestoredInfo { pid: Some(8), ..RestoredInfo::default() }];
+    let info = RestoreInfo { clients, running_ns: Some(1), ..RestoreInfo::default() };
+    all.push(serde_json::to_vec(&Reply::RestoreProgress(Some(Box::new(info)))).unwrap());
     all.push(serde_json::to_vec(&Answer::Refused { reason: "no".into() }).unwrap());
     all.push(serde_json::to_vec(&Pinned { address: 1, size: 2, serial: 3 }).unwrap());
     all

@@ -23,7 +23,8 @@ use rekindle_wire::control::{CheckInfo, DumpInfo, DumpOutcome, FailureKind, Repl
 
 use self::maker::Maker;
 pub(crate) use self::options::Options;
-use self::report::{Bar, Report};
+use self::report::Report;
+use crate::bar::Bar;
 use crate::daemon;
 use crate::daemon::Session;
 use crate::failure::Failure;
@@ -94,7 +95,9 @@ fn attempt(
         }
         if bar.is_shown() {
             // Where the daemon has ended, CRIU reports that.
-            bar.show(progress(&order).as_ref());
+            if let Some(info) = progress(&order) {
+                bar.show(&info.phase, info.done, info.bytes);
+            }
         }
         std::thread::sleep(POLL_INTERVAL);
     };

@@ -1,8 +1,6 @@
-//! The output of `rekindle checkpoint`: a progress bar on a terminal, and at the end a line or a report.
+//! The output of `rekindle checkpoint` at its end: a line or a report.
 
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use rekindle_wire::control::{CheckInfo, DumpInfo, DumpOutcome, FailureKind, PhaseInfo};
 use serde::Serialize;
@@ -10,56 +8,6 @@ use serde::Serialize;
 use super::maker::Maker;
 use crate::failure::Failure;
 use crate::{check, output};
-
-/// The width of the bar, in characters.
-const WIDTH: usize = 30;
-
-/// A progress bar: one line on a terminal.
-pub(super) struct Bar {
-    shown: bool,
-    /// The time of the first bytes, and their number.
-    first: Option<(Instant, u64)>,
-}
-
-impl Bar {
-    /// A bar that shows nothing where standard error is not a terminal.
-    pub(super) fn new() -> Self {
-        Self { shown: std::io::stderr().is_terminal(), first: None }
-    }
-
-    pub(super) fn is_shown(&self) -> bool {
-        self.shown
-    }
-
-    pub(super) fn show(&mut self, info: Option<&DumpInfo>) {
-        let Some(info) = info else { return };
-        if info.done > 0 {
-            self.first.get_or_insert((Instant::now(), info.done));
-        }
-        let since = self.first.map(|(at, done)| (at.elapsed(), info.done.saturating_sub(done)));
-        // Replaces the line that was written before.
-        let _ = write!(std::io::stderr(), "\r\x1b[K{}", line(info, since));
-    }
-
-    pub(super) fn clear(&self) {
-        if self.shown {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
-        }
-    }
-}
-
-/// The phase, its progress and its rate.
-fn line(info: &DumpInfo, since: Option<(Duration, u64)>) -> String {
-    let filled = match info.bytes {
-        0 => 0,
-        bytes => ((info.done as f64 / bytes as f64) * WIDTH as f64) as usize,
-    };
-    let bar: String = (0..WIDTH).map(|at| if at < filled { '#' } else { '.' }).collect();
-    let (done, bytes) = (output::size(info.done), output::size(info.bytes));
-    let rate = since.filter(|(time, _)| time.as_millis() >= 200).map(|(time, more)| output::rate(more, time));
-    let rate = rate.map(|it| format!("  {it}")).unwrap_or_default();
-    format!("{:<8} [{bar}] {done} of {bytes}{rate}", output::plain(&info.phase))
-}
 
 /// The outcome: as JSON for programs, as one line for people.
 #[derive(Serialize)]
@@ -170,9 +118,9 @@ impl Report {
         let Some(dump) = &self.dump else {
             return format!("checkpointed process {}{place}: no process of its tree uses a GPU\n", self.pid);
         };
-        let stall = dump.stall_ns.map(|it| format!(", stall {}", time(it))).unwrap_or_default();
+        let stall = dump.stall_ns.map(|it| format!(", stall {}", output::time(it))).unwrap_or_default();
         let phases = dump.phases.iter().filter(|it| it.name != "stall");
-        let phases: Vec<_> = phases.map(|it| format!("{} {}", it.name, time(it.duration_ns))).collect();
+        let phases: Vec<_> = phases.map(|it| format!("{} {}", it.name, output::time(it.duration_ns))).collect();
         format!(
             "checkpointed process {}{place}: {}{stall}, total {:.2} s, protocol {} ({})\n",
             self.pid,
@@ -184,28 +132,9 @@ impl Report {
     }
 }
 
-fn time(ns: u64) -> String {
-    match ns {
-        0..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
-        _ => format!("{:.2} s", ns as f64 / 1e9),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn info(done: u64, bytes: u64) -> DumpInfo {
-        DumpInfo { phase: "copy".to_owned(), done, bytes, elapsed_ms: 1500, outcome: None }
-    }
-
-    #[test]
-    fn the_bar_says_how_far_and_how_fast() {
-        let second = Duration::from_secs(1);
-        let half = line(&info(1 << 30, 2 << 30), Some((second, 500_000_000)));
-        assert_eq!(half, "copy     [###############...............] 1.0 GiB of 2.0 GiB  500 MB/s");
-        assert_eq!(line(&info(0, 0), None), "copy     [..............................] 0 B of 0 B");
-    }
 
     #[test]
     fn one_line_says_what_it_took() {

@@ -178,7 +178,9 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
                 message::reply(&stream, &answer);
             }
         }
-        Request::Pause { .. } | Request::Restore | Request::RestoreAllowing(_) if !may_checkpoint(peer) => {
+        Request::Pause { .. } | Request::Restore | Request::RestoreAllowing(_) | Request::WatchRestore { .. }
+            if !may_checkpoint(peer) =>
+        {
             warn!(pid = peer.pid, uid = peer.uid, "not allowed to dump or restore");
             let reason =
                 "only root and the user that rekindled runs as may dump and restore, and not from inside a container";
@@ -199,6 +201,10 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         Request::RestoreAllowing(allowed) => {
             drop(pending);
             restore::serve(daemon, &stream, peer, allowed, fds);
+        }
+        Request::WatchRestore { hears_first } => {
+            drop(pending);
+            restore::watch::serve(daemon, &stream, peer, hears_first);
         }
         Request::Frozen { .. }
         | Request::Socket { .. }

@@ -12,15 +12,24 @@ use crate::limit::Limit;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Waits until a worker has loaded the content of its client's memory; it may not stand still for longer than the limit.
-pub(crate) fn wait_for_content(worker: &Worker, name: &str, limit: Limit) -> Result<(), WorkerError> {
+/// `on_progress` hears how many bytes are loaded, of how many. Returns how long the load took.
+pub(crate) fn wait_for_content(
+    worker: &Worker,
+    name: &str,
+    limit: Limit,
+    on_progress: impl Fn(u64, u64),
+) -> Result<LoadTimes, WorkerError> {
     let (mut before, mut idle) = (None, limit.begins());
     loop {
         let now = match worker.load_progress(limit)? {
             LoadProgress::Over(times) => {
                 log_times(worker, name, &times);
-                return Ok(());
+                return Ok(times);
             }
-            LoadProgress::UnderWay { loaded } => Some((loaded, worker.process().cpu_time())),
+            LoadProgress::UnderWay { loaded, bytes } => {
+                on_progress(loaded, bytes);
+                Some((loaded, worker.process().cpu_time()))
+            }
         };
         if now != before {
             (before, idle) = (now, limit.begins());

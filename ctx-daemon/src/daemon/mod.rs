@@ -4,7 +4,7 @@
 //!   listener ── connection ──┬─ attach ─────── pool ── spawn ── worker      a process gets a worker
 //!   (socket)    (one thread  ├─ dump ───────── registry                     CRIU dumps a process tree
 //!                each)       ├─ orders ─────── checkpoints                  a command orders a dump
-//!                            ├─ restore ────── pool                         CRIU restores one
+//!                            ├─ restore ────── pool                         CRIU restores one, and a command watches it
 //!                            ├─ takeover ───── registry                     a worker joins a new daemon
 //!                            ├─ suspend ────── registry                     GPU memory goes back, and comes again
 //!                            ├─ ipc ────────── imports                      memory that processes share

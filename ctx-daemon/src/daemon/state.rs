@@ -14,7 +14,7 @@ use super::lost::LostWorkers;
 use super::memory_pressure::MemoryPressure;
 use super::nvml::Nvml;
 use super::pool::Pool;
-use super::restore::{Restores, WarmImages};
+use super::restore::{Restores, WarmImages, Watches};
 use super::sandbox::Sandbox;
 use super::spawn::Spawner;
 use super::stage::Stage;
@@ -28,6 +28,7 @@ pub(super) struct Daemon {
     pub(super) clients: Clients,
     pub(super) restores: Restores,
     pub(super) warm: WarmImages,
+    pub(super) watches: Watches,
     pub(super) checkpoints: Checkpoints,
     pub(super) copying: CopyResources,
     pub(super) sandbox: Sandbox,
@@ -72,6 +73,7 @@ impl Daemon {
             },
             restores: Restores::default(),
             warm: WarmImages::new(config.restore.warm_memory.map_or_else(half_of_memory, Ok)?),
+            watches: Watches::default(),
             checkpoints: Checkpoints::default(),
             copying: CopyResources {
                 memory_pressure: Arc::default(),

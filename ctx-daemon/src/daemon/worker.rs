@@ -173,6 +173,8 @@ pub(crate) enum LoadProgress {
     UnderWay {
         /// Bytes.
         loaded: u64,
+        /// Bytes in all.
+        bytes: u64,
     },
     Over(LoadTimes),
 }
@@ -192,9 +194,11 @@ pub(crate) struct Worker {
     described: Mutex<Description>,
     on_death: Mutex<Option<Action>>,
     on_need: Mutex<Option<Action>>,
+    on_load_step: Mutex<Option<StepAction>>,
 }
 
 type Action = Arc<dyn Fn() + Send + Sync>;
+type StepAction = Arc<dyn Fn(&str) + Send + Sync>;
 
 enum State {
     Idle,
@@ -227,6 +231,7 @@ impl Worker {
             described: Mutex::default(),
             on_death: Mutex::default(),
             on_need: Mutex::default(),
+            on_load_step: Mutex::default(),
         });
         let reader = Arc::clone(&worker);
         super::thread("worker-channel", move || {
@@ -265,7 +270,7 @@ impl Worker {
     /// How far the worker's load of content is.
     pub(crate) fn load_progress(&self, timeout: impl Into<Timeout>) -> Result<LoadProgress, WorkerError> {
         match self.call(&WorkerRequest::LoadProgress, &[], &[], timeout)?.reply {
-            WorkerReply::Loading { loaded, .. } => Ok(LoadProgress::UnderWay { loaded }),
+            WorkerReply::Loading { loaded, bytes } => Ok(LoadProgress::UnderWay { loaded, bytes }),
             WorkerReply::Loaded { times } => Ok(LoadProgress::Over(times)),
             _ => Err(WorkerError::Protocol("LoadProgress")),
         }
@@ -289,6 +294,16 @@ impl Worker {
     /// Sets the action when the client finds no device memory. The thread that reads the worker's answers runs it.
     pub(crate) fn on_need(&self, action: impl Fn() + Send + Sync + 'static) {
         *lock(&self.on_need) = Some(Arc::new(action));
+    }
+
+    /// Sets the action when the worker begins a step of a load. The thread that reads the worker's answers runs it.
+    pub(crate) fn on_load_step(&self, action: impl Fn(&str) + Send + Sync + 'static) {
+        *lock(&self.on_load_step) = Some(Arc::new(action));
+    }
+
+    /// Removes that action.
+    pub(crate) fn forget_load_steps(&self) {
+        lock(&self.on_load_step).take();
     }
 
     /// Whether the worker is gone.
@@ -619,6 +634,11 @@ impl Worker {
             if let WorkerReply::NeedsRoom = message.body {
                 let action = lock(&self.on_need).clone();
                 action.inspect(|action| action());
+                continue;
+            }
+            if let WorkerReply::LoadStep { step } = &message.body {
+                let action = lock(&self.on_load_step).clone();
+                action.inspect(|action| action(step));
                 continue;
             }
             let mut state = lock(&self.state);

@@ -1,14 +1,17 @@
 //! Restores, in the requests of CRIU's plugin.
 
+use std::collections::BTreeSet;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use rekindle_images::{CreateOptions, DataFile, HashKey, Image, ImageDir, ImageWriter};
-use rekindle_wire::control::{Reply, Request};
+use rekindle_wire::control::{FailureKind, Opening, Reply, Request, RestoreInfo};
+use rekindle_wire::frame;
 use tempfile::TempDir;
 
 use crate::dump::dump;
 use crate::support::{Client, Daemon, Session, eventually, reason};
-use crate::worker::PINNED;
+use crate::worker::{MEMORY, PINNED};
 
 /// A process that "CRIU" has restored, and an image that is changed so that its client is that process.
 pub(crate) struct Restored {
@@ -284,6 +287,114 @@ fn content_that_fails_after_the_process_runs_ends_the_process_and_the_log_says_w
     let line = log.lines().find(|it| it.contains("its memory cannot be restored")).unwrap();
     assert!(line.contains("content does not match its hash") && line.contains("app"), "{line}");
     drop(session);
+}
+
+/// Watches the next restore of this process's.
+fn watch(daemon: &Daemon, hears_first: bool) -> Session {
+    let stream = UnixStream::connect(daemon.socket()).unwrap();
+    frame::send(&stream, &Opening::new(&Request::WatchRestore { hears_first }).unwrap(), &[], &[]).unwrap();
+    let watch = Session(stream);
+    assert_eq!(watch.hear(), Reply::Awaited);
+    watch
+}
+
+fn progress(watch: &Session) -> Option<RestoreInfo> {
+    match watch.ask(&Request::Progress) {
+        Reply::RestoreProgress(info) => info.map(|it| *it),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn names(phases: &[rekindle_wire::control::PhaseInfo]) -> Vec<&str> {
+    phases.iter().map(|it| it.name.as_str()).collect()
+}
+
+fn names_in(dir: &Path) -> BTreeSet<String> {
+    std::fs::read_dir(dir).unwrap().map(|it| it.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn a_watcher_hears_how_far_a_restore_is_and_an_account_is_kept_beside_the_image() {
+    let daemon = Daemon::start();
+    let watch = watch(&daemon, true);
+    assert_eq!(progress(&watch), None);
+    // The watcher hears before the processes run, and does not have to.
+    let (Restored { dir, mut process }, session) = running_before_loaded(&daemon);
+    let info = progress(&watch).unwrap();
+    assert_eq!((info.phase.as_str(), info.done, info.bytes), ("content", 0, MEMORY as u64));
+    assert!(info.running_ns.is_some() && info.loaded_ns.is_none() && info.failure.is_none(), "{info:?}");
+    assert_eq!(names(&info.phases), ["check", "workers", "prepare", "criu", "wait", "connect", "open"]);
+    let client = &info.clients[0];
+    assert_eq!((client.pid, client.command.as_str()), (Some(process.pid), "app"));
+    assert_eq!(names(&client.phases), ["code", "replay", "map"]);
+    assert_eq!(Image::open(dir.path()).unwrap().last_restore(), None);
+    let before = names_in(dir.path());
+
+    std::fs::remove_file(daemon.dir.path().join("content")).unwrap();
+    let info = eventually("all is loaded", || progress(&watch).filter(|it| it.loaded_ns.is_some()));
+    assert_eq!(names(&info.clients[0].phases), ["code", "replay", "map", "content", "hash"]);
+    let image = Image::open(dir.path()).unwrap();
+    let account = image.last_restore().unwrap();
+    assert_eq!((Some(account.running_ns), Some(account.loaded_ns)), (info.running_ns, info.loaded_ns));
+    assert_eq!(account.clients[0].command, "app");
+    let more: Vec<_> = names_in(dir.path()).difference(&before).cloned().collect();
+    assert_eq!(more, ["rekindle-restore.json"]);
+    assert!(image.verify(|_| ()).is_good());
+    drop((session, watch));
+
+    // A dump into the same directory takes it away with the image.
+    dump(&daemon, dir.path(), &mut process);
+    assert!(!names_in(dir.path()).contains("rekindle-restore.json"));
+    assert_eq!(Image::open(dir.path()).unwrap().last_restore(), None);
+}
+
+#[test]
+fn a_directory_that_takes_no_account_harms_no_restore() {
+    let daemon = Daemon::start();
+    let Restored { dir, mut process } = dumped(&daemon, "app");
+    // Nothing takes the place of a directory.
+    std::fs::create_dir(dir.path().join("rekindle-restore.json")).unwrap();
+    let before = names_in(dir.path());
+    let watch = watch(&daemon, false);
+    let (session, restore) = begin(&daemon, dir.path());
+    process.ask("map");
+    process.ask(&format!("reattach {restore} 5"));
+    assert_eq!(session.ask(&Request::Resume { pid: process.pid }), OPEN);
+    let info = eventually("all is loaded", || progress(&watch).filter(|it| it.loaded_ns.is_some()));
+    assert_eq!(info.failure, None);
+    daemon.wait_for_state(&process, Some("running"));
+    assert_eq!(names_in(dir.path()), before);
+}
+
+#[test]
+fn a_watcher_hears_why_a_restore_has_failed() {
+    let daemon = Daemon::start();
+    let failure = |watch: &Session| progress(watch).unwrap().failure.unwrap();
+    let Restored { dir, .. } = dumped(&daemon, "app");
+    // Nothing was given up by then, so only the first request can have failed.
+    let bad = TempDir::new().unwrap();
+    for name in names_in(dir.path()) {
+        std::fs::copy(dir.path().join(&name), bad.path().join(&name)).unwrap();
+    }
+    std::fs::write(bad.path().join("rekindle.img"), "no manifest").unwrap();
+    let refuses = watch(&daemon, true);
+    refused(&daemon, bad.path());
+    assert_eq!(failure(&refuses).kind, FailureKind::BadImage);
+    let gives_up = watch(&daemon, true);
+    drop(begin(&daemon, dir.path()));
+    eventually("it is given up", || progress(&gives_up).unwrap().failure);
+    assert_eq!(failure(&gives_up).kind, FailureKind::GivenUp);
+
+    let late = watch(&daemon, false);
+    let (Restored { mut process, dir: other }, _session) = running_before_loaded(&daemon);
+    std::fs::write(daemon.dir.path().join("content"), "content does not match its hash").unwrap();
+    process.was_killed();
+    let info = eventually("it has failed", || progress(&late).filter(|it| it.failure.is_some()));
+    assert!(info.running_ns.is_some() && info.loaded_ns.is_none(), "{info:?}");
+    assert!(info.failure.unwrap().reason.contains("content does not match its hash"));
+    for dir in [&dir, &bad, &other] {
+        assert!(!names_in(dir.path()).contains("rekindle-restore.json"));
+    }
 }
 
 /// As a process that executes another program.

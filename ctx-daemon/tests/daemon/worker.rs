@@ -277,7 +277,11 @@ impl Worker {
                 self.code += code.len();
                 self.reply(&WorkerReply::Done);
             }
-            WorkerRequest::Load { data, hash_algorithm, hash_key, code, warm, .. } => {
+            WorkerRequest::Load { data, hash_algorithm, hash_key, code, warm, steps, .. } => {
+                // The last one is of a later version.
+                for step in ["code", "replay", "map", "unheard of"].into_iter().filter(|_| steps) {
+                    self.reply(&WorkerReply::LoadStep { step: step.to_owned() });
+                }
                 let data = data.iter().map(|it| DataFile { depth: it.depth, index: it.index }).collect::<Vec<_>>();
                 let key = HashKey::from_parts(hash_algorithm, hash_key).unwrap();
                 let how = if warm { "Load warm" } else { "Load" };

@@ -207,6 +207,13 @@ impl Channel {
         })
     }
 
+    /// Tells the daemon that a step of a load begins.
+    pub(crate) fn say_step(&self, step: &str) {
+        if let Some(daemon) = self.asker() {
+            self.answer(&daemon, WorkerReply::LoadStep { step: step.to_owned() }, Vec::new());
+        }
+    }
+
     /// Answers a request.
     pub(crate) fn answer(&self, asker: &Asker, reply: WorkerReply, blob: Vec<u8>) {
         self.answer_with(asker, reply, blob, Vec::new());

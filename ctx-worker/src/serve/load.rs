@@ -8,7 +8,7 @@ use std::time::Instant;
 use rekindle_images::{Client, DataReader, Object};
 use rekindle_wire::Dialect;
 use rekindle_wire::command;
-use rekindle_wire::control::LoadTimes;
+use rekindle_wire::control::{LOAD_STEPS, LoadTimes};
 
 use crate::checkpoint::content::Content;
 use crate::checkpoint::layers::Layers;
@@ -27,16 +27,18 @@ use crate::serve::executor::Executor;
 use crate::session::state::{self, Mapped, State};
 
 impl Executor {
-    /// Restores everything except the memory that the client shares, and begins to load the content of device memory. `over`
-    /// is called when the content is there, or could not be loaded. After an error the worker cannot be used any more.
+    /// Restores everything except the memory that the client shares, and begins to load the content of device memory. `begins`
+    /// is called at the beginning of each of [`LOAD_STEPS`], and `over` when the content is there, or could not be loaded. After
+    /// an error the worker cannot be used any more.
     pub(crate) fn load_client(
         &mut self,
         client: &Client,
         reader: DataReader,
         code: Vec<(String, File)>,
+        begins: impl Fn(&'static str),
         over: impl FnOnce() + Send + 'static,
     ) -> Result<(), NotLoaded> {
-        let (aliases, times) = self.prepare_client(client, &reader, code)?;
+        let (aliases, times) = self.prepare_client(client, &reader, code, begins)?;
         let (layers, checkpoint) = self.layers();
         let fill = content(&layers, client, reader.key())?;
         let Layers { call, memory, .. } = layers;
@@ -57,8 +59,9 @@ impl Executor {
         client: Box<Client>,
         reader: DataReader,
         code: Vec<(String, File)>,
+        begins: impl Fn(&'static str),
     ) -> Result<(Kept, u64), NotLoaded> {
-        let (aliases, _) = self.prepare_client(&client, &reader, code)?;
+        let (aliases, _) = self.prepare_client(&client, &reader, code, begins)?;
         unmap_aliases(self.call.driver(), &aliases);
         let (mut layers, checkpoint) = self.layers();
         let bytes = checkpoint.give_back(&mut layers)?;
@@ -71,19 +74,21 @@ impl Executor {
         client: &Client,
         reader: &DataReader,
         code: Vec<(String, File)>,
+        begins: impl Fn(&'static str),
     ) -> Result<(Vec<Alias>, LoadTimes), NotLoaded> {
         let dialect = Dialect::from_parts(client.wire_version, &client.shared_state);
         dialect.is_served()?;
-        let mut steps = Steps::begin();
+        let [code_step, replay_step, map_step, content_step] = LOAD_STEPS;
+        let mut steps = Steps::begin(begins, code_step);
         let (kinds, state) = self.begin_loading(client, code)?;
-        let code_ns = steps.next();
+        let code_ns = steps.next(replay_step);
         let mapped = read_mapped(client, &state, reader)?;
         self.restore_state(client, &state, &mapped)?;
         // Textures may refer to memory, which must exist by then.
         let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
         let (mut later, first): (Vec<_>, Vec<_>) = client.objects.iter().partition(|o| needs_memory(call(o)));
         let mut holders = self.replay_log(client, &state, first, &kinds)?;
-        let replay_ns = steps.next();
+        let replay_ns = steps.next(map_step);
         restore_allocations(&mut self.memory, self.call.gpu.driver, client)?;
         self.memory.restore_vmm(self.call.gpu.driver)?;
         later.sort_by_key(|object| recorded_value(&object.args));
@@ -102,7 +107,8 @@ impl Executor {
         restore_parts(&mut layers, client, reader)?;
         layers.memory.all_shared_is_mapped(layers.call, &state)?;
         layers.scheduler.times.record_events(layers.call)?;
-        Ok((aliases, LoadTimes { code_ns, replay_ns, map_ns: steps.next(), ..LoadTimes::default() }))
+        let map_ns = steps.next(content_step);
+        Ok((aliases, LoadTimes { code_ns, replay_ns, map_ns, ..LoadTimes::default() }))
     }
 
     /// Waits for the end of the load of the content, and compares its hashes. Returns how long the load took.
@@ -151,17 +157,22 @@ impl Executor {
     }
 }
 
-/// Measures steps that follow each other.
-struct Steps(Instant);
+/// Measures steps that follow each other, and tells when they begin.
+struct Steps<F> {
+    began: Instant,
+    begins: F,
+}
 
-impl Steps {
-    fn begin() -> Self {
-        Self(Instant::now())
+impl<F: Fn(&'static str)> Steps<F> {
+    fn begin(begins: F, first: &'static str) -> Self {
+        begins(first);
+        Self { began: Instant::now(), begins }
     }
 
     /// How long the step that ends now took, in nanoseconds.
-    fn next(&mut self) -> u64 {
-        let began = std::mem::replace(&mut self.0, Instant::now());
+    fn next(&mut self, next: &'static str) -> u64 {
+        let began = std::mem::replace(&mut self.began, Instant::now());
+        (self.begins)(next);
         began.elapsed().as_nanos() as u64
     }
 }

@@ -97,6 +97,7 @@ impl Failing for Refusal {
             Self::Io(error) | Self::NoThread(error) => Failing::kind(error),
             Self::NotLoaded(error) => error.kind(),
             Self::Save(error) => error.kind(),
+            Self::Content(error) => error.kind(),
             Self::Share(error) => error.kind(),
             Self::Suspend(error) => error.kind(),
             Self::Template(error) => error.kind(),

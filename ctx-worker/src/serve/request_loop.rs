@@ -306,13 +306,15 @@ impl Server {
             }
             // Neither a load nor a suspended client needs a daemon.
             state @ (State::Filling(_) | State::Suspended(_)) => state,
-            // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
             State::Spare(_)
             | State::Rehearsed
             | State::Warm(_)
             | State::Loaded(_)
             | State::Connected(_)
-            | State::Failed(_) => unsafe { libc::_exit(0) },
+            | State::Failed(_) => {
+                // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
+                unsafe { libc::_exit(0) }
+            }
         }
     }
 
@@ -428,7 +430,17 @@ impl Server {
                 or_failed(rehearsed.map(|()| State::Rehearsed))
             }
             (
-                WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits, rehearsal: false, early, warm },
+                WorkerRequest::Load {
+                    data,
+                    hash_algorithm,
+                    hash_key,
+                    code,
+                    limits,
+                    rehearsal: false,
+                    early,
+                    warm,
+                    steps,
+                },
                 State::Spare(mut spare),
             ) => {
                 let mut fds = fds.into_iter();
@@ -436,8 +448,8 @@ impl Server {
                     spare.take_data(data, &mut fds)?;
                     spare.code.extend(code.into_iter().zip(fds));
                     let loaded = match warm {
-                        true => State::Warm(Box::new(self.warm(spare, key, &blob)?)),
-                        false => State::Loaded(self.load(spare, key, &blob, early)?),
+                        true => State::Warm(Box::new(self.warm(spare, key, &blob, steps)?)),
+                        false => State::Loaded(self.load(spare, key, &blob, early, steps)?),
                     };
                     self.executor.memory.set_limits(limits);
                     Ok(loaded)

@@ -27,8 +27,15 @@ use crate::serve::state::{Loaded, Spare, State, Warm};
 type Exported = (usize, Vec<(TemplatePiece, OwnedFd)>);
 
 impl Server {
-    /// Loads a client: with `early` the content of its memory comes later.
-    pub(super) fn load(&mut self, spare: Spare, key: HashKey, blob: &[u8], early: bool) -> Result<Loaded, Refusal> {
+    /// Loads a client: with `early` the content of its memory comes later, and with `steps` the daemon hears when a step begins.
+    pub(super) fn load(
+        &mut self,
+        spare: Spare,
+        key: HashKey,
+        blob: &[u8],
+        early: bool,
+        steps: bool,
+    ) -> Result<Loaded, Refusal> {
         let reader = DataReader::new(key, spare.data);
         let client = Client::from_bytes(blob)?;
         let code = spare.code.into_iter().map(|(hash, file)| (hash, channel::file(file))).collect();
@@ -36,19 +43,30 @@ impl Server {
         let over = move || {
             channel.tell(Event::LoadOver);
         };
-        self.executor.load_client(&client, reader, code, over)?;
+        let begins = self.says_steps(steps);
+        self.executor.load_client(&client, reader, code, begins, over)?;
         if !early {
             self.executor.end_load()?;
         }
         Ok(Loaded { client: Box::new(client), pinned: Vec::new() })
     }
 
+    /// What is called at the beginning of each step of a load: the daemon hears of it, if it has asked.
+    fn says_steps(&self, asked: bool) -> impl Fn(&'static str) + use<> {
+        let channel = Arc::clone(&self.channel);
+        move |step| {
+            if asked {
+                channel.say_step(step);
+            }
+        }
+    }
+
     /// Loads a client in advance, without its GPU memory.
-    pub(super) fn warm(&mut self, spare: Spare, key: HashKey, blob: &[u8]) -> Result<Warm, Refusal> {
+    pub(super) fn warm(&mut self, spare: Spare, key: HashKey, blob: &[u8], steps: bool) -> Result<Warm, Refusal> {
         let reader = DataReader::new(key, spare.data);
         let client = Box::new(Client::from_bytes(blob)?);
         let code = spare.code.into_iter().map(|(hash, file)| (hash, channel::file(file))).collect();
-        let (kept, bytes) = self.executor.warm_client(client, reader, code)?;
+        let (kept, bytes) = self.executor.warm_client(client, reader, code, self.says_steps(steps))?;
         Ok(Warm { kept, bytes })
     }
 

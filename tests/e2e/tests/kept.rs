@@ -56,6 +56,14 @@ impl Revenant {
 fn restored(folder: &Path) -> Result {
     let after: After = serde_json::from_str(&std::fs::read_to_string(folder.join("after.json"))?)?;
     let node = Node::start()?;
+    // The daemon writes beside an image what its restore took.
+    let copy = node.path("kept");
+    std::fs::create_dir(&copy)?;
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        std::fs::copy(entry.path(), copy.join(entry.file_name()))?;
+    }
+    let folder = &*copy;
     let mut revenant = Revenant::of(folder, &node)?;
     let pid = revenant.pid();
     let before = kept::regions(folder, pid)?;

@@ -1,18 +1,21 @@
 //! Restored programs that run while the content of their GPU memory is still being loaded.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use rekindle_e2e::app::undisturbed;
-use rekindle_e2e::{App, Image, Node, Result, process, until};
+use rekindle_e2e::{App, Image, Node, Result, process, stage, until};
+use serde_json::Value;
 
 /// Copies so slow that loading the memory of a program takes several seconds.
 const SLOW: [(&str, &str); 1] = [("SIMGPU_COPY_GBPS", "0.01")];
 const BALLAST_KIB: &str = "49152";
 
-/// Dumps and kills `steady` where copies are fast, and restores it where they are slow.
-fn restored_slowly(node: &mut Node) -> Result<(Image, App, PathBuf)> {
+/// Dumps and kills `steady` where copies are fast, and makes copies slow then.
+fn dumped(node: &mut Node) -> Result<(Image, PathBuf)> {
     let until_file = node.path("until");
     let arguments = ["--until", &*until_file.to_string_lossy(), "--ballast-kib", BALLAST_KIB, "--sleep-us", "2000"];
     let app = node.run("steady", &arguments)?;
@@ -20,8 +23,39 @@ fn restored_slowly(node: &mut Node) -> Result<(Image, App, PathBuf)> {
     let image = node.dump_and_kill(app)?;
     node.stop_daemon()?;
     node.start_daemon(&SLOW)?;
+    Ok((image, until_file))
+}
+
+/// Dumps and kills `steady` where copies are fast, and restores it where they are slow.
+fn restored_slowly(node: &mut Node) -> Result<(Image, App, PathBuf)> {
+    let (image, until_file) = dumped(node)?;
     let app = node.restore(&image)?;
     Ok((image, app, until_file))
+}
+
+/// Runs `rekindle restore -d` with more arguments.
+fn rekindle_restore(node: &Node, image: &Image, more: &[&str]) -> Result<Output> {
+    let arguments: Vec<_> =
+        ["restore", "-d"].iter().chain(more).map(OsStr::new).chain([image.dir.as_os_str()]).collect();
+    until("the numbers of the killed threads are free", || {
+        let output = node.rekindle(&arguments)?;
+        let log = fs::read_to_string(image.path("restore.log"))?;
+        let too_early = !output.status.success() && log.contains("Unable to create a thread: -17");
+        Ok((!too_early).then_some(output))
+    })
+}
+
+fn json(output: &Output) -> Result<Value> {
+    let said = || format!("{} {}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).with_context(said)
+}
+
+fn inspected(node: &Node, image: &Image) -> Result<Value> {
+    json(&node.rekindle(&["inspect".as_ref(), "--json".as_ref(), image.dir.as_os_str()])?)
+}
+
+fn names(phases: &Value) -> Vec<&str> {
+    phases.as_array().into_iter().flatten().filter_map(|it| it["name"].as_str()).collect()
 }
 
 fn is_loading(node: &Node, app: &App) -> Result<bool> {
@@ -111,5 +145,109 @@ fn programs_of_a_tree_wait_each_for_its_own_memory_and_one_that_ends_meanwhile_e
     ensure!(states.len() == 2, "{states:?}");
     assert_eq!(app.finish()?, expected);
     process::wait_group_gone(image.app.pid)?;
+    node.finish()
+}
+
+#[test]
+fn a_restore_tells_what_each_part_took_and_so_does_the_image_until_the_next_dump() -> Result {
+    let mut node = Node::start()?;
+    let (image, until_file) = dumped(&mut node)?;
+    let said = json(&rekindle_restore(&node, &image, &["--json", "--wait-loaded"])?)?;
+    let app = App::adopt(image.app.clone());
+    ensure!(said["outcome"] == "done", "{said}");
+    let restore = &said["restore"];
+    let (running, loaded) = (restore["running_ms"].as_f64(), restore["loaded_ms"].as_f64());
+    ensure!(running.is_some() && loaded > running, "{said}");
+    assert_eq!(names(&restore["phases"]), ["check", "workers", "prepare", "criu", "wait", "connect", "open"]);
+    let client = &restore["clients"][0];
+    ensure!(client["pid"] == app.pid() && client["bytes"].as_u64() > Some(48 << 20), "{said}");
+    assert_eq!(names(&client["phases"]), ["code", "replay", "map", "content", "hash"]);
+    ensure!(client["phases"][3]["duration_ns"].as_f64() > running.map(|it| it * 1e6), "{said}");
+    // The daemon has no dump of it to wait for, and the image has the same to say.
+    ensure!(!is_loading(&node, &app)?);
+    let last = inspected(&node, &image)?["last_restore"].clone();
+    assert_eq!(last["loaded_ns"].as_u64().map(|it| it as f64 / 1e6), loaded);
+    assert_eq!((&last["phases"], &last["clients"][0]["phases"]), (&restore["phases"], &client["phases"]));
+    let verified = node.rekindle(&["verify".as_ref(), image.dir.as_os_str()])?;
+    ensure!(verified.status.success(), "{verified:?}");
+
+    // A restore of the same image by `criu` alone is the last one then.
+    app.kill()?;
+    let app = node.restore(&image)?;
+    let second = until("the account of the second restore is there", || {
+        let now = inspected(&node, &image)?["last_restore"].clone();
+        Ok((now != last).then_some(now))
+    })?;
+    ensure!(second["loaded_ns"].is_u64(), "{second}");
+    let pid = app.pid().to_string();
+    let arguments = [OsStr::new("checkpoint"), "--kill".as_ref(), pid.as_ref(), image.dir.as_os_str()];
+    let dumped = node.rekindle(&arguments)?;
+    ensure!(dumped.status.success(), "{dumped:?}");
+    app.was_killed(&image.tree)?;
+    ensure!(inspected(&node, &image)?["last_restore"].is_null());
+    ensure!(!image.files()?.iter().any(|it| it.starts_with("rekindle-restore")), "{:?}", image.files()?);
+
+    let output = rekindle_restore(&node, &image, &[])?;
+    let line = String::from_utf8(output.stdout)?;
+    let begins = format!("restored process {pid} from ");
+    ensure!(line.starts_with(&begins) && line.ends_with(", its content is still being loaded\n"), "{line}");
+    let app = App::adopt(image.app.clone());
+    fs::write(&until_file, "")?;
+    assert_eq!(app.finish()?, "steady ok\n");
+    node.finish()
+}
+
+#[test]
+fn who_waits_for_all_content_learns_that_it_is_corrupt() -> Result {
+    let mut node = Node::start()?;
+    let (image, _) = dumped(&mut node)?;
+    let file = image.file("rekindle-data")?;
+    image.flip(&file, fs::metadata(image.path(&file))?.len() - (1 << 20))?;
+    let output = rekindle_restore(&node, &image, &["--json", "--wait-loaded"])?;
+    let said = json(&output)?;
+    ensure!(output.status.code() == Some(4), "{said}");
+    assert_eq!((&said["outcome"], &said["kind"]), (&"failed".into(), &"bad_image".into()), "{said}");
+    let reason = said["reason"].as_str().unwrap_or_default();
+    ensure!(reason.contains(&format!("{file} is corrupt")), "{said}");
+    App::adopt(image.app.clone()).was_killed(&image.tree)?;
+    ensure!(inspected(&node, &image)?["last_restore"].is_null());
+    node.finish()
+}
+
+#[test]
+fn a_terminal_shows_how_far_a_restore_is_until_the_processes_run() -> Result {
+    let mut node = Node::start()?;
+    let (image, until_file) = dumped(&mut node)?;
+    // CRIU has made the processes, and does not go on as long as this file exists.
+    let (script, held) = (node.path("script"), node.path("held"));
+    fs::write(&held, "")?;
+    let wait = format!(
+        "while [ \"$CRTOOLS_SCRIPT_ACTION\" = post-restore ] && [ -e '{}' ]; do sleep 0.02; done",
+        held.display()
+    );
+    stage::write_script(&script, &format!("#!/bin/sh\n{wait}\n"))?;
+    let (program, typescript) = (stage::program("rekindle")?, node.path("shown"));
+    let (program, dir, script) = (program.display(), image.dir.display(), script.display());
+    let line = format!("{program} restore -d {dir} -- --action-script {script}");
+    let mut terminal = Command::new("script");
+    stage::clean_environment(&mut terminal);
+    terminal.args(["--quiet", "--return", "--flush", "--command", &line]).arg(&typescript);
+    terminal.env("REKINDLE_SOCKET", node.socket()).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut terminal = terminal.spawn()?;
+    let shown = || String::from_utf8_lossy(&fs::read(&typescript).unwrap_or_default()).into_owned();
+    until("the terminal shows how much content is loaded", || {
+        ensure!(terminal.try_wait()?.is_none(), "it has ended: {}", shown());
+        Ok(shown().contains("content  [##").then_some(()))
+    })?;
+    fs::remove_file(&held)?;
+    let status = until("it ends", || Ok(terminal.try_wait()?))?;
+    let shown = shown();
+    ensure!(status.success(), "{shown}");
+    // The line is gone when the report comes.
+    let report = format!("\r\u{1b}[Krestored process {} from ", image.app.pid);
+    ensure!(shown.contains(&report), "{shown}");
+    let app = App::adopt(image.app.clone());
+    fs::write(&until_file, "")?;
+    assert_eq!(app.finish()?, "steady ok\n");
     node.finish()
 }

@@ -131,7 +131,7 @@ pub enum DumpOutcome {
     Failed(Failure),
 }
 
-/// A phase of a dump.
+/// A phase of a dump or of a restore.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct PhaseInfo {
     /// The phase's name, as `rekindle inspect` has it.
@@ -140,6 +140,44 @@ pub struct PhaseInfo {
     pub duration_ns: u64,
     /// Bytes that the phase handled; 0 where a number of bytes means nothing.
     pub bytes: u64,
+}
+
+/// The progress of a restore.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct RestoreInfo {
+    /// The present phase, by the name that `rekindle inspect` has for it.
+    pub phase: String,
+    /// Bytes of GPU memory whose content is loaded.
+    pub done: u64,
+    /// Bytes of GPU memory.
+    pub bytes: u64,
+    /// How long each part took so far. Parts that follow each other, from CRIU's first request until the processes run.
+    pub phases: Vec<PhaseInfo>,
+    /// The processes that use a GPU.
+    pub clients: Vec<RestoredInfo>,
+    /// Nanoseconds from CRIU's first request until the processes could run; none before that.
+    pub running_ns: Option<u64>,
+    /// Nanoseconds until all content was loaded; none before that.
+    pub loaded_ns: Option<u64>,
+    /// Why the restore has failed, if it has. After the processes run: why content could not be loaded.
+    pub failure: Option<Failure>,
+}
+
+/// A client that comes back, or has come back.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct RestoredInfo {
+    /// The process's pid, as the daemon sees it; none before it is complete.
+    pub pid: Option<i32>,
+    /// Its pid in its own namespace, as at the dump.
+    pub namespace_pid: u32,
+    /// Its command's name.
+    pub command: String,
+    /// Bytes of GPU memory.
+    pub bytes: u64,
+    /// Bytes among them that were zeros, which were set and not copied.
+    pub zero_bytes: u64,
+    /// How long each step of its load took so far.
+    pub phases: Vec<PhaseInfo>,
 }
 
 /// How often one driver call was asked for, for `rekindle ps --calls`.

@@ -42,6 +42,13 @@
 //!
 //! When that connection closes before the rings are open, the daemon gives up the restore's workers.
 //!
+//! A program that has CRIU restore an image (`rekindle restore`) hears of the progress on a connection of its own:
+//!
+//! ```text
+//!   WatchRestore  -> Awaited | Failed         (then the program starts CRIU, and the restore is told as above)
+//!   Progress*     -> RestoreProgress          until this connection closes
+//! ```
+//!
 //! Messages between a worker and its daemon are [`WorkerRequest`] and [`WorkerReply`].
 
 mod failure;
@@ -182,7 +189,14 @@ pub enum Request {
     /// The asker, a client, has come to a point where it wants to be checkpointed. Answered when its worker takes no more
     /// commands.
     Moment,
-    /// Report the progress of the last dump of the tree.
+    /// The process that holds this connection is about to start a CRIU that restores an image. The connection is a session.
+    /// `Progress` follows, any number of times.
+    WatchRestore {
+        /// Whether the restored processes are to wait for a moment until this peer has heard that they are about to run, and
+        /// has asked again: it has something on their terminal to remove.
+        hears_first: bool,
+    },
+    /// Report the progress of the last dump of the tree, or of the restore.
     Progress,
 
     /// Let a container use GPUs. Only root and the daemon's own user may ask for this. The container keeps the GPUs that it
@@ -336,7 +350,7 @@ pub enum Reply {
         /// Where the choice of this protocol comes from.
         reason: String,
     },
-    /// To `Checkpoint`: go ahead.
+    /// To `Checkpoint` and `WatchRestore`: go ahead.
     Awaited,
     /// To `Moment`.
     Moment {
@@ -345,6 +359,8 @@ pub enum Reply {
     },
     /// To `Progress`; none as long as no dump of the tree has come, or where none of its processes is a client.
     Progress(Option<DumpInfo>),
+    /// To `Progress` after `WatchRestore`; none as long as no CRIU of the asker's has begun a restore.
+    RestoreProgress(Option<Box<RestoreInfo>>),
     /// To `Grant`: the UUIDs of all GPUs that the container may use now.
     Granted {
         /// As `GPU-...`.

@@ -12,7 +12,7 @@
 //!                Open    -> Done, once a `Saving` has said that it may, or after `Saved`
 //!   memory       NeedsRoom (unasked) -> Room, Room     GiveWay     at any time
 //!   sharing      Export -> Exported | Failed     Import -> Done | Failed     Shares -> Shares     at any time
-//!   restore      MakeShared+, TakeShared*, Data*, Code*, Load -> Done | Failed
+//!   restore      MakeShared+, TakeShared*, Data*, Code*, Load -> LoadStep* (if asked for), Done | Failed
 //!                where the `Load` was a warm one: TakeTemplate*, BringBack -> Done | Busy | Failed
 //!                ExportTemplate+ -> Template | Failed, once a `Loaded` has said that all content is there
 //!                Pinned*, Connect -> Done | Failed     Open -> Done
@@ -183,6 +183,9 @@ pub enum WorkerRequest {
         /// the memory and begins to load the content, as with `early`. Only for workers of [`WARMS`] or later.
         #[serde(default)]
         warm: bool,
+        /// Whether the worker is to send a `LoadStep` when it begins a step. Workers from before this field do not.
+        #[serde(default)]
+        steps: bool,
     },
     /// How far is the load of the content of device memory? Only for workers of [`LOADS_BESIDE`] or later. After `Failed` the
     /// client has no content, and must end.
@@ -301,6 +304,9 @@ pub const SUSPENDS: u32 = 11;
 /// The first control version whose workers load clients in advance: `Load { warm }`.
 pub const WARMS: u32 = 12;
 
+/// The steps of a load in their order, by the names that `LoadStep` has for them.
+pub const LOAD_STEPS: [&str; 4] = ["code", "replay", "map", "content"];
+
 /// A data file of an image, or of an image that it builds on.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct DataFile {
@@ -416,6 +422,11 @@ pub enum WorkerReply {
     },
     /// Sent unasked, at any time: the client finds no device memory. `Room` follows.
     NeedsRoom,
+    /// Sent before the answer to a `Load` that asks for it: the worker begins this step.
+    LoadStep {
+        /// One of [`LOAD_STEPS`], or a step of a later version.
+        step: String,
+    },
     /// The request was done.
     Done,
     /// To `Quiesce` and `Advance`: no command is executed, but the device is not at rest.

@@ -81,7 +81,7 @@ fn load(
     let (hash_algorithm, hash_key) = HashKey::from(writer.key()).to_parts();
     let limits = Limits::default();
     let (data, code) = (Vec::new(), Vec::new());
-    let (early, warm) = (false, false);
-    let request = WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits, rehearsal: true, early, warm };
+    let (rehearsal, early, warm, steps) = (true, false, false, false);
+    let request = WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits, rehearsal, early, warm, steps };
     worker.ask_with(&request, blob, &[], timeout)
 }

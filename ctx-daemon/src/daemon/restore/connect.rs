@@ -16,6 +16,7 @@ use super::super::process::{self, Process};
 use super::super::worker::{Timeout, Worker, WorkerError};
 use super::super::{Daemon, attach, lock, sys, wait, wait_timeout};
 use super::error::RestoreError;
+use super::phases::Part;
 use super::shared::{self, SharedMemory};
 use super::state::Restore;
 use crate::limit::{Deadline, Limit};
@@ -23,7 +24,14 @@ use crate::limit::{Deadline, Limit};
 impl Restore {
     /// A process is complete. If it is a client, connects it to its worker now. Returns whether it is a client.
     pub(super) fn resume(&self, daemon: &Arc<Daemon>, pid: i32) -> Result<bool, RestoreError> {
-        let process = Process::with_pid(pid)?;
+        self.phases().ends(Part::Criu);
+        let resumed = self.connect_if_ours(daemon, Process::with_pid(pid)?);
+        self.phases().ends(Part::Connect);
+        resumed
+    }
+
+    fn connect_if_ours(&self, daemon: &Arc<Daemon>, process: Process) -> Result<bool, RestoreError> {
+        let pid = process.pid;
         // Its connection may still be on its way from the listener to here.
         let Some(place) = self.place_of(process, daemon.config.timeouts.quiesce.begins())? else {
             return Ok(false);
@@ -39,7 +47,9 @@ impl Restore {
         let pinned: Vec<_> = pinned.map(|it| (it.address, it.size)).collect();
         let memory = shared::take(pid, &pinned);
         let memory = memory.map_err(|source| RestoreError::Shared { pid, source })?;
+        self.phases().ends(Part::Connect);
         self.wait_until_prepared(place)?;
+        self.phases().ends(Part::Wait);
         self.connect(daemon, place, process, memory)?;
         Ok(true)
     }
@@ -126,6 +136,7 @@ impl Restore {
             ClientState::Restoring,
         );
         let connection = self.connected(place, &client).ok_or_else(no_connection)?;
+        self.phases().connected(place, process.pid);
         self.reservation.fill(Arc::clone(&client));
         attach::forget_when_dead(daemon, &client);
         daemon.share(&client)?;

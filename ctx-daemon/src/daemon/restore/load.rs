@@ -144,12 +144,14 @@ impl Work {
     }
 
     /// Whether content is loaded when this is done, and whether the process may run meanwhile.
-    fn then(&self) -> Then {
+    fn then(&self, worker: &Worker) -> Then {
         match self {
             Self::Load(Load { how: How { mode: Mode::Early, .. }, .. }) | Self::BringBack { early: true, .. } => {
                 Then::Beside
             }
             Self::BringBack { early: false, .. } => Then::Wait,
+            // All is loaded when this is done, and a worker that can tells how long that took.
+            Self::Load(_) if worker.loads_beside() => Then::Wait,
             Self::Load(_) | Self::Nothing => Then::Over,
         }
     }
@@ -179,17 +181,24 @@ pub(super) fn start(
         let (restore, hold_off, until_loaded) = (Arc::clone(restore), Arc::clone(hold_off), Arc::clone(&until_loaded));
         thread("load", move || {
             let began = Instant::now();
-            let then = work.then();
-            let mut result = work.run(&worker);
+            let then = work.then(&worker);
+            let phases = restore.phases();
+            worker.on_load_step({
+                let phases = Arc::clone(phases);
+                move |step| phases.step(place, step)
+            });
+            let mut result = work.run(&worker).map(|()| None);
+            worker.forget_load_steps();
             drop(hold_off);
             if result.is_ok() && !matches!(then, Then::Over) {
                 if matches!(then, Then::Beside) {
                     restore.prepared(place);
                 }
-                result = wait_for_content(&worker, &name, limit);
+                let on_progress = |loaded, bytes| phases.content(place, loaded, bytes);
+                result = wait_for_content(&worker, &name, limit, on_progress).map(Some);
             }
             match &result {
-                Ok(()) => {
+                Ok(_) => {
                     let ms = began.elapsed().as_millis() as u64;
                     info!(worker = worker.pid(), ms, "phase load: {name}");
                 }
@@ -287,6 +296,7 @@ impl Load {
             rehearsal: false,
             early: self.how.mode == Mode::Early,
             warm: self.how.mode == Mode::Warm,
+            steps: true,
         };
         worker.ask_with(&request, &self.blob, &sys::raw(fds), timeout)
     }

@@ -25,10 +25,13 @@ mod connect;
 mod error;
 mod load;
 mod made;
+mod phases;
 mod place;
 mod shared;
 mod state;
 mod warm;
+pub(super) mod watch;
+mod watches;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -44,9 +47,11 @@ use tracing::{info, warn};
 use self::error::RestoreError;
 use self::load::{Mode, Work};
 use self::made::Maker;
+use self::phases::{Part, Phases};
 use self::state::Restore;
 pub(super) use self::state::Restores;
 pub(super) use self::warm::{Wanted, WarmImages, forget, list, warm};
+pub(super) use self::watches::Watches;
 use super::clients::Reservation;
 use super::message::{self, MAX_REQUEST};
 use super::pidns::PidView;
@@ -96,10 +101,13 @@ pub(super) fn serve(
         Ok(view) => view,
         Err(error) => return message::fail(stream, error),
     };
+    let tracked = daemon.watches.begin(peer.pid);
     let machine = format!("restore by CRIU {}", peer.pid);
-    let checking = Checking { criu: peer.pid, allowed: allowed.or(daemon.config.restore.allowances), fds };
+    let phases = Arc::clone(&tracked.0);
+    let checking = Checking { criu: peer.pid, allowed: allowed.or(daemon.config.restore.allowances), fds, phases };
     let (mut state, mut answer) = step(&machine, State::Checking(checking), |state| state.check(daemon));
     let failed = answer.is_err();
+    state.tell(&tracked.0);
     message::respond(stream, answer);
     if failed {
         // There is no further request.
@@ -108,6 +116,7 @@ pub(super) fn serve(
     }
     loop {
         (state, ()) = step(&machine, state, |state| (state.wait(stream), ()));
+        state.tell(&tracked.0);
         if matches!(state, State::Over) {
             return;
         }
@@ -121,6 +130,7 @@ pub(super) fn serve(
             }
         };
         (state, answer) = step(&machine, state, |state| state.answer(view, &request));
+        state.tell(&tracked.0);
         message::respond(stream, answer);
     }
     step(&machine, state, |state| (state.end(), ()));
@@ -136,6 +146,13 @@ impl State {
                 let failure = error.failure();
                 (Self::Failed(failure.clone()), Err(failure))
             }
+        }
+    }
+
+    /// Tells those who watch the restore that it has failed, if it has.
+    fn tell(&self, phases: &Phases) {
+        if let Self::Failed(failure) = self {
+            phases.failed(failure);
         }
     }
 
@@ -187,12 +204,13 @@ struct Checking {
     allowed: Allowances,
     /// The image directory.
     fds: Vec<OwnedFd>,
+    phases: Arc<Phases>,
 }
 
 impl Checking {
     /// Checks everything, takes the workers, and has them begin to load.
     fn check(self, daemon: &Arc<Daemon>) -> Next {
-        let Self { criu, allowed, fds } = self;
+        let Self { criu, allowed, fds, phases } = self;
         let [dir] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| RestoreError::NoDirectory)?;
         let opened = ImageDir::from_fd(dir.as_fd(), message::shown(&dir))?;
         let image = match Image::open_at(opened) {
@@ -207,6 +225,7 @@ impl Checking {
         if warm.is_none() {
             check::code(&image)?;
         }
+        phases.ends(Part::Check);
         let reservation = reserve(daemon, check::attached(manifest).count())?;
         let restorer = daemon.grants.of(Process::with_pid(criu)?)?;
         let hold_off = Arc::new(daemon.pool.hold_off());
@@ -217,8 +236,10 @@ impl Checking {
             Some(taken) => taken.workers,
             None => load::take_workers(manifest, &gpus, |settings, gpus| daemon.pool.take(settings, gpus))?,
         };
-        let made_by = Maker::new(criu, &image, &dir);
-        let restore = Restore::new(sys::random()?, &image, workers.clone(), made_by, reservation);
+        phases.ends(Part::Workers);
+        phases.restores(&image, check::attached(manifest));
+        let maker = Maker::new(criu, &image, &dir);
+        let restore = Restore::new(sys::random()?, &image, workers.clone(), maker, reservation, phases);
         let restoring = Restoring { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
         let attached = restoring.restore.workers().map(|it| it.attached());
         check::devices(manifest, &attached.collect::<Vec<_>>(), allowed)?;
@@ -241,6 +262,7 @@ impl Checking {
             }
         };
         load::start(&restoring.restore, works, limit, &hold_off, warm)?;
+        restoring.restore.phases().ends(Part::Prepare);
         daemon.restores.add(&restoring.restore);
         info!(
             id = %image.manifest().id,
@@ -296,6 +318,9 @@ impl Restoring {
     fn resume(self, view: PidView, pid: i32) -> Next {
         let ours = self.restore.resume(&self.daemon, view.to_ours(pid)?)?;
         let open = self.restore.open_if_whole(self.daemon.config.timeouts.quiesce)?;
+        if open {
+            self.restore.phases().wait_until_heard();
+        }
         let state = if open { State::Open } else { State::Restoring(self) };
         Ok((state, Reply::Resumed { ours, open }))
     }

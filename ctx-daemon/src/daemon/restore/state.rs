@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use rekindle_ctx_worker::transition::{self, machine};
 use rekindle_images::{Client as Record, Image};
-use rekindle_wire::control::{Failure, RestoredSocket, WorkerRequest};
+use rekindle_wire::control::{Failing, Failure, LoadTimes, RestoredSocket, WorkerRequest};
 use tracing::{debug, error, info, warn};
 
 use super::super::clients::{Client, ClientState, Reservation};
@@ -30,6 +30,7 @@ use super::super::worker::{Worker, WorkerError};
 use super::check;
 use super::error::RestoreError;
 use super::made::{Made, Maker};
+use super::phases::Phases;
 use crate::limit::Limit;
 
 /// The number of given-up restores that the daemon remembers.
@@ -97,6 +98,7 @@ pub(super) struct Restore {
     pub(super) reservation: Reservation,
     pub(super) state: Mutex<State>,
     pub(super) changed: Condvar,
+    phases: Arc<Phases>,
 }
 
 /// A client that comes back.
@@ -175,6 +177,14 @@ impl State {
         self.clients.get(place).is_some_and(|it| matches!(it.content, Content::Prepared | Content::Loaded))
     }
 
+    /// The client at a place, if it runs.
+    fn running(&self, place: usize) -> Option<Arc<Client>> {
+        match &self.clients.get(place)?.presence {
+            Presence::Connected(client) if self.open => Some(Arc::clone(client)),
+            _ => None,
+        }
+    }
+
     /// The first worker that has failed to load its client, by its place.
     pub(super) fn failed_load(&self) -> Option<(usize, WorkerError)> {
         let mut clients = self.clients.iter().enumerate();
@@ -193,6 +203,7 @@ impl Restore {
         workers: Vec<Arc<Worker>>,
         maker: Maker,
         reservation: Reservation,
+        phases: Arc<Phases>,
     ) -> Self {
         let progress = workers.iter().map(|_| Progress { content: Content::Loading, presence: Presence::Absent });
         let state = State { clients: progress.collect(), open: false };
@@ -210,6 +221,7 @@ impl Restore {
             reservation,
             state: Mutex::new(state),
             changed: Condvar::new(),
+            phases,
         }
     }
 
@@ -226,6 +238,11 @@ impl Restore {
     pub(super) fn sockets(&self) -> Vec<RestoredSocket> {
         let of_clients = self.clients.iter().flat_map(|it| sockets_of(&it.record));
         of_clients.chain(self.unattached.iter().cloned()).collect()
+    }
+
+    /// How far the restore is, and how long its parts took.
+    pub(super) fn phases(&self) -> &Arc<Phases> {
+        &self.phases
     }
 
     /// The CRIU that makes the processes.
@@ -257,15 +274,15 @@ impl Restore {
 
     /// A worker has finished loading. Where the processes run by now, a failure ends them: their memory is not what it was. A
     /// worker that has ended does so with its process, or every CUDA call of its process fails, as always: that ends no other.
-    pub(super) fn loaded(&self, place: usize, result: Result<(), WorkerError>) {
+    pub(super) fn loaded(&self, place: usize, result: Result<Option<LoadTimes>, WorkerError>) {
         let mut state = lock(&self.state);
-        let open = state.open;
+        let (open, running, over) = (state.open, state.running(place), result.clone());
         if let Some(client) = state.clients.get_mut(place) {
             let lost = match &result {
-                Err(WorkerError::Dead(_) | WorkerError::Ended) | Ok(()) => None,
+                Err(WorkerError::Dead(_) | WorkerError::Ended) | Ok(_) => None,
                 Err(error) => Some(error.to_string()).filter(|_| open),
             };
-            self.content_is(place, client, result.map_or_else(Content::Failed, |()| Content::Loaded));
+            self.content_is(place, client, result.map_or_else(Content::Failed, |_| Content::Loaded));
             if let Some(why) = lost {
                 error!(
                     "{}: its memory cannot be restored: {why}; killing the restored processes",
@@ -280,6 +297,20 @@ impl Restore {
         }
         drop(state);
         self.changed.notify_all();
+        self.tell(place, over, running.as_deref());
+    }
+
+    /// Tells those who watch the restore how a load has ended. As long as the process does not run, the restore itself tells a
+    /// failure.
+    fn tell(&self, place: usize, result: Result<Option<LoadTimes>, WorkerError>, running: Option<&Client>) {
+        match (result, running) {
+            (Ok(times), _) => self.phases.loaded(place, times),
+            (Err(_), None) => {}
+            (Err(error), Some(client)) => match client.explain(error) {
+                WorkerError::Ended => self.phases.ended(place),
+                error => self.phases.failed(&self.failure(place, error).failure()),
+            },
+        }
     }
 
     fn content_is(&self, place: usize, client: &mut Progress, next: Content) {
@@ -370,6 +401,8 @@ impl Restore {
             }
         }
         state.open = true;
+        drop(state);
+        self.phases.runs();
         info!(clients = clients.len(), "restored");
         Ok(true)
     }

@@ -86,7 +86,11 @@ impl Failing for SuspendError {
             Self::Key(_) => FailureKind::Internal,
             Self::Space { .. } => FailureKind::NoSpace,
             Self::Quiesce(error) => error.kind(),
-            Self::Client { source, .. } | Self::NotResumed { source, .. } => source.kind(),
+            Self::Client { source, .. } | Self::NotResumed { source, .. } => match source.kind() {
+                // Damage to the content that a suspension keeps: no image is concerned.
+                FailureKind::BadImage => FailureKind::Internal,
+                kind => kind,
+            },
             Self::Stalled { .. } => FailureKind::Timeout,
         }
     }

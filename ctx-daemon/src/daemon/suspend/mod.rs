@@ -92,7 +92,7 @@ pub(super) fn wake(daemon: &Daemon, client: &Client) -> Result<u64, SuspendError
             _ => return Err(failed(WorkerError::Protocol("BringBack"))),
         }
     }
-    wait_for_content(&client.worker, &client.to_string(), limit).map_err(failed)?;
+    wait_for_content(&client.worker, &client.to_string(), limit, |_, _| ()).map_err(failed)?;
     Ok(suspended.bytes)
 }
 

@@ -109,7 +109,7 @@ fn fill(daemon: &Daemon, image: &WarmImage, set: &Set, mode: Mode) -> Result<(),
         let failed = |error| RestoreError::Worker(name.clone(), error);
         job.run(worker).map_err(failed)?;
         if mode == Mode::Early {
-            wait_for_content(worker, &name, limit).map_err(failed)?;
+            wait_for_content(worker, &name, limit, |_, _| ()).map_err(failed)?;
         }
         debug!(worker = worker.pid(), "{name} is loaded in advance");
     }

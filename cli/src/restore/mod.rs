@@ -1,0 +1,183 @@
+//! `rekindle restore`: checks that a directory has an image, has CRIU restore it, and reports the outcome.
+//!
+//! ```text
+//!   check ─► watch ─► criu restore ──┬── the processes run ──┬── -d: the report
+//!              │ progress            │                       └── --wait-loaded: all content is there ─► the report
+//!              ▼                     └── failed ─► the reason
+//!        a line on a terminal,
+//!        removed before the processes run
+//! ```
+
+mod options;
+mod report;
+mod watch;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use rekindle_images::Image;
+use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, FailureKind, Request, RestoreInfo};
+
+pub(crate) use self::options::Options;
+use self::report::{Report, Restored};
+use self::watch::Watch;
+use crate::bar::Bar;
+use crate::failure::Failure;
+use crate::{criu, daemon, image, output};
+
+/// CRIU's log, in the image's directory.
+const LOG: &str = "restore.log";
+/// The pause between two looks at the progress. The processes wait for one such look before they run, if there is a terminal.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// How many such pauses the daemon may take to notice that CRIU has ended.
+const POLLS: u32 = 200;
+
+/// A restore that has failed.
+struct Failed {
+    kind: FailureKind,
+    failure: Failure,
+    /// The failure's reason without the rest.
+    reason: String,
+    /// Lines of CRIU's log that report errors.
+    errors: Vec<String>,
+}
+
+impl<E: Into<Failure>> From<E> for Failed {
+    fn from(error: E) -> Self {
+        let failure = error.into();
+        Self { kind: failure.kind(), reason: failure.to_string(), failure, errors: Vec::new() }
+    }
+}
+
+/// Restores an image.
+pub(crate) fn restore(options: &Options) -> Result<(), Failure> {
+    match run(options) {
+        Ok(restored) if options.restore_detached => Report::done(&options.dir, restored).show(options.json),
+        Ok(_) => Ok(()),
+        Err(Failed { kind, failure, reason, errors }) => {
+            if options.json {
+                Report::failed(&options.dir, kind, reason, errors).show(true)?;
+            } else {
+                errors.iter().filter(|it| !it.contains(&reason)).for_each(|it| eprintln!("  {}", output::plain(it)));
+            }
+            Err(failure)
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<Restored, Failed> {
+    let socket = options.daemon.socket()?;
+    let criu = criu::program(options.criu.as_deref())?;
+    let libdir = criu::libdir_option()?;
+    Image::open(&options.dir)?.check_companion()?;
+    if options.verify {
+        image::verify_before(&options.dir)?;
+    }
+    daemon::ask(&socket, &Request::Status)?;
+    let dir = options.dir.canonicalize().with_context(|| format!("cannot find {}", options.dir.display()))?;
+    let log = dir.join(LOG);
+    let _ = fs::remove_file(&log);
+    let bar = Bar::new();
+    let watch = match Watch::open(&socket, bar.is_shown()) {
+        Err(failure) if options.wait_loaded => {
+            let said = format!("--wait-loaded needs a newer daemon, or other rights: {failure}");
+            return Err(Failure::refused(anyhow!(said)).into());
+        }
+        watch => watch.ok(),
+    };
+    // A tree that is a session of its own is restored as one, whether this is said or not.
+    let mut command = Command::new(&criu);
+    command.args(["restore", "--shell-job", "--images-dir"]).arg(&dir).arg("--log-file").arg(&log);
+    if options.restore_detached {
+        command.arg("--restore-detached");
+    }
+    if let Some(libdir) = libdir {
+        command.arg("--libdir").arg(libdir);
+    }
+    let allowances = Allowances { other_driver: options.allow_other_driver, other_gpu: options.allow_other_gpu };
+    if allowances != Allowances::default() {
+        command.env(ALLOW_VARIABLE, allowances.to_string());
+    }
+    command.args(&options.more).env("REKINDLE_SOCKET", &socket).stdout(Stdio::inherit());
+    let began = Instant::now();
+    let mut running = command.spawn().with_context(|| format!("cannot run {}", criu.display()))?;
+    if let Some(watch) = &watch {
+        show(bar, watch, &mut running);
+    }
+    let status = running.wait().with_context(|| format!("cannot wait for {}", criu.display()))?;
+    let mut info = watch.as_ref().and_then(Watch::progress);
+    if let Some(watch) = &watch
+        && !status.success()
+    {
+        info = failure_of(watch, info);
+    }
+    judge(&dir, status, info.as_ref(), &log)?;
+    if let Some(watch) = watch.filter(|_| options.wait_loaded && info.is_some()) {
+        info = Some(wait_loaded(&watch)?);
+        judge(&dir, status, info.as_ref(), &log)?;
+    }
+    Ok(Restored { info, time: began.elapsed() })
+}
+
+/// Shows the progress on a terminal until the processes are about to run, or CRIU has ended.
+fn show(mut bar: Bar, watch: &Watch, running: &mut Child) {
+    while bar.is_shown() && matches!(running.try_wait(), Ok(None)) {
+        match watch.progress() {
+            Some(info) if info.running_ns.is_some() => break,
+            Some(info) => bar.show(&info.phase, info.done, info.bytes),
+            None => {}
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    bar.clear();
+    if bar.is_shown() {
+        // The line is gone: the processes may write.
+        watch.progress();
+    }
+}
+
+/// The progress of a restore whose CRIU has failed: waits until the daemon has noticed that.
+fn failure_of(watch: &Watch, mut info: Option<RestoreInfo>) -> Option<RestoreInfo> {
+    for _ in 0..POLLS {
+        if info.as_ref().is_none_or(|it| it.failure.is_some() || it.running_ns.is_some()) {
+            break;
+        }
+        std::thread::sleep(POLL_INTERVAL);
+        info = watch.progress();
+    }
+    info
+}
+
+/// Waits until all content is loaded, or cannot be.
+fn wait_loaded(watch: &Watch) -> Result<RestoreInfo, Failure> {
+    loop {
+        let info = watch.progress().context(
+            "the processes run, and the daemon has ended before all GPU memory was loaded: its log and `rekindle ps` tell more",
+        )?;
+        if info.loaded_ns.is_some() || info.failure.is_some() {
+            return Ok(info);
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// Whether the restore has succeeded so far.
+fn judge(dir: &Path, status: ExitStatus, info: Option<&RestoreInfo>, log: &Path) -> Result<(), Failed> {
+    let said = info.and_then(|it| it.failure.as_ref());
+    if status.success() && said.is_none() {
+        return Ok(());
+    }
+    let errors = criu::errors(&String::from_utf8_lossy(&fs::read(log).unwrap_or_default()));
+    let (kind, reason) = match (said, errors.first()) {
+        // The daemon has only noticed that CRIU ended; CRIU knows why.
+        (Some(failure), Some(error)) if failure.kind == FailureKind::GivenUp => (FailureKind::Other, error.clone()),
+        (Some(failure), _) => (failure.kind, failure.reason.clone()),
+        (None, Some(error)) => (FailureKind::Other, error.clone()),
+        (None, None) => (FailureKind::Other, format!("criu ended with {status}")),
+    };
+    let failure = Failure::of_kind(kind, anyhow!("cannot restore the image in {}: {reason}", dir.display()));
+    Err(Failed { kind, failure, reason, errors })
+}

@@ -1,0 +1,42 @@
+//! The options of `rekindle restore`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::daemon;
+
+/// The options of `rekindle restore`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The image directory
+    pub(super) dir: PathBuf,
+    /// Return when the processes run, without waiting for their end
+    #[arg(short = 'd', long)]
+    pub(super) restore_detached: bool,
+    /// With -d: return when all GPU memory is loaded. Fails if it cannot be loaded
+    #[arg(long, requires = "restore_detached")]
+    pub(super) wait_loaded: bool,
+    /// Read the whole image and compare every hash before starting anything
+    #[arg(long)]
+    pub(super) verify: bool,
+    /// Allow another version of the GPU driver than at the dump. Addresses of functions that the program has stored in GPU
+    /// memory may then be wrong without a warning
+    #[arg(long)]
+    pub(super) allow_other_driver: bool,
+    /// Allow GPUs of another model, number of multiprocessors or memory size than at the dump
+    #[arg(long)]
+    pub(super) allow_other_gpu: bool,
+    /// The criu program [default: the one in PATH]
+    #[arg(long, value_name = "PATH")]
+    pub(super) criu: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) daemon: daemon::At,
+    /// With -d: print JSON
+    #[arg(long, requires = "restore_detached")]
+    pub(super) json: bool,
+    /// More options for `criu restore`
+    #[arg(last = true)]
+    pub(super) more: Vec<OsString>,
+}

@@ -1,0 +1,136 @@
+//! The commands that are about to restore an image or are doing so, and the restores that they watch.
+//!
+//! ```text
+//!   rekindle restore ──┬─ WatchRestore ──► a watch ◄─────────┐ the first restore
+//!                      └─ starts CRIU ─── Restore ──► Phases ┘ of a descendant
+//! ```
+//!
+//! `watch` serves a watch, which ends with its connection. A restore needs no watch.
+
+use std::sync::{Arc, Mutex};
+
+use rekindle_wire::control::RestoreInfo;
+
+use super::super::{lock, process};
+use super::phases::{Phases, Tracked};
+
+/// All watches.
+#[derive(Default)]
+pub(in crate::daemon) struct Watches(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    watches: Vec<Watch>,
+    next: u64,
+}
+
+struct Watch {
+    number: u64,
+    /// The process that watches, and that starts CRIU.
+    watcher: i32,
+    /// Whether the processes wait until the watcher has heard that they are about to run.
+    hears_first: bool,
+    restore: Option<Arc<Phases>>,
+}
+
+impl Watches {
+    /// A CRIU begins a restore. A watcher watches the first one that descends from it: processes that were restored are its
+    /// descendants too.
+    pub(super) fn begin(&self, criu: i32) -> Tracked {
+        let phases = Arc::<Phases>::default();
+        if !lock(&self.0).watches.is_empty() {
+            let above = process::ancestry(criu);
+            let mut inner = lock(&self.0);
+            for watch in inner.watches.iter_mut().filter(|it| it.restore.is_none() && above.contains(&it.watcher)) {
+                if watch.hears_first {
+                    phases.must_be_heard();
+                }
+                watch.restore = Some(Arc::clone(&phases));
+            }
+        }
+        Tracked(phases)
+    }
+
+    /// A process watches, until the result is dropped.
+    pub(super) fn add(&self, watcher: i32, hears_first: bool) -> WatchGuard<'_> {
+        let mut inner = lock(&self.0);
+        inner.next += 1;
+        let number = inner.next;
+        inner.watches.push(Watch { number, watcher, hears_first, restore: None });
+        WatchGuard { watches: self, number }
+    }
+
+    fn with<T>(&self, number: u64, action: impl FnOnce(&mut Watch) -> T) -> Option<T> {
+        lock(&self.0).watches.iter_mut().find(|it| it.number == number).map(action)
+    }
+}
+
+/// Keeps a watch registered until it is dropped.
+pub(super) struct WatchGuard<'a> {
+    watches: &'a Watches,
+    number: u64,
+}
+
+impl WatchGuard<'_> {
+    /// The progress of the restore, if it has begun.
+    pub(super) fn info(&self) -> Option<RestoreInfo> {
+        let restore = self.watches.with(self.number, |it| it.restore.clone()).flatten();
+        restore.map(|it| it.info())
+    }
+
+    /// The watcher has heard that the processes are about to run.
+    pub(super) fn has_heard(&self) {
+        self.watches.with(self.number, Watch::has_heard);
+    }
+}
+
+impl Watch {
+    fn has_heard(&mut self) {
+        if let Some(restore) = &self.restore
+            && std::mem::take(&mut self.hears_first)
+        {
+            restore.is_heard();
+        }
+    }
+}
+
+impl Drop for WatchGuard<'_> {
+    fn drop(&mut self) {
+        self.has_heard();
+        lock(&self.watches.0).watches.retain(|it| it.number != self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rekindle_wire::control::FailureKind;
+
+    #[test]
+    fn a_watcher_watches_the_first_restore_below_it() {
+        let watches = Watches::default();
+        let own = std::process::id() as i32;
+        let parent = process::ancestry(own)[1];
+        let (watch, other) = (watches.add(parent, false), watches.add(i32::MAX, false));
+        assert!(watch.info().is_none());
+        let first = watches.begin(own);
+        let second = watches.begin(own);
+        drop(first);
+        assert_eq!(watch.info().unwrap().failure.unwrap().kind, FailureKind::GivenUp);
+        assert!(second.0.info().failure.is_none() && other.info().is_none());
+    }
+
+    #[test]
+    fn a_watcher_that_is_gone_holds_nobody_up() {
+        let watches = Watches::default();
+        let own = std::process::id() as i32;
+        let (first, second) = (watches.add(own, true), watches.add(own, true));
+        let restore = watches.begin(own);
+        first.has_heard();
+        first.has_heard();
+        drop((first, second));
+        // Would fail here if it had waited in vain for longer than the test may take.
+        restore.0.wait_until_heard();
+        assert!(lock(&watches.0).watches.is_empty());
+    }
+}
