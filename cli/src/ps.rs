@@ -70,7 +70,12 @@ fn state(client: &ClientInfo) -> String {
     match client.suspended {
         Some(it) if it.waits_for_room => return format!("{state}: waits for {} of GPU memory", output::size(it.bytes)),
         Some(it) if it.hold => return format!("{state}: until `rekindle resume`"),
-        _ => {}
+        Some(_) => {
+            if let Some(whom) = &client.suspended_for {
+                return format!("{state}: for {}", output::plain(whom));
+            }
+        }
+        None => {}
     }
     let Some(dump) = &client.dump else { return state };
     let rate = output::rate(dump.done, std::time::Duration::from_millis(dump.elapsed_ms));
@@ -97,6 +102,7 @@ mod tests {
             dump: None,
             suspended: None,
             idle_ms: 0,
+            suspended_for: None,
         };
         let clients = [client(9, &[3 << 30, 0], "python3"), client(31_415, &[1 << 20], "bad\x1b[2Jname")];
         let expected = "  \

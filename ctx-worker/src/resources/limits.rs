@@ -66,7 +66,11 @@ impl Memory {
         make: impl Fn() -> Result<T, CUresult>,
     ) -> Result<T, Refused> {
         let counted = |memory: &Self| match memory.devices.get(device) {
-            Some(d) if d.memory.take_share(bytes) => make().inspect_err(|_| d.memory.publish()),
+            Some(d) if d.memory.take_share(bytes) => {
+                let made = make().inspect_err(|_| d.memory.publish());
+                d.memory.note_result(bytes, made.as_ref().err().copied().unwrap_or(CUDA_SUCCESS));
+                made
+            }
             _ => Err(CUDA_ERROR_OUT_OF_MEMORY),
         };
         let mut made = counted(self);

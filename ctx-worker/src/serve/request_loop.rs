@@ -36,6 +36,7 @@ use crate::serve::executor::Executor;
 use crate::serve::refusal::Refusal;
 use crate::serve::silence;
 use crate::serve::state::{Closed, Spare, State};
+use crate::serve::suspended::hold_suspended;
 use crate::transition::{Machine, step};
 
 /// The number of commands executed before other events are checked.
@@ -105,7 +106,7 @@ pub(crate) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
         channel.answer(&asker, ready, Vec::new());
     }
     let asking = Arc::clone(&channel);
-    executor.checkpoint.copying.memory_pressure = Some(Box::new(move |first| asking.is_room_coming(first)));
+    executor.checkpoint.copying.memory_pressure = Some(Box::new(move |first, needs| asking.is_room_coming(first, needs)));
     let mut server = Server::new(executor, channel);
     server.run(&events);
     ExitCode::SUCCESS
@@ -160,7 +161,12 @@ impl Server {
             if matches!(news, News::End) {
                 return;
             }
+            // A client that a quiesce has found idle is as idle afterwards.
+            let was_served = matches!(state, State::Open(_) | State::Closing(_) | State::Quiesced(_));
             (state, ()) = step(&machine, state, |state| (self.handle(state, news), ()));
+            if !was_served && matches!(state, State::Open(_)) {
+                self.last_work = Instant::now();
+            }
         }
     }
 
@@ -449,6 +455,7 @@ impl Server {
                 let key = HashKey::from_parts(hash_algorithm, hash_key).map_err(Refusal::from);
                 self.suspend(closed, (data, key, hold), &blob, fds)
             }
+            (WorkerRequest::Suspend { hold, .. }, State::Suspended(suspended)) => hold_suspended(suspended, hold),
             (WorkerRequest::BringBack, State::Suspended(suspended)) => self.resume(suspended),
             (
                 WorkerRequest::Quiesce { timeout_ms } | WorkerRequest::Advance { timeout_ms },
@@ -482,6 +489,8 @@ impl Server {
             (WorkerRequest::Quiesce { .. } | WorkerRequest::ConfirmQuiesced, State::Quiesced(_)) => WorkerReply::Done,
             (WorkerRequest::Open, State::Filling(_) | State::Suspended(_)) => WorkerReply::Done,
             (WorkerRequest::BringBack, State::Open(_) | State::Closing(_) | State::Quiesced(_) | State::Filling(_)) => {
+                // Who asks for the client's memory is about to use it.
+                self.last_work = Instant::now();
                 WorkerReply::Done
             }
             (WorkerRequest::LoadProgress, State::Open(_) | State::Closing(_) | State::Quiesced(_)) => {
@@ -573,7 +582,8 @@ impl Server {
                 pinned_memory: self.executor.memory.pinned.allocations().values().map(|p| p.size).sum(),
                 commands: self.executor.scheduler.times.commands,
                 suspended: if let State::Suspended(suspended) = state { Some(suspended.describe()) } else { None },
-                idle_ms: self.last_work.elapsed().as_millis() as u64,
+                idle_ms: self.idle_for(state).as_millis() as u64,
+                physical: self.executor.memory.physical(),
             },
             (WorkerRequest::Remember { protocol }, _) => {
                 self.channel.remember(protocol);
@@ -605,6 +615,22 @@ impl Server {
             }
         };
         Ok((reply, Vec::new()))
+    }
+
+    /// How long the client has had no command, and nothing has run for it.
+    fn idle_for(&mut self, state: &State) -> Duration {
+        let consumer = match state {
+            State::Connected(consumer) | State::Filling(consumer) | State::Open(consumer) => Some(consumer),
+            State::Closing(closed) | State::Quiesced(closed) => Some(&closed.consumer),
+            State::Suspended(suspended) => Some(&suspended.consumer),
+            State::Spare(_) | State::Rehearsed | State::Loaded(_) | State::Failed(_) => None,
+        };
+        let has_commands = consumer.is_some_and(|it| it.backlog() > 0) || self.executor.is_waiting();
+        // Kernels may run although nobody waits for them.
+        if has_commands || !matches!(rest::busy_stream(&mut self.executor.call), Ok(None)) {
+            self.last_work = Instant::now();
+        }
+        self.last_work.elapsed()
     }
 
     /// Takes a client, and answers it.

@@ -1,0 +1,149 @@
+//! What the daemon knows of the room that it makes: who asks for it, on which GPUs it is at work, and who was suspended for whom.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use super::victims::Gpu;
+use crate::daemon::process::Process;
+use crate::daemon::{lock, wait_timeout};
+
+/// How often a turn that has not come looks whether it is still wanted.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Who asks for room, and who was suspended for whom.
+#[derive(Default)]
+pub(crate) struct Oversubscription {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// The workers that room is being made for, by their pids.
+    askers: Vec<i32>,
+    /// The GPUs on which room is being made.
+    taken: Vec<Gpu>,
+    /// The clients that the daemon has suspended, by their workers' pids.
+    suspended: HashMap<i32, SuspendedFor>,
+    /// What the log has said last about room for a worker.
+    said: HashMap<i32, String>,
+}
+
+/// For whom a client was suspended.
+#[derive(Clone, Debug)]
+pub(crate) struct SuspendedFor {
+    pub(crate) process: Process,
+    pub(crate) command: String,
+    /// How long that took.
+    pub(crate) took: Duration,
+}
+
+impl Oversubscription {
+    /// Begins to make room for a worker, unless that goes on already.
+    pub(super) fn begin(self: &Arc<Self>, worker: i32) -> Option<Asking> {
+        let mut inner = lock(&self.inner);
+        if inner.askers.contains(&worker) {
+            return None;
+        }
+        inner.askers.push(worker);
+        Some(Asking { all: Arc::clone(self), worker })
+    }
+
+    /// Whether room is being made for a worker: its client is in the middle of a command, or is to resume.
+    pub(super) fn is_asking(&self, worker: i32) -> bool {
+        lock(&self.inner).askers.contains(&worker)
+    }
+
+    /// Waits until no room is being made on these GPUs for others. `None` if it is not wanted any more.
+    pub(super) fn turn(self: &Arc<Self>, gpus: &[Gpu], is_wanted: impl Fn() -> bool) -> Option<Turn> {
+        let mut inner = lock(&self.inner);
+        while inner.taken.iter().any(|gpu| gpus.contains(gpu)) {
+            if !is_wanted() {
+                return None;
+            }
+            inner = wait_timeout(&self.changed, inner, LOOK);
+        }
+        inner.taken.extend(gpus);
+        Some(Turn { all: Arc::clone(self), gpus: gpus.to_vec() })
+    }
+
+    /// Notes that a client was suspended for another. `alive` are the pids of all workers.
+    pub(super) fn note(&self, worker: i32, whom: SuspendedFor, alive: &[i32]) {
+        let mut inner = lock(&self.inner);
+        inner.suspended.retain(|it, _| alive.contains(it));
+        inner.said.retain(|it, _| alive.contains(it));
+        inner.suspended.insert(worker, whom);
+    }
+
+    /// For whom the client of a worker was last suspended.
+    pub(crate) fn of_worker(&self, worker: i32) -> Option<SuspendedFor> {
+        lock(&self.inner).suspended.get(&worker).cloned()
+    }
+
+    /// An operator has suspended the client of a worker.
+    pub(crate) fn forget(&self, worker: i32) {
+        lock(&self.inner).suspended.remove(&worker);
+    }
+
+    /// Whether something is news about a worker: a suspended client asks again and again. `None` forgets what was said.
+    pub(super) fn is_news(&self, worker: i32, what: Option<String>) -> bool {
+        let mut inner = lock(&self.inner);
+        match what {
+            Some(what) => inner.said.insert(worker, what.clone()).as_ref() != Some(&what),
+            None => inner.said.remove(&worker).is_some(),
+        }
+    }
+}
+
+/// A worker that room is being made for.
+pub(super) struct Asking {
+    all: Arc<Oversubscription>,
+    worker: i32,
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        lock(&self.all.inner).askers.retain(|it| *it != self.worker);
+    }
+}
+
+/// GPUs on which nobody else makes room meanwhile.
+pub(super) struct Turn {
+    all: Arc<Oversubscription>,
+    gpus: Vec<Gpu>,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        lock(&self.all.inner).taken.retain(|it| !self.gpus.contains(it));
+        self.all.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_made_for_one_at_a_time_on_each_gpu() {
+        let all = Arc::new(Oversubscription::default());
+        let first = all.turn(&[[1; 16], [2; 16]], || true).unwrap();
+        assert!(all.turn(&[[2; 16]], || false).is_none());
+        let other = all.turn(&[[3; 16]], || false).unwrap();
+        drop(first);
+        assert!(all.turn(&[[2; 16]], || false).is_some());
+        drop(other);
+    }
+
+    #[test]
+    fn a_worker_asks_once_at_a_time_and_the_same_is_said_once() {
+        let all = Arc::new(Oversubscription::default());
+        let asking = all.begin(7).unwrap();
+        assert!(all.begin(7).is_none() && all.is_asking(7) && !all.is_asking(8));
+        drop(asking);
+        assert!(!all.is_asking(7) && all.begin(7).is_some());
+        assert!(all.is_news(7, Some("no".to_owned())) && !all.is_news(7, Some("no".to_owned())));
+        assert!(all.is_news(7, None) && all.is_news(7, Some("no".to_owned())));
+    }
+}
