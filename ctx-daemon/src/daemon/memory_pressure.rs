@@ -99,9 +99,8 @@ impl Drop for ClonesGuard {
         let mut inner = lock(&self.memory_pressure.0);
         inner.holders.retain(|(number, _)| *number != self.number);
         let waiting = std::mem::take(&mut inner.waiting);
-        let (still, over): (Vec<_>, Vec<_>) = waiting
-            .into_iter()
-            .partition(|it| !it.worker.is_dead() && !inner.in_the_way_of(&it.worker).is_empty());
+        let (still, over): (Vec<_>, Vec<_>) =
+            waiting.into_iter().partition(|it| !it.worker.is_dead() && !inner.in_the_way_of(&it.worker).is_empty());
         inner.waiting = still;
         drop(inner);
         for Waiting { worker, makes_room, .. } in over {

@@ -22,7 +22,8 @@ use rekindle_wire::access::AccessReport;
 use rekindle_wire::attach::Attached;
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{
-    Failing, Failure, FailureKind, LOADS_BESIDE, LoadTimes, MAKES_ROOM, SUSPENDS, Suspension, WorkerReply, WorkerRequest,
+    Failing, Failure, FailureKind, LOADS_BESIDE, LoadTimes, MAKES_ROOM, SUSPENDS, Suspension, WorkerReply,
+    WorkerRequest,
 };
 use rekindle_wire::frame::{self, FrameError, Message};
 use rekindle_wire::ipc::{MAX_PIECES, PIECES_AT_A_TIME, PieceId, Shared, Token};

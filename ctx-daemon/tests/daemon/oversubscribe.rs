@@ -158,6 +158,37 @@ fn nothing_is_suspended_any_more_when_the_one_that_needed_memory_has_ended() {
 }
 
 #[test]
+fn an_operator_comes_first() {
+    let daemon = daemon("");
+    let victim = idle_client(&daemon, "keeps-saving", 90);
+    let _asker = Client::attached(&daemon, "needs-room");
+    daemon.wait_for_event("keeps-saving Save Stop");
+    // It cannot be suspended for another by the daemon and by an operator at the same time.
+    let socket = daemon.socket();
+    let pid = victim.pid;
+    let operator = std::thread::spawn(move || ask(&socket, &Request::Suspend { pid, hold: true }, &[]));
+    daemon.wait_for_event("needs-room Room false");
+    assert!(has(&daemon, "keeps-saving Cancel") && !has(&daemon, "keeps-saving Suspend false"));
+    // This save goes on until its client ends.
+    drop(victim);
+    assert!(matches!(operator.join().unwrap(), Reply::Failed(_)));
+}
+
+#[test]
+fn a_program_that_waits_for_memory_is_not_suspended_for_another_that_does() {
+    let daemon = daemon("");
+    let victim = idle_client(&daemon, "keeps-saving", 90);
+    let _first = idle_client(&daemon, "needs-room-first", 80);
+    daemon.wait_for_event("keeps-saving Save Stop");
+    // Its turn comes after the first one's.
+    let second = idle_client(&daemon, "needs-room-second", 80);
+    idle(&daemon, "keeps-saving", 0);
+    daemon.wait_for_event("needs-room-first Room false");
+    assert!(runs(&daemon, &second) && !has(&daemon, "needs-room-second Quiesce"));
+    daemon.wait_for_state(&victim, Some("running"));
+}
+
+#[test]
 fn an_allocation_does_not_wait_longer_than_is_configured() {
     let daemon = daemon("room_timeout_ms = 200\n");
     let victim = idle_client(&daemon, "keeps-saving", 90);
@@ -183,7 +214,9 @@ fn an_operator_holds_a_program_that_was_suspended_for_another() {
     // Nobody looks at a program that has given everything back.
     let _asker = Client::attached(&daemon, "needs-room-too");
     daemon.wait_for_event("needs-room-too Room false");
-    let Reply::WereResumed(all) = ask(&daemon.socket(), &Request::ResumeSuspended { pid: old.pid }, &[]) else { panic!() };
+    let Reply::WereResumed(all) = ask(&daemon.socket(), &Request::ResumeSuspended { pid: old.pid }, &[]) else {
+        panic!()
+    };
     assert!(all.len() == 1 && all[0].bytes > 0);
     assert!(runs(&daemon, &old));
 }

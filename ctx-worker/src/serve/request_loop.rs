@@ -106,7 +106,8 @@ pub(crate) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
         channel.answer(&asker, ready, Vec::new());
     }
     let asking = Arc::clone(&channel);
-    executor.checkpoint.copying.memory_pressure = Some(Box::new(move |first, needs| asking.is_room_coming(first, needs)));
+    executor.checkpoint.copying.memory_pressure =
+        Some(Box::new(move |first, needs| asking.is_room_coming(first, needs)));
     let mut server = Server::new(executor, channel);
     server.run(&events);
     ExitCode::SUCCESS
@@ -626,8 +627,10 @@ impl Server {
             State::Spare(_) | State::Rehearsed | State::Loaded(_) | State::Failed(_) => None,
         };
         let has_commands = consumer.is_some_and(|it| it.backlog() > 0) || self.executor.is_waiting();
+        // One whose content is being loaded was just brought back.
+        let is_loading = matches!(state, State::Loaded(_) | State::Connected(_) | State::Filling(_));
         // Kernels may run although nobody waits for them.
-        if has_commands || !matches!(rest::busy_stream(&mut self.executor.call), Ok(None)) {
+        if has_commands || is_loading || !matches!(rest::busy_stream(&mut self.executor.call), Ok(None)) {
             self.last_work = Instant::now();
         }
         self.last_work.elapsed()

@@ -72,12 +72,17 @@ pub(crate) fn needed_by(daemon: &Arc<Daemon>, worker: &Arc<Worker>, need: Need) 
         }
         Need::Free(free) => free,
     };
-    let Some(asking) = daemon.oversubscription.begin(worker.pid()) else { return };
+    let Some(asking) = daemon.oversubscription.begin(worker.pid(), &free) else { return };
     let (making, asker) = (Arc::clone(daemon), Arc::clone(worker));
     let begun = thread("room", move || {
-        let made = make_and_renew(&making, &asker, &free);
-        // From here on the worker may ask anew.
-        drop(asking);
+        let (mut free, mut made) = (free, false);
+        loop {
+            made |= make_and_renew(&making, &asker, &free);
+            match asking.next(&free) {
+                Some(other) => free = other,
+                None => break,
+            }
+        }
         asker.say(&WorkerRequest::Room { coming: false, how_much: false, again: made });
     });
     if let Err(error) = begun {
@@ -224,6 +229,9 @@ impl Asker {
         }
         let is_wanted = |suspending: &[Arc<Client>]| {
             self.is_wanted(daemon).map_err(|error| SuspendError::NotWanted(error.to_string()))?;
+            if let Some(it) = programs.iter().find(|it| registry.is_awaited(it.root)) {
+                return Err(SuspendError::NotWanted(format!("a dump or an operator wants process {}", it.root)));
+            }
             suspending.iter().try_for_each(|client| is_idle(daemon, client))
         };
         let suspended = suspend::make_way(daemon, &clients, &is_wanted)?;

@@ -1,6 +1,7 @@
 //! What the daemon knows of the room that it makes: who asks for it, on which GPUs it is at work, and who was suspended for whom.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -20,8 +21,8 @@ pub(crate) struct Oversubscription {
 
 #[derive(Default)]
 struct Inner {
-    /// The workers that room is being made for, by their pids.
-    askers: Vec<i32>,
+    /// The workers that room is being made for, by their pids, with what they have said meanwhile that they need.
+    askers: HashMap<i32, Option<Vec<u64>>>,
     /// The GPUs on which room is being made.
     taken: Vec<Gpu>,
     /// The clients that the daemon has suspended, by their workers' pids.
@@ -40,19 +41,21 @@ pub(crate) struct SuspendedFor {
 }
 
 impl Oversubscription {
-    /// Begins to make room for a worker, unless that goes on already.
-    pub(super) fn begin(self: &Arc<Self>, worker: i32) -> Option<Asking> {
+    /// Begins to make room for a worker that needs so many bytes on each device. If room is being made for it already, the need
+    /// is kept until then.
+    pub(super) fn begin(self: &Arc<Self>, worker: i32, free: &[u64]) -> Option<Asking> {
         let mut inner = lock(&self.inner);
-        if inner.askers.contains(&worker) {
+        if let Some(meanwhile) = inner.askers.get_mut(&worker) {
+            *meanwhile = Some(free.to_vec());
             return None;
         }
-        inner.askers.push(worker);
-        Some(Asking { all: Arc::clone(self), worker })
+        inner.askers.insert(worker, None);
+        Some(Asking { all: Arc::clone(self), worker, is_over: AtomicBool::new(false) })
     }
 
     /// Whether room is being made for a worker: its client is in the middle of a command, or is to resume.
     pub(super) fn is_asking(&self, worker: i32) -> bool {
-        lock(&self.inner).askers.contains(&worker)
+        lock(&self.inner).askers.contains_key(&worker)
     }
 
     /// Waits until no room is being made on these GPUs for others. `None` if it is not wanted any more.
@@ -100,11 +103,30 @@ impl Oversubscription {
 pub(super) struct Asking {
     all: Arc<Oversubscription>,
     worker: i32,
+    is_over: AtomicBool,
+}
+
+impl Asking {
+    /// Room was made for a need, or was not. Returns another need that the worker has stated meanwhile; without one the worker
+    /// asks no more.
+    pub(super) fn next(&self, need: &[u64]) -> Option<Vec<u64>> {
+        let mut inner = lock(&self.all.inner);
+        let meanwhile = inner.askers.get_mut(&self.worker).and_then(Option::take);
+        let other = meanwhile.filter(|it| it != need);
+        if other.is_none() {
+            inner.askers.remove(&self.worker);
+            self.is_over.store(true, Ordering::Relaxed);
+        }
+        other
+    }
 }
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        lock(&self.all.inner).askers.retain(|it| *it != self.worker);
+        // After the last `next` the entry is that of another one.
+        if !self.is_over.load(Ordering::Relaxed) {
+            lock(&self.all.inner).askers.remove(&self.worker);
+        }
     }
 }
 
@@ -139,10 +161,13 @@ mod tests {
     #[test]
     fn a_worker_asks_once_at_a_time_and_the_same_is_said_once() {
         let all = Arc::new(Oversubscription::default());
-        let asking = all.begin(7).unwrap();
-        assert!(all.begin(7).is_none() && all.is_asking(7) && !all.is_asking(8));
-        drop(asking);
-        assert!(!all.is_asking(7) && all.begin(7).is_some());
+        let asking = all.begin(7, &[1]).unwrap();
+        assert!(all.begin(7, &[1]).is_none() && all.is_asking(7) && !all.is_asking(8));
+        assert!(all.begin(7, &[2]).is_none());
+        assert_eq!(asking.next(&[1]), Some(vec![2]));
+        assert!(all.is_asking(7) && all.begin(7, &[2]).is_none());
+        assert_eq!(asking.next(&[2]), None);
+        assert!(!all.is_asking(7) && all.begin(7, &[2]).is_some());
         assert!(all.is_news(7, Some("no".to_owned())) && !all.is_news(7, Some("no".to_owned())));
         assert!(all.is_news(7, None) && all.is_news(7, Some("no".to_owned())));
     }

@@ -31,7 +31,7 @@ use super::content::wait_for_content;
 use super::dump::files;
 use super::peer::{is_operator, may_checkpoint};
 use super::pidns::PidView;
-use super::quiesce::{self, ClosedRing, QuiesceError};
+use super::quiesce;
 use super::sys::Credentials;
 use super::worker::WorkerError;
 use super::{Daemon, at_once, process};
@@ -139,8 +139,7 @@ fn try_suspend(
     let (_, _, all) = asked.clients(daemon)?;
     let clients = to_suspend(daemon, &all, hold)?;
     let began = Instant::now();
-    let rest = |clients: &[Arc<Client>]| quiesce::quiesce(clients, quiesce_limit);
-    let given_back = give_back(daemon, &clients, &How { space, hold, rest: &rest, is_wanted: None })?;
+    let given_back = give_back(daemon, &clients, &How { space, hold, is_wanted: None })?;
     let suspended = given_back.into_iter().map(|(client, bytes)| {
         daemon.oversubscription.forget(client.worker.pid());
         info_of(&view, &client, bytes, began)
@@ -160,8 +159,7 @@ pub(super) fn make_way(
     is_wanted: &IsWanted<'_>,
 ) -> Result<Vec<(Arc<Client>, u64)>, SuspendError> {
     let clients = to_suspend(daemon, clients, false)?;
-    let rest = |clients: &[Arc<Client>]| quiesce::quiesce_idle(clients, daemon.config.timeouts.quiesce);
-    give_back(daemon, &clients, &How { space: Space::new(None), hold: false, rest: &rest, is_wanted: Some(is_wanted) })
+    give_back(daemon, &clients, &How { space: Space::new(None), hold: false, is_wanted: Some(is_wanted) })
 }
 
 /// Whether clients that are quiesced are still to be suspended.
@@ -171,17 +169,12 @@ type IsWanted<'a> = dyn Fn(&[Arc<Client>]) -> Result<(), SuspendError> + Sync + 
 struct How<'a> {
     space: Space,
     hold: bool,
-    /// Brings the clients to rest.
-    rest: &'a (dyn Fn(&[Arc<Client>]) -> Result<Vec<ClosedRing>, QuiesceError> + Sync),
+    /// Asked again and again if the clients are idle and go for another program.
     is_wanted: Option<&'a IsWanted<'a>>,
 }
 
 /// Suspends these clients, whose trees are held. Returns those that are suspended, with their bytes.
-fn give_back(
-    daemon: &Daemon,
-    clients: &[Arc<Client>],
-    how: &How<'_>,
-) -> Result<Vec<(Arc<Client>, u64)>, SuspendError> {
+fn give_back(daemon: &Daemon, clients: &[Arc<Client>], how: &How<'_>) -> Result<Vec<(Arc<Client>, u64)>, SuspendError> {
     let quiesce_limit = daemon.config.timeouts.quiesce;
     let memory = at_once(clients, |client| client.worker.device_memory(quiesce_limit.begins()));
     let memory = memory.into_iter().zip(clients).map(|(bytes, client)| {
@@ -194,7 +187,10 @@ fn give_back(
         (0..count).map(|_| how.space.file()).collect::<Result<Vec<_>, _>>().map_err(SuspendError::File)
     });
     let files: Vec<_> = files.collect::<Result<_, _>>()?;
-    let rings = (how.rest)(clients)?;
+    let rings = match how.is_wanted {
+        None => quiesce::quiesce(clients, quiesce_limit)?,
+        Some(_) => quiesce::quiesce_idle(clients, quiesce_limit)?,
+    };
     let stall = daemon.config.timeouts.stall;
     let jobs = rings.iter().zip(files).map(|(ring, files)| Job::new(ring, files, stall));
     let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
