@@ -1,8 +1,5 @@
 //! What an allocation that has found no memory lacks: the daemon can make so much room on the device.
 
-use crate::gpu::Gpu;
-use crate::resources::Memory;
-
 /// Why the last allocation on a device failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Shortage {
@@ -15,29 +12,9 @@ pub(crate) enum Shortage {
     Device(u64),
 }
 
-impl Memory {
-    /// The bytes that must be free on each device for the allocation that has just failed; empty if free memory would not help.
-    /// `by_driver` is the device for which the driver itself wanted memory, if the failed command allocates none for the client.
-    pub(crate) fn needs(&self, gpu: &mut Gpu, by_driver: Option<usize>) -> Vec<u64> {
-        let short = self.devices.iter().map(|device| device.memory.take_shortage());
-        let mut short: Vec<_> = short.collect();
-        if let Some(wanting) = by_driver {
-            // Nobody says how much the driver wants.
-            let of_driver = |place| if place == wanting { Shortage::Device(0) } else { Shortage::None };
-            short = (0..short.len()).map(of_driver).collect();
-        }
-        let is_short = |it: &Shortage| matches!(it, Shortage::Device(_));
-        if !short.iter().any(is_short) {
-            return Vec::new();
-        }
-        let Ok(memory) = self.memory_of_devices(gpu) else { return Vec::new() };
-        let free = memory.into_iter().map(|it| it.free);
-        free.zip(short).map(|(free, short)| bytes_to_be_free(free, short)).collect()
-    }
-}
-
-/// An allocation may fail although its bytes are free, because the driver takes some more: then more must be free than is now.
-fn bytes_to_be_free(free: u64, short: Shortage) -> u64 {
+/// The bytes that must be free on a device for an allocation that has found so many free and failed. It may fail although its bytes
+/// are free, because the driver takes some more: then more must be free than is now.
+pub(crate) fn bytes_to_be_free(free: u64, short: Shortage) -> u64 {
     match short {
         Shortage::Device(bytes) => bytes.max(free.saturating_add(1)),
         Shortage::None | Shortage::Limit => 0,

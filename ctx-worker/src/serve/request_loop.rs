@@ -36,7 +36,6 @@ use crate::serve::executor::Executor;
 use crate::serve::refusal::Refusal;
 use crate::serve::silence;
 use crate::serve::state::{Closed, Spare, State};
-use crate::serve::suspended::hold_suspended;
 use crate::transition::{Machine, step};
 
 /// The number of commands executed before other events are checked.
@@ -456,7 +455,7 @@ impl Server {
                 let key = HashKey::from_parts(hash_algorithm, hash_key).map_err(Refusal::from);
                 self.suspend(closed, (data, key, hold), &blob, fds)
             }
-            (WorkerRequest::Suspend { hold, .. }, State::Suspended(suspended)) => hold_suspended(suspended, hold),
+            (WorkerRequest::Suspend { hold, .. }, State::Suspended(suspended)) => self.hold_suspended(suspended, hold),
             (WorkerRequest::BringBack, State::Suspended(suspended)) => self.resume(suspended),
             (
                 WorkerRequest::Quiesce { timeout_ms } | WorkerRequest::Advance { timeout_ms },

@@ -37,16 +37,16 @@ impl Suspended {
     }
 }
 
-/// A client that is suspended already: its commands wait for a request to resume from now on, or do not.
-pub(super) fn hold_suspended(mut suspended: Box<Suspended>, hold: bool) -> (State, Answered) {
-    suspended.hold = hold;
-    if hold {
-        suspended.waits_since = None;
-    }
-    (State::Suspended(suspended), Ok((WorkerReply::Suspended { bytes: 0 }, Vec::new())))
-}
-
 impl Server {
+    /// A client that is suspended already: its commands wait for a request to resume from now on, or do not.
+    pub(super) fn hold_suspended(&self, mut suspended: Box<Suspended>, hold: bool) -> (State, Answered) {
+        suspended.hold = hold;
+        if hold {
+            suspended.waits_since = None;
+        }
+        (State::Suspended(suspended), Ok((WorkerReply::Suspended { bytes: 0 }, Vec::new())))
+    }
+
     /// Gives the memory of a quiesced client back, whose content lies in these files.
     pub(super) fn suspend(
         &mut self,

@@ -129,6 +129,20 @@ fn a_program_that_works_is_never_suspended() -> Result {
 }
 
 #[test]
+fn a_program_at_its_limit_gets_nothing_from_others() -> Result {
+    let host = Host::start(&format!("{SOON}[limits]\ngpu_memory_mib = 64\n"), OF_ONE)?;
+    let first = Steady::run(&host.node, &["--ballast-kib", "32768"])?;
+    first.stop()?;
+    has_no_memory(host.begin()?.app)?;
+    assert_eq!(host.state(&first.app)?, "running");
+    let log = host.log()?;
+    ensure!(log.contains("memory of other programs would not help it"), "{log}");
+    first.go_on()?;
+    first.ends_well()?;
+    host.node.finish()
+}
+
+#[test]
 fn the_program_that_was_used_least_recently_goes_and_an_operator_has_one_back() -> Result {
     let host = Host::start(SOON, OF_TWO)?;
     let first = host.idle()?;

@@ -33,7 +33,7 @@ use self::victims::{Candidate, Choice, Gpu, choose};
 use super::clients::Client;
 use super::process;
 use super::suspend::{self, SuspendError};
-use super::worker::{Need, Worker};
+use super::worker::{Need, Worker, WorkerError};
 use super::{Daemon, thread};
 use crate::limit::{Deadline, Limit};
 
@@ -41,7 +41,7 @@ use crate::limit::{Deadline, Limit};
 const RENEWAL: Duration = Duration::from_secs(1);
 /// How often a wait looks whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long the worker of an idle client may take to describe itself.
+/// How long to wait until the worker of a client that is being saved says whether the client has work.
 const DESCRIBE: Limit = Limit::fixed(Duration::from_secs(1));
 /// Trees that somebody else holds are not waited for.
 const AT_ONCE: Limit = Limit::fixed(Duration::ZERO);
@@ -65,12 +65,12 @@ enum NotMade {
 
 /// A worker's client finds no memory. The thread that reads the worker's answers calls this.
 pub(crate) fn needed_by(daemon: &Arc<Daemon>, worker: &Arc<Worker>, need: Need) {
+    let makes_room = daemon.config.gpu.oversubscribe && worker.makes_room();
     let free = match need {
-        Need::Room => {
-            let makes_room = daemon.config.gpu.oversubscribe && worker.makes_room();
-            return daemon.copying.memory_pressure.needed_by(worker, makes_room);
-        }
-        Need::Free(free) => free,
+        Need::Room => return daemon.copying.memory_pressure.needed_by(worker, makes_room),
+        Need::Free(free) if makes_room => free,
+        // Nobody has asked.
+        Need::Free(_) => return,
     };
     let Some(asking) = daemon.oversubscription.begin(worker.pid(), &free) else { return };
     let (making, asker) = (Arc::clone(daemon), Arc::clone(worker));
@@ -114,13 +114,13 @@ fn make(daemon: &Arc<Daemon>, worker: &Arc<Worker>, free: &[u64]) -> bool {
     let asker = Asker { client, wanted: wanted(worker, free), deadline: daemon.config.gpu.room_timeout.begins() };
     match asker.try_make(daemon) {
         Ok(()) => {
-            daemon.oversubscription.is_news(worker.pid(), None);
+            daemon.oversubscription.made(worker.pid());
             true
         }
         Err(error) => {
             let bytes: u64 = asker.wanted.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes));
             // A suspended client that is to resume asks again and again.
-            if daemon.oversubscription.is_news(worker.pid(), Some(error.to_string())) {
+            if daemon.oversubscription.is_news(worker.pid()) {
                 info!(bytes, "{} finds no GPU memory, and no room is made for it: {error}", asker.client);
             } else {
                 debug!(bytes, "still no room for {}: {error}", asker.client);
@@ -172,7 +172,7 @@ impl Asker {
                     match self.suspend(daemon, &chosen) {
                         Ok(()) => return Ok(()),
                         Err(error) => {
-                            info!("no program is suspended for {}: {error}", self.client);
+                            debug!("no program is suspended for {}: {error}", self.client);
                             // A program that has work again is left out by that.
                             if !matches!(error, SuspendError::HasWork { .. }) {
                                 without.extend(chosen.iter().map(|it| it.root));
@@ -247,9 +247,11 @@ impl Asker {
     }
 }
 
-/// Whether a client that is quiesced has still no work.
+/// Whether a client that is quiesced has still no work. Its worker answers nothing while it hashes the memory, and is asked again.
 fn is_idle(daemon: &Daemon, client: &Client) -> Result<(), SuspendError> {
-    let idle = client.worker.idle_for(DESCRIBE.begins());
-    let idle = idle.map_err(|source| SuspendError::of(client, source))?;
-    if idle < daemon.config.gpu.idle { Err(SuspendError::HasWork { client: client.to_string() }) } else { Ok(()) }
+    match client.worker.idle_for(DESCRIBE.begins()) {
+        Ok(idle) if idle < daemon.config.gpu.idle => Err(SuspendError::HasWork { client: client.to_string() }),
+        Ok(_) | Err(WorkerError::Timeout { .. }) => Ok(()),
+        Err(source) => Err(SuspendError::of(client, source)),
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::victims::Gpu;
 use crate::daemon::process::Process;
@@ -11,6 +11,8 @@ use crate::daemon::{lock, wait_timeout};
 
 /// How often a turn that has not come looks whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long the log says no more about a worker that finds no room again and again.
+const QUIET: Duration = Duration::from_secs(10);
 
 /// Who asks for room, and who was suspended for whom.
 #[derive(Default)]
@@ -27,8 +29,8 @@ struct Inner {
     taken: Vec<Gpu>,
     /// The clients that the daemon has suspended, by their workers' pids.
     suspended: HashMap<i32, SuspendedFor>,
-    /// What the log has said last about room for a worker.
-    said: HashMap<i32, String>,
+    /// When the log has last said that there is no room for a worker.
+    said: HashMap<i32, Instant>,
 }
 
 /// For whom a client was suspended.
@@ -89,13 +91,19 @@ impl Oversubscription {
         lock(&self.inner).suspended.remove(&worker);
     }
 
-    /// Whether something is news about a worker: a suspended client asks again and again. `None` forgets what was said.
-    pub(super) fn is_news(&self, worker: i32, what: Option<String>) -> bool {
+    /// Whether it is news that there is no room for a worker: a suspended client asks again and again.
+    pub(super) fn is_news(&self, worker: i32) -> bool {
         let mut inner = lock(&self.inner);
-        match what {
-            Some(what) => inner.said.insert(worker, what.clone()).as_ref() != Some(&what),
-            None => inner.said.remove(&worker).is_some(),
+        let is_news = inner.said.get(&worker).is_none_or(|said| said.elapsed() >= QUIET);
+        if is_news {
+            inner.said.insert(worker, Instant::now());
         }
+        is_news
+    }
+
+    /// Room was made for a worker.
+    pub(super) fn made(&self, worker: i32) {
+        lock(&self.inner).said.remove(&worker);
     }
 }
 
@@ -159,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_asks_once_at_a_time_and_the_same_is_said_once() {
+    fn a_worker_asks_once_at_a_time_and_that_there_is_no_room_is_said_once() {
         let all = Arc::new(Oversubscription::default());
         let asking = all.begin(7, &[1]).unwrap();
         assert!(all.begin(7, &[1]).is_none() && all.is_asking(7) && !all.is_asking(8));
@@ -168,7 +176,8 @@ mod tests {
         assert!(all.is_asking(7) && all.begin(7, &[2]).is_none());
         assert_eq!(asking.next(&[2]), None);
         assert!(!all.is_asking(7) && all.begin(7, &[2]).is_some());
-        assert!(all.is_news(7, Some("no".to_owned())) && !all.is_news(7, Some("no".to_owned())));
-        assert!(all.is_news(7, None) && all.is_news(7, Some("no".to_owned())));
+        assert!(all.is_news(7) && !all.is_news(7) && all.is_news(8));
+        all.made(7);
+        assert!(all.is_news(7));
     }
 }
