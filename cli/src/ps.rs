@@ -85,6 +85,8 @@ fn state(client: &ClientInfo) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rekindle_wire::control::Suspension;
+
     use super::*;
 
     #[test]
@@ -111,5 +113,14 @@ mod tests {
 31415   31416  running        1.0 MiB     0 B         7  -         bad\u{fffd}[2Jname
 ";
         assert_eq!(table(&clients), expected);
+        let suspended = |hold, waits_for_room| ClientInfo {
+            state: "suspended".to_owned(),
+            suspended: Some(Suspension { bytes: 1 << 20, hold, waits_for_room }),
+            suspended_for: Some("process 4 (jax)".to_owned()),
+            ..client(9, &[1 << 20], "python3")
+        };
+        assert_eq!(state(&suspended(false, false)), "suspended: for process 4 (jax)");
+        assert_eq!(state(&suspended(true, false)), "suspended: until `rekindle resume`");
+        assert_eq!(state(&suspended(false, true)), "suspended: waits for 1.0 MiB of GPU memory");
     }
 }

@@ -94,24 +94,26 @@ pub(crate) fn needed_by(daemon: &Arc<Daemon>, worker: &Arc<Worker>, need: Need) 
 /// Makes room, and tells the worker meanwhile that it is being made. Returns whether there is room now.
 fn make_and_renew(daemon: &Arc<Daemon>, worker: &Arc<Worker>, free: &[u64]) -> bool {
     let (over, end) = channel::<()>();
+    let deadline = daemon.config.gpu.room_timeout.begins();
     let renew = move || {
         let coming = WorkerRequest::Room { coming: true, how_much: false, again: false };
-        while end.recv_timeout(RENEWAL) == Err(RecvTimeoutError::Timeout) {
+        // The worker of an idle program may hang. This one gives up then, since it hears nothing more.
+        while end.recv_timeout(RENEWAL) == Err(RecvTimeoutError::Timeout) && !deadline.is_over() {
             worker.say(&coming);
         }
     };
     std::thread::scope(|scope| {
         scope.spawn(renew);
-        let made = make(daemon, worker, free);
+        let made = make(daemon, worker, free, deadline);
         drop(over);
         made
     })
 }
 
-fn make(daemon: &Arc<Daemon>, worker: &Arc<Worker>, free: &[u64]) -> bool {
+fn make(daemon: &Arc<Daemon>, worker: &Arc<Worker>, free: &[u64], deadline: Deadline) -> bool {
     let clients = daemon.clients.registry.clients();
     let Some(client) = clients.into_iter().find(|it| Arc::ptr_eq(&it.worker, worker)) else { return false };
-    let asker = Asker { client, wanted: wanted(worker, free), deadline: daemon.config.gpu.room_timeout.begins() };
+    let asker = Asker { client, wanted: wanted(worker, free), deadline };
     match asker.try_make(daemon) {
         Ok(()) => {
             daemon.oversubscription.made(worker.pid());
