@@ -43,6 +43,8 @@ const RENEWAL: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(50);
 /// How long to wait until the worker of a client that is being saved says whether the client has work.
 const DESCRIBE: Limit = Limit::fixed(Duration::from_secs(1));
+/// How long to wait at a time for a worker that releases the memory of a program that has ended.
+const RELEASE: Duration = Duration::from_secs(1);
 /// Trees that somebody else holds are not waited for.
 const AT_ONCE: Limit = Limit::fixed(Duration::ZERO);
 
@@ -194,9 +196,23 @@ impl Asker {
                         std::thread::sleep(left.min(LOOK));
                     }
                 }
+                // Then the worker tries again, and asks again if that is not enough.
+                Choice::Later(_) | Choice::Nobody if self.is_memory_released(daemon, &gpus)? => return Ok(()),
                 Choice::Later(_) | Choice::Nobody => return Err(failed.map_or(NotMade::Nobody, NotMade::Failed)),
             }
         }
+    }
+
+    /// Waits a while for workers that release the memory of programs which have ended. Returns whether there are any.
+    fn is_memory_released(&self, daemon: &Daemon, gpus: &[Gpu]) -> Result<bool, NotMade> {
+        let mut ending = daemon.clients.registry.clients();
+        ending.retain(|it| !it.process.is_alive() && has_one_of(&it.worker, gpus));
+        let until = Instant::now() + RELEASE;
+        while Instant::now() < until && ending.iter().any(|it| it.worker.process().is_alive()) {
+            self.is_wanted(daemon)?;
+            std::thread::sleep(LOOK);
+        }
+        Ok(!ending.is_empty())
     }
 
     /// Whether the client still waits for room.
@@ -247,6 +263,10 @@ impl Asker {
         }
         Ok(())
     }
+}
+
+fn has_one_of(worker: &Worker, gpus: &[Gpu]) -> bool {
+    worker.attached().devices.iter().any(|it| gpus.contains(&it.uuid))
 }
 
 /// Whether a client that is quiesced has still no work. Its worker answers nothing while it hashes the memory, and is asked again.
