@@ -5,7 +5,7 @@ use std::fs;
 
 use rekindle_wire::control::{Reply, Request};
 
-use crate::support::{Client, Daemon, ask};
+use crate::support::{Client, Daemon, ask, eventually};
 use crate::worker::MEMORY;
 
 /// A daemon on whose GPU nothing is free.
@@ -182,6 +182,10 @@ fn a_program_that_waits_for_memory_is_not_suspended_for_another_that_does() {
     daemon.wait_for_event("keeps-saving Save Stop");
     // Its turn comes after the first one's.
     let second = idle_client(&daemon, "needs-room-second", 80);
+    eventually("both wait for memory", || {
+        let log = fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+        (log.matches("its client needs GPU memory").count() == 2).then_some(())
+    });
     idle(&daemon, "keeps-saving", 0);
     daemon.wait_for_event("needs-room-first Room false");
     assert!(runs(&daemon, &second) && !has(&daemon, "needs-room-second Quiesce"));

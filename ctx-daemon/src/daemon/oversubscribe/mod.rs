@@ -75,6 +75,7 @@ pub(crate) fn needed_by(daemon: &Arc<Daemon>, worker: &Arc<Worker>, need: Need) 
         Need::Free(_) => return,
     };
     let Some(asking) = daemon.oversubscription.begin(worker.pid(), &free) else { return };
+    debug!(worker = worker.pid(), ?free, "its client needs GPU memory: looking for programs that are idle");
     let (making, asker) = (Arc::clone(daemon), Arc::clone(worker));
     let begun = thread("room", move || {
         let (mut free, mut made) = (free, false);
