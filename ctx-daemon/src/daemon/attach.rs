@@ -161,7 +161,10 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
             oversubscribe::needed_by(&daemon, &worker, need);
         }
     });
+    let oversubscription = Arc::clone(&daemon.oversubscription);
+    let gpus: Vec<_> = worker.attached().devices.iter().map(|it| it.uuid).collect();
     worker.on_death(move || {
+        oversubscription.ends(process, gpus.clone());
         let client = registry.upgrade().and_then(|it| it.remove(pid));
         if let Some(stage) = stage.upgrade() {
             stage.take_back(pid);

@@ -188,6 +188,22 @@ fn a_program_that_an_operator_holds_stays_suspended() -> Result {
     host.node.finish()
 }
 
+#[test]
+fn a_daemon_makes_room_with_workers_that_it_has_taken_over() -> Result {
+    let mut host = Host::start(SOON, OF_ONE)?;
+    let first = host.idle()?;
+    host.node.kill_daemon()?;
+    host.start_daemon()?;
+    // Its worker joins within a second.
+    host.node.client(first.app.pid())?;
+    let second = Steady::run(&host.node, &BALLAST)?;
+    becomes(&host.node, &first.app, "suspended")?;
+    second.ends_well()?;
+    first.go_on()?;
+    first.ends_well()?;
+    host.node.finish()
+}
+
 /// The number of kills of each kind.
 const KILLS: usize = 5;
 
@@ -235,7 +251,6 @@ fn the_daemon_is_killed_while_room_is_made() -> Result {
         })?;
         let Steady { app, until } = second;
         if goes_on {
-            // The next daemon makes room too: the worker has told it what it speaks.
             let second = Steady { app, until };
             second.stop()?;
             first.go_on()?;

@@ -206,10 +206,12 @@ impl Asker {
 
     /// Waits a while for workers that release the memory of programs which have ended. Returns whether there are any.
     fn is_memory_released(&self, daemon: &Daemon, gpus: &[Gpu]) -> Result<bool, NotMade> {
-        let mut ending = daemon.clients.registry.clients();
-        ending.retain(|it| !it.process.is_alive() && has_one_of(&it.worker, gpus));
+        let clients = daemon.clients.registry.clients();
+        let ended = clients.iter().filter(|it| !it.process.is_alive() && has_one_of(&it.worker, gpus));
+        let mut ending: Vec<_> = ended.map(|it| it.worker.process()).collect();
+        ending.extend(daemon.oversubscription.ending_on(gpus));
         let until = Instant::now() + RELEASE;
-        while Instant::now() < until && ending.iter().any(|it| it.worker.process().is_alive()) {
+        while Instant::now() < until && ending.iter().any(|worker| worker.is_alive()) {
             self.is_wanted(daemon)?;
             std::thread::sleep(LOOK);
         }

@@ -29,6 +29,8 @@ struct Inner {
     taken: Vec<Gpu>,
     /// The clients that the daemon has suspended, by their workers' pids.
     suspended: HashMap<i32, SuspendedFor>,
+    /// Workers that serve nobody any more and may still have memory, with their GPUs.
+    ending: Vec<(Process, Vec<Gpu>)>,
     /// When the log has last said that there is no room for a worker.
     said: HashMap<i32, Instant>,
 }
@@ -99,6 +101,21 @@ impl Oversubscription {
             inner.said.insert(worker, Instant::now());
         }
         is_news
+    }
+
+    /// A worker serves nobody any more. Its memory is free when its process has ended.
+    pub(crate) fn ends(&self, worker: Process, gpus: Vec<Gpu>) {
+        let mut inner = lock(&self.inner);
+        inner.ending.retain(|(process, _)| process.is_alive());
+        inner.ending.push((worker, gpus));
+    }
+
+    /// The workers that may still have memory on one of these GPUs and serve nobody.
+    pub(super) fn ending_on(&self, gpus: &[Gpu]) -> Vec<Process> {
+        let ending = lock(&self.inner).ending.clone();
+        let on_these =
+            ending.into_iter().filter(|(process, on)| on.iter().any(|it| gpus.contains(it)) && process.is_alive());
+        on_these.map(|(process, _)| process).collect()
     }
 
     /// Room was made for a worker.
