@@ -29,6 +29,8 @@ pub(crate) enum Event {
     DaemonGone,
     /// The content of a restored client is there, or could not be loaded.
     LoadOver,
+    /// The daemon has made room for the client.
+    RoomMade,
 }
 
 /// The daemon that has sent a request: only this daemon gets the answer, also when another has taken over meanwhile.
@@ -127,6 +129,10 @@ impl Channel {
                 Ok(Message { body: WorkerRequest::Room { coming, how_much, again }, .. }) => {
                     if let Some(free) = self.memory_pressure.said(Room { coming, how_much, again }) {
                         self.answer(&asker, WorkerReply::Needs { free }, Vec::new());
+                    }
+                    // A suspended client takes the room before others do.
+                    if again && !self.tell(Event::RoomMade) {
+                        return;
                     }
                 }
                 Ok(message) => {

@@ -260,6 +260,10 @@ impl Server {
             (News::Event(Event::Request(message, asker)), state) => (state, *message, asker),
             (News::Event(Event::DaemonGone), state) => return self.daemon_gone(state),
             (News::Event(Event::LoadOver), state) => return self.load_over(state).0,
+            (News::Event(Event::RoomMade), State::Suspended(suspended)) if suspended.waits_since.is_some() => {
+                return self.resume(suspended).0;
+            }
+            (News::Event(Event::RoomMade), state) => return state,
             (News::Silence, State::Closing(closed) | State::Quiesced(closed)) => {
                 warn!("the daemon is silent: opening the ring without it");
                 return self.open(closed.consumer);

@@ -66,6 +66,11 @@ impl Host {
     }
 }
 
+/// The program executes GPU commands: more than the step that it was stopped in.
+fn works(app: &App) -> Result {
+    app.reaches(app.progress()? + 2)
+}
+
 /// The program finds no memory.
 fn has_no_memory(app: App) -> Result {
     let status = app.end()?;
@@ -87,18 +92,18 @@ fn two_programs_that_need_one_and_a_half_gpus_take_turns() -> Result {
     for _ in 0..3 {
         second.stop()?;
         first.go_on()?;
-        first.app.advances()?;
+        works(&first.app)?;
         becomes(&host.node, &second.app, "suspended")?;
         first.stop()?;
         second.go_on()?;
-        second.app.advances()?;
+        works(&second.app)?;
         becomes(&host.node, &first.app, "suspended")?;
     }
     // Both have work now: the one that was suspended waits until the other has ended.
     first.go_on()?;
-    second.app.advances()?;
+    works(&second.app)?;
     second.ends_well()?;
-    first.app.advances()?;
+    works(&first.app)?;
     first.ends_well()?;
     host.node.finish()
 }
