@@ -70,7 +70,12 @@ fn state(client: &ClientInfo) -> String {
     match client.suspended {
         Some(it) if it.waits_for_room => return format!("{state}: waits for {} of GPU memory", output::size(it.bytes)),
         Some(it) if it.hold => return format!("{state}: until `rekindle resume`"),
-        _ => {}
+        Some(_) => {
+            if let Some(whom) = &client.suspended_for {
+                return format!("{state}: for {}", output::plain(whom));
+            }
+        }
+        None => {}
     }
     let Some(dump) = &client.dump else { return state };
     let rate = output::rate(dump.done, std::time::Duration::from_millis(dump.elapsed_ms));
@@ -80,6 +85,8 @@ fn state(client: &ClientInfo) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rekindle_wire::control::Suspension;
+
     use super::*;
 
     #[test]
@@ -97,6 +104,7 @@ mod tests {
             dump: None,
             suspended: None,
             idle_ms: 0,
+            suspended_for: None,
         };
         let clients = [client(9, &[3 << 30, 0], "python3"), client(31_415, &[1 << 20], "bad\x1b[2Jname")];
         let expected = "  \
@@ -105,5 +113,14 @@ mod tests {
 31415   31416  running        1.0 MiB     0 B         7  -         bad\u{fffd}[2Jname
 ";
         assert_eq!(table(&clients), expected);
+        let suspended = |hold, waits_for_room| ClientInfo {
+            state: "suspended".to_owned(),
+            suspended: Some(Suspension { bytes: 1 << 20, hold, waits_for_room }),
+            suspended_for: Some("process 4 (jax)".to_owned()),
+            ..client(9, &[1 << 20], "python3")
+        };
+        assert_eq!(state(&suspended(false, false)), "suspended: for process 4 (jax)");
+        assert_eq!(state(&suspended(true, false)), "suspended: until `rekindle resume`");
+        assert_eq!(state(&suspended(false, true)), "suspended: waits for 1.0 MiB of GPU memory");
     }
 }

@@ -30,6 +30,11 @@
 //! uid_range = "1900000000-1900065535"  # users that nothing else uses; each worker gets one
 //! read = []                   # what workers may read besides the driver's libraries, where those lie apart
 //!
+//! [gpu]
+//! oversubscribe = false       # true: idle programs are suspended when another one finds no GPU memory
+//! idle_ms = 1000              # a program is idle when it has had no command, and nothing has run for it, for this time
+//! room_timeout_ms = 30000     # an allocation that waits for programs to be suspended is out of memory after this time
+//!
 //! [containers]                # of all processes of one container together, and the most that it may ask for
 //! gpu_memory_mib = 40960      # on each device
 //! pinned_memory_mib = 8192
@@ -91,6 +96,11 @@ const DEFAULT_SLOW_START: Duration = Duration::from_secs(15);
 const DEFAULT_START: Duration = Duration::from_secs(120);
 /// The default of `remember_s`: a kind that nobody asks for within this time costs more memory than its workers save time.
 const DEFAULT_REMEMBER: Duration = Duration::from_secs(600);
+/// The default of `idle_ms`: programs that compute pause for less between their commands, and those that wait for people or for
+/// other work for longer.
+const DEFAULT_IDLE: Duration = Duration::from_millis(1000);
+/// The default of `room_timeout_ms`: tens of gigabytes are copied in this time also where host memory is slow.
+const DEFAULT_ROOM: Duration = Duration::from_secs(30);
 const DEFAULT_COW_POOL: u64 = 2 << 30;
 /// The default of `staging`. An operator decides whether staging is worth the memory.
 const DEFAULT_STAGING: u64 = 0;
@@ -134,6 +144,7 @@ pub(crate) struct Config {
     pub(crate) workers: WorkerConfig,
     pub(crate) clients: ClientConfig,
     pub(crate) timeouts: Timeouts,
+    pub(crate) gpu: GpuConfig,
     pub(crate) checkpoint: CheckpointConfig,
     pub(crate) image: ImageConfig,
     pub(crate) restore: RestoreConfig,
@@ -198,6 +209,16 @@ pub(crate) struct Timeouts {
     pub(crate) quiesce: Limit,
     /// How long a dump or a restore may make no progress.
     pub(crate) stall: Limit,
+}
+
+/// Whether programs may have more GPU memory together than there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GpuConfig {
+    pub(crate) oversubscribe: bool,
+    /// How long a program must have been idle before it is suspended for another.
+    pub(crate) idle: Duration,
+    /// How long an allocation waits for programs to be suspended.
+    pub(crate) room_timeout: Limit,
 }
 
 /// How images are written.
@@ -331,6 +352,8 @@ struct File {
     #[serde(default)]
     sandbox: SandboxTable,
     #[serde(default)]
+    gpu: GpuTable,
+    #[serde(default)]
     access: AccessTable,
     #[serde(default)]
     checkpoint: CheckpointTable,
@@ -438,6 +461,29 @@ impl AccessTable {
             });
         }
         Ok(self.report.unwrap_or(false).then_some(mib << 20))
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GpuTable {
+    oversubscribe: Option<bool>,
+    idle_ms: Option<u64>,
+    room_timeout_ms: Option<u64>,
+}
+
+impl GpuTable {
+    /// Checks the settings and fills in the defaults.
+    fn checked(&self) -> Result<GpuConfig, ConfigError> {
+        if self.idle_ms == Some(0) {
+            let (what, value) = ("gpu.idle_ms", "0".to_owned());
+            return Err(ConfigError::Value { what, value, problem: "would be every program; leave it out for 1000" });
+        }
+        Ok(GpuConfig {
+            oversubscribe: self.oversubscribe.unwrap_or(false),
+            idle: self.idle_ms.map_or(DEFAULT_IDLE, Duration::from_millis),
+            room_timeout: configured(self.room_timeout_ms, DEFAULT_ROOM, "gpu.room_timeout_ms"),
+        })
     }
 }
 
@@ -581,6 +627,7 @@ impl Config {
                 quiesce: configured(file.quiesce_timeout_ms, DEFAULT_QUIESCE, "quiesce_timeout_ms"),
                 stall: configured(file.stall_timeout_ms, DEFAULT_STALL, "stall_timeout_ms"),
             },
+            gpu: file.gpu.checked()?,
             checkpoint: file.checkpoint.checked()?,
             image: ImageConfig {
                 file_bytes: file.image.file_bytes()?,
@@ -724,6 +771,16 @@ mod tests {
         assert_eq!(parse("[image]\ncompression = \"auto\"").unwrap().image.compression, CompressionChoice::Auto);
         let error = parse("[image]\ncompression = \"gzip\"").unwrap_err();
         assert!(error.contains("image.compression") && error.contains("off, lz4, zstd or auto"), "{error}");
+    }
+
+    #[test]
+    fn programs_are_suspended_for_others_only_where_that_is_asked_for() {
+        let gpu = parse("").unwrap().gpu;
+        assert_eq!((gpu.oversubscribe, gpu.idle, gpu.room_timeout.time), (false, DEFAULT_IDLE, DEFAULT_ROOM));
+        let gpu = parse("[gpu]\noversubscribe = true\nidle_ms = 5\nroom_timeout_ms = 7").unwrap().gpu;
+        assert_eq!((gpu.oversubscribe, gpu.idle.as_millis()), (true, 5));
+        assert_eq!(gpu.room_timeout.to_string(), "7 ms (gpu.room_timeout_ms)");
+        assert!(parse("[gpu]\nidle_ms = 0").unwrap_err().contains("gpu.idle_ms"));
     }
 
     #[test]

@@ -26,7 +26,7 @@ use super::memfd::{self, MemfdError};
 use super::pool::PoolError;
 use super::process::{self, Process};
 use super::worker::WorkerError;
-use super::{Daemon, protocol, sys};
+use super::{Daemon, oversubscribe, protocol, sys};
 use crate::limit::Limit;
 
 /// How long a worker may take to map the client's memory and answer the client.
@@ -155,13 +155,16 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
         (Arc::downgrade(&daemon.clients.registry), Arc::downgrade(&daemon.clients.lost), worker.pid());
     let (grants, stage) = (Arc::downgrade(&daemon.grants), Arc::downgrade(&daemon.copying.stage));
     let (records, process) = (Arc::downgrade(&daemon.clients.records), worker.process());
-    let (memory_pressure, needy) = (Arc::downgrade(&daemon.copying.memory_pressure), Arc::downgrade(worker));
-    worker.on_need(move || {
-        if let (Some(memory_pressure), Some(worker)) = (memory_pressure.upgrade(), needy.upgrade()) {
-            memory_pressure.needed_by(&worker);
+    let (making, needy) = (Arc::downgrade(daemon), Arc::downgrade(worker));
+    worker.on_need(move |need| {
+        if let (Some(daemon), Some(worker)) = (making.upgrade(), needy.upgrade()) {
+            oversubscribe::needed_by(&daemon, &worker, need);
         }
     });
+    let oversubscription = Arc::clone(&daemon.oversubscription);
+    let gpus: Vec<_> = worker.attached().devices.iter().map(|it| it.uuid).collect();
     worker.on_death(move || {
+        oversubscription.ends(process, gpus.clone());
         let client = registry.upgrade().and_then(|it| it.remove(pid));
         if let Some(stage) = stage.upgrade() {
             stage.take_back(pid);

@@ -165,6 +165,8 @@ struct Inner {
     reserved: usize,
     /// Roots of the trees that are being dumped.
     holds: HashMap<u64, i32>,
+    /// Roots of the trees that somebody waits to hold.
+    awaited: HashMap<u64, i32>,
     next: u64,
 }
 
@@ -247,7 +249,7 @@ impl Registry {
         let above = process::ancestry(root);
         let mut inner = lock(&self.inner);
         loop {
-            let overlaps = |other: &&i32| above.contains(other) || process::ancestry(**other).contains(&root);
+            let overlaps = |other: &&i32| overlap(root, &above, **other);
             let Some(other) = inner.holds.values().find(overlaps).copied() else {
                 let number = inner.number();
                 inner.holds.insert(number, root);
@@ -256,8 +258,18 @@ impl Registry {
             if deadline.is_over() {
                 return Err(other);
             }
+            let number = inner.number();
+            inner.awaited.insert(number, root);
             inner = wait_timeout(&self.changed, inner, deadline.left());
+            inner.awaited.remove(&number);
         }
+    }
+
+    /// Whether somebody waits to hold a tree that has a process in common with this one.
+    pub(crate) fn is_awaited(&self, root: i32) -> bool {
+        let awaited: Vec<i32> = lock(&self.inner).awaited.values().copied().collect();
+        let above = if awaited.is_empty() { Vec::new() } else { process::ancestry(root) };
+        awaited.into_iter().any(|other| overlap(root, &above, other))
     }
 
     /// Whether one of these processes is the root of a tree that is being dumped.
@@ -272,6 +284,11 @@ impl Registry {
             drop(wait_timeout(&self.changed, inner, time));
         }
     }
+}
+
+/// Whether two trees have a process in common. `above` is the first root and all processes above it.
+fn overlap(root: i32, above: &[i32], other: i32) -> bool {
+    above.contains(&other) || process::ancestry(other).contains(&root)
 }
 
 fn is_held(inner: &Inner, ancestry: &[i32]) -> bool {

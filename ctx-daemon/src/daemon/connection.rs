@@ -114,7 +114,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         }
         Request::Rejoin { attach, attached } => {
             drop(pending);
-            takeover::serve(daemon, stream, peer, process, attach, attached, fds);
+            takeover::serve(daemon, stream, peer, process, attach, (attached, body.wire), fds);
         }
         Request::List => message::reply(&stream, &list::clients(daemon, peer)),
         Request::Status => message::reply(&stream, &list::status(daemon, peer)),

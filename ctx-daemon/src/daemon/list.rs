@@ -12,6 +12,7 @@ use rekindle_wire::version::control_version;
 use super::Daemon;
 use super::clients::{Client, ClientState};
 use super::lost::Lost;
+use super::oversubscribe::SuspendedFor;
 use super::peer::is_operator;
 use super::pidns::PidView;
 use super::sys::Credentials;
@@ -35,12 +36,29 @@ pub(crate) fn clients(daemon: &Daemon, peer: Credentials) -> Reply {
     // A worker that does not answer delays none of the others.
     let workers: Vec<_> = clients.iter().map(|(_, client)| &*client.worker).collect();
     let described = clients.iter().zip(describe_all(&workers));
-    let mut infos: Vec<_> = described.map(|((pid, client), described)| info(daemon, *pid, client, described)).collect();
+    let infos = described.map(|((pid, client), described)| {
+        let for_whom = suspended_for(daemon, client, &described, &visible);
+        ClientInfo { suspended_for: for_whom, ..info(daemon, *pid, client, described) }
+    });
+    let mut infos: Vec<_> = infos.collect();
     infos.extend(
         daemon.clients.lost.all().into_iter().filter_map(|lost| Some(without_worker(visible(lost.process.pid)?, lost))),
     );
     infos.sort_by_key(|it| it.pid);
     Reply::Clients(infos)
+}
+
+/// For which program the daemon has suspended a client. A program that the peer may not know of has no name.
+fn suspended_for(
+    daemon: &Daemon,
+    client: &Client,
+    described: &Description,
+    visible: &impl Fn(i32) -> Option<i32>,
+) -> Option<String> {
+    described.suspended?;
+    let SuspendedFor { process, command, .. } = daemon.oversubscription.of_worker(client.worker.pid())?;
+    let pid = Some(process.pid).filter(|_| process.is_alive()).and_then(visible);
+    Some(pid.map_or_else(|| "another program".to_owned(), |pid| format!("process {pid} ({command})")))
 }
 
 fn without_worker(pid: i32, lost: Lost) -> ClientInfo {
@@ -57,6 +75,7 @@ fn without_worker(pid: i32, lost: Lost) -> ClientInfo {
         dump: None,
         suspended: None,
         idle_ms: 0,
+        suspended_for: None,
     }
 }
 
@@ -118,6 +137,7 @@ fn info(daemon: &Daemon, pid: i32, client: &Client, described: Description) -> C
         dump: daemon.checkpoints.of_client(client),
         suspended: described.suspended,
         idle_ms: described.idle_ms,
+        suspended_for: None,
     }
 }
 

@@ -27,8 +27,16 @@ struct Inner {
     next: u64,
     /// Workers that hold memory for clones, by the number of their [`ClonesGuard`].
     holders: Vec<(u64, Arc<Worker>)>,
-    /// The workers that wait, with the time when the holders were last told to give way.
-    waiting: Vec<(Arc<Worker>, Instant)>,
+    waiting: Vec<Waiting>,
+}
+
+/// A worker that waits.
+struct Waiting {
+    worker: Arc<Worker>,
+    /// When the holders were last told to give way.
+    told: Instant,
+    /// Whether the daemon may make room otherwise when the clones are gone.
+    makes_room: bool,
 }
 
 /// Workers may have clones as long as this lives.
@@ -47,25 +55,29 @@ impl MemoryPressure {
         ClonesGuard { memory_pressure: Arc::clone(self), number }
     }
 
-    /// A worker's client finds no memory. Tells the worker whether there may be some soon.
-    pub(crate) fn needed_by(&self, worker: &Arc<Worker>) {
+    /// A worker's client finds no memory. Tells the worker whether there may be some soon. Where no clones are in its way and
+    /// `makes_room` is set, the daemon makes room as soon as the worker has said how much it needs.
+    pub(crate) fn needed_by(&self, worker: &Arc<Worker>, makes_room: bool) {
         let mut inner = lock(&self.0);
         // The worker has given up its own clones before it asks.
         inner.holders.retain(|(_, holder)| !Arc::ptr_eq(holder, worker));
         let mut holders = inner.in_the_way_of(worker);
         let coming = !holders.is_empty();
-        let before = inner.waiting.iter().position(|(it, _)| Arc::ptr_eq(it, worker));
-        match before.and_then(|at| inner.waiting.get_mut(at)) {
-            Some((_, told)) if told.elapsed() < AGAIN => holders.clear(),
-            Some((_, told)) => *told = Instant::now(),
-            None if coming => inner.waiting.push((Arc::clone(worker), Instant::now())),
+        let before = inner.waiting.iter_mut().find(|it| Arc::ptr_eq(&it.worker, worker));
+        match before {
+            Some(it) if it.told.elapsed() < AGAIN => holders.clear(),
+            Some(it) => it.told = Instant::now(),
+            None if coming => {
+                inner.waiting.push(Waiting { worker: Arc::clone(worker), told: Instant::now(), makes_room });
+            }
             None => {}
         }
         drop(inner);
         for holder in holders {
             holder.say(&WorkerRequest::GiveWay);
         }
-        worker.say(&WorkerRequest::Room { coming });
+        let how_much = !coming && makes_room;
+        worker.say(&WorkerRequest::Room { coming: coming || how_much, how_much, again: false });
     }
 }
 
@@ -88,11 +100,11 @@ impl Drop for ClonesGuard {
         inner.holders.retain(|(number, _)| *number != self.number);
         let waiting = std::mem::take(&mut inner.waiting);
         let (still, over): (Vec<_>, Vec<_>) =
-            waiting.into_iter().partition(|(worker, _)| !worker.is_dead() && !inner.in_the_way_of(worker).is_empty());
+            waiting.into_iter().partition(|it| !it.worker.is_dead() && !inner.in_the_way_of(&it.worker).is_empty());
         inner.waiting = still;
         drop(inner);
-        for (worker, _) in over {
-            worker.say(&WorkerRequest::Room { coming: false });
+        for Waiting { worker, makes_room, .. } in over {
+            worker.say(&WorkerRequest::Room { coming: false, how_much: false, again: makes_room });
         }
     }
 }

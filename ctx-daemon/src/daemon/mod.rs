@@ -7,6 +7,7 @@
 //!                            ├─ restore ────── pool                         CRIU restores one, and a command watches it
 //!                            ├─ takeover ───── registry                     a worker joins a new daemon
 //!                            ├─ suspend ────── registry                     GPU memory goes back, and comes again
+//!                            ├─ oversubscribe ─ suspend                     idle programs go for one that needs memory
 //!                            ├─ ipc ────────── imports                      memory that processes share
 //!                            ├─ grant, revoke ── grants                    GPUs for containers
 //!                            ├─ gpus ───────── nvml ── helper               NVML's queries
@@ -43,6 +44,7 @@ mod message;
 mod moment;
 mod nvml;
 mod orders;
+mod oversubscribe;
 mod party;
 mod peer;
 mod pidns;

@@ -17,6 +17,8 @@ use crate::limit::{Deadline, Limit};
 const FOR_ANSWERS: u32 = 10;
 /// How long devices may take before the daemon assumes that a kernel waits for a command that is still in a ring.
 const REST_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long a device may take to come to rest that is idle as far as is known.
+const IDLE_REST: Duration = Duration::from_millis(20);
 /// How long the device may take for one such command before the next is tried.
 const STEP: Duration = Duration::from_millis(20);
 /// The pause between two checks whether a former dump has let a client go.
@@ -216,6 +218,24 @@ pub(crate) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<Close
                 longest
             }
         };
+    }
+}
+
+/// Brings clients to rest that are idle as far as is known. One that is not goes on at once, and with it all others.
+pub(crate) fn quiesce_idle(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<ClosedRing>, QuiesceError> {
+    let now = Limit::fixed(Duration::ZERO).begins();
+    let mut closing = clients.iter().map(|it| Closing::begin(it, now)).collect::<Result<Vec<_>, _>>()?;
+    let deadline = limit.begins();
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let asked: Vec<_> =
+            closing.iter_mut().map(|it| scope.spawn(move || it.ask(Step::Stop, false, IDLE_REST, deadline))).collect();
+        asked.into_iter().filter_map(|it| it.join().ok()).collect()
+    });
+    results.into_iter().collect::<Result<(), _>>()?;
+    let busy = closing.iter().find_map(|it| Some((it.ring.client().to_string(), it.busy.clone()?)));
+    match busy {
+        None => Ok(closing.into_iter().map(|it| it.ring).collect()),
+        Some((client, what)) => Err(QuiesceError::Busy { client, what, limit: Limit::fixed(IDLE_REST) }),
     }
 }
 

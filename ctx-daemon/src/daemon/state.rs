@@ -13,6 +13,7 @@ use super::links::Links;
 use super::lost::LostWorkers;
 use super::memory_pressure::MemoryPressure;
 use super::nvml::Nvml;
+use super::oversubscribe::Oversubscription;
 use super::pool::Pool;
 use super::restore::{Restores, WarmImages, Watches};
 use super::sandbox::Sandbox;
@@ -31,6 +32,7 @@ pub(super) struct Daemon {
     pub(super) watches: Watches,
     pub(super) checkpoints: Checkpoints,
     pub(super) copying: CopyResources,
+    pub(super) oversubscription: Arc<Oversubscription>,
     pub(super) sandbox: Sandbox,
     pub(super) grants: Arc<Grants>,
     pub(super) nvml: Nvml,
@@ -80,6 +82,7 @@ impl Daemon {
                 stage: Stage::start(config.checkpoint.staging)?,
                 links: Links::new(&config.checkpoint),
             },
+            oversubscription: Arc::default(),
             sandbox,
             grants: Arc::new(Grants::load(&config.state_dir, config.clients.grants_required)),
             nvml: Nvml::new(&config),

@@ -65,19 +65,19 @@ impl Failing for TakeoverError {
     }
 }
 
-/// Serves a `Rejoin`.
+/// Serves a `Rejoin`. `wire` is the control version that the worker speaks.
 pub(crate) fn serve(
     daemon: &Arc<Daemon>,
     stream: UnixStream,
     peer: Credentials,
     from: Process,
     attach: Attach,
-    attached: Attached,
+    (attached, wire): (Attached, u32),
     fds: Vec<OwnedFd>,
 ) {
     let told = stream.try_clone();
     let command = attach.command.clone();
-    match take_over(daemon, stream, peer, from, attach, attached, fds) {
+    match take_over(daemon, stream, peer, from, attach, (attached, wire), fds) {
         Ok(pid) => info!(pid, command, worker = peer.pid, "taken over"),
         Err(error) => {
             warn!(worker = peer.pid, command, "not taken over: {error}");
@@ -94,7 +94,7 @@ fn take_over(
     peer: Credentials,
     from: Process,
     mut attach: Attach,
-    attached: Attached,
+    (attached, wire): (Attached, u32),
     fds: Vec<OwnedFd>,
 ) -> Result<i32, TakeoverError> {
     if !daemon.sandbox.is_workers_user(peer.uid) || !is_neighbour(peer.pid) {
@@ -119,7 +119,7 @@ fn take_over(
         found => found?,
     };
     frame::send(&stream, &Reply::Rejoined, &[], &[])?;
-    let worker = Worker::new(peer.pid, None, attached, 0, stream)?;
+    let worker = Worker::new(peer.pid, None, attached, wire, stream)?;
     let chosen = attach.settings.iter().find(|(name, _)| name == CHOSEN_PROTOCOL);
     let chosen = chosen.and_then(|(_, protocol)| protocol.parse().ok());
     attach.settings.retain(|(name, _)| name != CHOSEN_PROTOCOL);

@@ -22,8 +22,8 @@ use rekindle_wire::access::AccessReport;
 use rekindle_wire::attach::Attached;
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{
-    Failing, Failure, FailureKind, LOADS_BESIDE, LoadTimes, SUSPENDS, Suspension, TemplatePiece, WorkerReply,
-    WorkerRequest,
+    Failing, Failure, FailureKind, LOADS_BESIDE, LoadTimes, MAKES_ROOM, SUSPENDS, Suspension, TemplatePiece,
+    WorkerReply, WorkerRequest,
 };
 use rekindle_wire::frame::{self, FrameError, MAX_FDS, Message};
 use rekindle_wire::ipc::{MAX_PIECES, PIECES_AT_A_TIME, PieceId, Shared, Token};
@@ -31,7 +31,7 @@ use rekindle_wire::nvml::Memory;
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
-pub(crate) use self::describe::describe_all;
+pub(crate) use self::describe::{describe_all, describe_now};
 use super::process::Process;
 use super::sandbox::UidClaim;
 use super::{lock, sys};
@@ -165,6 +165,8 @@ pub(crate) struct Description {
     pub(crate) commands: u64,
     pub(crate) suspended: Option<Suspension>,
     pub(crate) idle_ms: u64,
+    /// Bytes on each device that its client gives back when it is suspended.
+    pub(crate) physical: Vec<u64>,
 }
 
 /// How far a worker is with the content of a restored client.
@@ -193,12 +195,21 @@ pub(crate) struct Worker {
     changed: Condvar,
     described: Mutex<Description>,
     on_death: Mutex<Option<Action>>,
-    on_need: Mutex<Option<Action>>,
+    on_need: Mutex<Option<OnNeed>>,
     on_load_step: Mutex<Option<StepAction>>,
 }
 
 type Action = Arc<dyn Fn() + Send + Sync>;
+type OnNeed = Arc<dyn Fn(Need) + Send + Sync>;
 type StepAction = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// A client finds no device memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    Room,
+    /// The bytes that must be free on each device, by the worker's numbers.
+    Free(Vec<u64>),
+}
 
 enum State {
     Idle,
@@ -267,6 +278,11 @@ impl Worker {
         self.wire >= SUSPENDS
     }
 
+    /// Whether the worker says how much memory it needs, and what its client would give back.
+    pub(crate) fn makes_room(&self) -> bool {
+        self.wire >= MAKES_ROOM
+    }
+
     /// How far the worker's load of content is.
     pub(crate) fn load_progress(&self, timeout: impl Into<Timeout>) -> Result<LoadProgress, WorkerError> {
         match self.call(&WorkerRequest::LoadProgress, &[], &[], timeout)?.reply {
@@ -292,7 +308,7 @@ impl Worker {
     }
 
     /// Sets the action when the client finds no device memory. The thread that reads the worker's answers runs it.
-    pub(crate) fn on_need(&self, action: impl Fn() + Send + Sync + 'static) {
+    pub(crate) fn on_need(&self, action: impl Fn(Need) + Send + Sync + 'static) {
         *lock(&self.on_need) = Some(Arc::new(action));
     }
 
@@ -432,6 +448,15 @@ impl Worker {
     /// Tells the worker that the daemon is there.
     pub(crate) fn say_alive(&self) {
         self.say(&WorkerRequest::Alive);
+    }
+
+    /// Has the commands of its client, which is suspended, wait for a request to resume.
+    pub(crate) fn hold_suspended(&self, timeout: impl Into<Timeout>) -> Result<(), WorkerError> {
+        let request = WorkerRequest::Suspend { data: Vec::new(), hash_algorithm: 0, hash_key: [0; 16], hold: true };
+        match self.call(&request, &[], &[], timeout)?.reply {
+            WorkerReply::Suspended { .. } => Ok(()),
+            _ => Err(WorkerError::Protocol("Suspend")),
+        }
     }
 
     /// The calls of its client, with their counts.
@@ -631,9 +656,14 @@ impl Worker {
                 WorkerReply::Failed(Failure::new(FailureKind::Version, reason))
             });
             let message = Message { body, blob: message.blob, fds: message.fds };
-            if let WorkerReply::NeedsRoom = message.body {
+            let need = match &message.body {
+                WorkerReply::NeedsRoom => Some(Need::Room),
+                WorkerReply::Needs { free } => Some(Need::Free(free.clone())),
+                _ => None,
+            };
+            if let Some(need) = need {
                 let action = lock(&self.on_need).clone();
-                action.inspect(|action| action());
+                action.inspect(|action| action(need));
                 continue;
             }
             if let WorkerReply::LoadStep { step } = &message.body {

@@ -12,6 +12,7 @@ mod dump;
 mod hostile;
 mod life;
 mod nvml;
+mod oversubscribe;
 mod pool;
 mod protocols;
 mod restore;

@@ -44,6 +44,7 @@ struct Worker {
     /// Whether the daemon was told that content is being loaded.
     loading: bool,
     suspended: Option<Suspension>,
+    is_save_cancelled: bool,
     code: usize,
 }
 
@@ -77,6 +78,7 @@ pub(crate) fn main(channel: RawFd) -> ! {
         pinned: 0,
         loading: false,
         suspended: None,
+        is_save_cancelled: false,
         code: 0,
     };
     let attached = worker.attached.clone();
@@ -152,6 +154,12 @@ impl Worker {
         if let Ok(mut file) = file {
             let _ = file.write_all(format!("{} {event}\n", self.command).as_bytes());
         }
+    }
+
+    /// The number in the file of this name for its client.
+    fn number(&self, name: &str, default: u64) -> u64 {
+        let text = std::fs::read_to_string(self.dir.join(format!("{name}-{}", self.command)));
+        text.ok().and_then(|it| it.trim().parse().ok()).unwrap_or(default)
     }
 
     fn reply(&self, reply: &WorkerReply) {
@@ -268,7 +276,10 @@ impl Worker {
                 file.write_all(CODE).unwrap();
                 self.reply(&WorkerReply::Done);
             }
-            WorkerRequest::Cancel => self.note("Cancel"),
+            WorkerRequest::Cancel => {
+                self.note("Cancel");
+                self.is_save_cancelled = true;
+            }
             // Only for containers that have limits; there are none here.
             WorkerRequest::JoinContainer { .. } => self.reply(&WorkerReply::Done),
             WorkerRequest::Data { .. } => panic!("there are few data files"),
@@ -317,6 +328,10 @@ impl Worker {
             WorkerRequest::Suspend { data, hold, .. } => {
                 assert_eq!(data.len(), fds.len());
                 self.note(&format!("Suspend {hold}"));
+                if let Some(suspended) = &mut self.suspended {
+                    suspended.hold = hold;
+                    return self.reply(&WorkerReply::Suspended { bytes: 0 });
+                }
                 if self.is("shares-late") {
                     return self.failed("it shares GPU memory");
                 }
@@ -371,14 +386,21 @@ impl Worker {
                     pinned_memory: 8,
                     commands: 42,
                     suspended: self.suspended,
-                    idle_ms: 0,
+                    // A file per client says how long it has been idle.
+                    idle_ms: self.number("idle", 0),
+                    physical: vec![if self.suspended.is_some() { 0 } else { MEMORY as u64 }],
                 });
             }
             WorkerRequest::ConfirmQuiesced if self.is("went-on") => self.failed("it has gone on by itself"),
             WorkerRequest::ConfirmQuiesced => self.reply(&WorkerReply::Done),
             WorkerRequest::Alive => {}
             WorkerRequest::GiveWay => self.note("GiveWay"),
-            WorkerRequest::Room { coming } => self.note(&format!("Room {coming}")),
+            WorkerRequest::Room { how_much: true, .. } => {
+                let free = vec![self.number("needs", MEMORY as u64)];
+                self.reply(&WorkerReply::Needs { free });
+            }
+            WorkerRequest::Room { again: true, .. } => self.note("Room again"),
+            WorkerRequest::Room { coming, .. } => self.note(&format!("Room {coming}")),
             WorkerRequest::Remember { protocol } => {
                 let attach = self.attach.as_mut().unwrap();
                 attach.settings.retain(|(name, _)| name != CHOSEN_PROTOCOL);
@@ -401,7 +423,9 @@ impl Worker {
                 self.reply(&WorkerReply::Access { report: Box::new(report) });
             }
             WorkerRequest::Memory => {
-                let memory = rekindle_wire::nvml::Memory { total: 1 << 30, free: 1 << 29, reserved: 0 };
+                let free = std::fs::read_to_string(self.dir.join("free"));
+                let free = free.map_or(1 << 29, |it| it.trim().parse().unwrap());
+                let memory = rekindle_wire::nvml::Memory { total: 1 << 30, free, reserved: 0 };
                 self.reply(&WorkerReply::Memory { devices: vec![memory] });
             }
             WorkerRequest::Check => {
@@ -460,6 +484,7 @@ impl Worker {
             return self.failed("copy of 0x2000 failed: 700");
         }
         self.saving = Some((hash_key, files, known));
+        self.is_save_cancelled = false;
         let code = vec![SavedCode { hash: CodeHash::of(CODE).to_string(), size: CODE.len() as u64 }];
         let secured = Secured { bytes: MEMORY as u64, ..Secured::default() };
         self.reply(&WorkerReply::Begun { code, secured });
@@ -474,6 +499,13 @@ impl Worker {
         if self.is("clones") && !self.dir.join("save-now").exists() {
             self.saving = Some((hash_key, files, known));
             return self.reply(&WorkerReply::Saving { may_open: true, copied: 0, bytes });
+        }
+        if self.is("keeps-saving") {
+            if self.is_save_cancelled {
+                return self.failed("cancelled");
+            }
+            self.saving = Some((hash_key, files, known));
+            return self.reply(&WorkerReply::Saving { may_open: false, copied: 0, bytes });
         }
         if self.is("mispredicts") {
             let reason = "8 bytes at 0x2000 were written while they were copied";

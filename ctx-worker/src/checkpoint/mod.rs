@@ -72,8 +72,8 @@ pub(crate) struct CopyState {
     pub(crate) reserving: Option<Reserving>,
     /// Device memory that was reserved for clones.
     pub(crate) reserved: Arc<Mutex<Option<Clones>>>,
-    /// Whether memory that the clones of other processes occupy may be free soon. The function waits a moment.
-    pub(crate) memory_pressure: Option<Box<dyn Fn(bool) -> bool + Send>>,
+    /// Whether memory that other processes have may be free soon. The function waits for a while.
+    pub(crate) memory_pressure: Option<Box<IsComing>>,
     /// The result of pre-copies, made before the quiesce.
     pub(crate) precopied: Option<Precopied>,
     /// Memory that a mispredicted write has changed.
@@ -81,6 +81,9 @@ pub(crate) struct CopyState {
     /// The order in which commands first wrote each place during the last copy: 0, 1, ... They may do so again.
     pub(crate) written_soon: HashMap<Place, u32>,
 }
+
+/// Gets whether the command has not been retried yet, and a function that returns the bytes that must be free on each device.
+pub(crate) type IsComing = dyn Fn(bool, &mut dyn FnMut() -> Vec<u64>) -> bool + Send;
 
 impl Checkpoint {
     /// The state of a worker that has no client yet.

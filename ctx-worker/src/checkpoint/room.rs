@@ -96,11 +96,18 @@ impl Checkpoint {
     }
 
     /// Called when the client's allocation found no memory. Returns whether there may be memory now, after clones of this or
-    /// other processes have been given up or copied. `first`: the command has not been retried yet.
-    pub(crate) fn make_room(&mut self, driver: &Driver, devices: usize, first: bool) -> bool {
+    /// other processes have been given up or copied, or other processes were suspended. `first`: the command has not been
+    /// retried yet. `needs` returns the bytes that must be free on each device.
+    pub(crate) fn make_room(
+        &mut self,
+        driver: &Driver,
+        devices: usize,
+        first: bool,
+        needs: &mut dyn FnMut() -> Vec<u64>,
+    ) -> bool {
         self.join_reserving();
         if (0..devices).all(|device| self.taken_by_clones(device) == 0) {
-            return self.copying.memory_pressure.as_ref().is_some_and(|is_coming| is_coming(first));
+            return self.copying.memory_pressure.as_ref().is_some_and(|is_coming| is_coming(first, needs));
         }
         self.give_up_reserved(driver);
         // A copy that was given up may hang because a disk hangs.

@@ -145,9 +145,16 @@ impl Checkpoint {
     }
 }
 
+impl Memory {
+    /// The bytes of physical memory on each device that the client gives back when it is suspended.
+    pub(crate) fn physical(&self) -> Vec<u64> {
+        (0..self.devices.len()).map(|place| physical_on(self, place)).collect()
+    }
+}
+
 /// The bytes of physical memory that the client gives back when it is suspended.
 fn physical(memory: &Memory) -> u64 {
-    (0..memory.devices.len()).map(|place| physical_on(memory, place)).sum()
+    memory.physical().into_iter().sum()
 }
 
 fn physical_on(memory: &Memory, place: usize) -> u64 {

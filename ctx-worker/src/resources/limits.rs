@@ -14,6 +14,7 @@ use thiserror::Error;
 use crate::gpu::Gpu;
 use crate::gpu::driver::Driver;
 use crate::resources::Memory;
+use crate::resources::shortage::{Shortage, bytes_to_be_free};
 use crate::session::Session;
 use crate::session::call::Call;
 use crate::session::outcome::{Outcome, Refused, check};
@@ -66,7 +67,11 @@ impl Memory {
         make: impl Fn() -> Result<T, CUresult>,
     ) -> Result<T, Refused> {
         let counted = |memory: &Self| match memory.devices.get(device) {
-            Some(d) if d.memory.take_share(bytes) => make().inspect_err(|_| d.memory.publish()),
+            Some(d) if d.memory.take_share(bytes) => {
+                let made = make().inspect_err(|_| d.memory.publish());
+                d.memory.note_result(bytes, made.as_ref().err().copied().unwrap_or(CUDA_SUCCESS));
+                made
+            }
             _ => Err(CUDA_ERROR_OUT_OF_MEMORY),
         };
         let mut made = counted(self);
@@ -96,6 +101,25 @@ impl Memory {
             Ok(nvml::Memory { total: total as u64, free: free as u64, reserved: 0 })
         });
         memory.collect()
+    }
+
+    /// The bytes that must be free on each device for the allocation that has just failed; empty if free memory would not help.
+    /// `by_driver` is the device for which the driver itself wanted memory, if the failed command allocates none for the client.
+    pub(crate) fn needs(&self, gpu: &mut Gpu, by_driver: Option<usize>) -> Vec<u64> {
+        let short = self.devices.iter().map(|device| device.memory.take_shortage());
+        let mut short: Vec<_> = short.collect();
+        if let Some(wanting) = by_driver {
+            // Nobody says how much the driver wants.
+            let of_driver = |place| if place == wanting { Shortage::Device(0) } else { Shortage::None };
+            short = (0..short.len()).map(of_driver).collect();
+        }
+        let is_short = |it: &Shortage| matches!(it, Shortage::Device(_));
+        if !short.iter().any(is_short) {
+            return Vec::new();
+        }
+        let Ok(memory) = self.memory_of_devices(gpu) else { return Vec::new() };
+        let free = memory.into_iter().map(|it| it.free);
+        free.zip(short).map(|(free, short)| bytes_to_be_free(free, short)).collect()
     }
 
     /// The free and the total memory: of the device, or of the client's limit.

@@ -10,6 +10,7 @@
 
 mod suspend;
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use rekindle_wire::window::{self, PHYSICAL_SIZE};
 use thiserror::Error;
 
 use crate::gpu::driver::{CallFailed, Driver, checked};
+use crate::resources::shortage::Shortage;
 use crate::session::share::{Share, What};
 use crate::session::state;
 
@@ -112,6 +114,8 @@ pub(crate) struct DeviceMemory {
     kept: Option<Arc<dyn BackgroundCopy>>,
     /// The container's share, if memory counts with that of other workers; and the device that it counts for.
     share: Option<(Arc<Share>, What)>,
+    /// Why the last allocation failed.
+    shortage: Cell<Shortage>,
 }
 
 impl DeviceMemory {
@@ -135,6 +139,7 @@ impl DeviceMemory {
             made: BTreeMap::new(),
             kept: None,
             share: None,
+            shortage: Cell::default(),
         }
     }
 
@@ -188,7 +193,22 @@ impl DeviceMemory {
     pub(crate) fn take_share(&self, length: u64) -> bool {
         let own = self.own();
         let more = own.saturating_add(length);
-        more <= self.limit && self.share.as_ref().is_none_or(|(share, what)| share.take(*what, own, more))
+        let fits = more <= self.limit && self.share.as_ref().is_none_or(|(share, what)| share.take(*what, own, more));
+        if !fits {
+            self.shortage.set(Shortage::Limit);
+        }
+        fits
+    }
+
+    /// Notes how an allocation of so many bytes went, whose memory the limits allow.
+    pub(crate) fn note_result(&self, bytes: u64, result: CUresult) {
+        let is_short = result == CUDA_ERROR_OUT_OF_MEMORY;
+        self.shortage.set(if is_short { Shortage::Device(bytes) } else { Shortage::None });
+    }
+
+    /// Why the last allocation failed, which is then forgotten.
+    pub(crate) fn take_shortage(&self) -> Shortage {
+        self.shortage.take()
     }
 
     /// How much more memory the client may have.
@@ -474,6 +494,7 @@ impl DeviceMemory {
         self.reserve(driver, address + length).inspect_err(|_| self.publish())?;
         let mut pieces = Vec::new();
         let result = self.map_pieces(driver, address, length, &mut pieces);
+        self.note_result(length, result.as_ref().map_or_else(|failed| failed.code, |()| CUDA_SUCCESS));
         if let Err(error) = result {
             let _ = self.unmap_named(driver, address, length, &pieces);
             self.publish();

@@ -29,6 +29,7 @@ pub(crate) mod pools;
 pub(crate) mod prints;
 pub(crate) mod reach;
 pub(crate) mod saved;
+pub(crate) mod shortage;
 pub(crate) mod surplus;
 pub(crate) mod tensor_maps;
 pub(crate) mod textures;

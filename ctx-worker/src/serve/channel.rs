@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use crate::checkpoint::copying::Cancel;
 use crate::resources::pinned::Arrived;
 use crate::serve::silence::{self, Silence};
-use crate::session::memory_pressure::MemoryPressure;
+use crate::session::memory_pressure::{MemoryPressure, Room};
 use crate::signal_stack::Thread;
 
 /// A message from the daemon, or news about it.
@@ -29,6 +29,8 @@ pub(crate) enum Event {
     DaemonGone,
     /// The content of a restored client is there, or could not be loaded.
     LoadOver,
+    /// The daemon has made room for the client.
+    RoomMade,
 }
 
 /// The daemon that has sent a request: only this daemon gets the answer, also when another has taken over meanwhile.
@@ -54,7 +56,7 @@ pub(crate) struct Channel {
     pub(crate) silence: Silence,
     /// Cancels a save.
     pub(crate) cancel: Arc<Cancel>,
-    /// Memory that the clones of other processes occupy.
+    /// Memory that other processes occupy.
     memory_pressure: MemoryPressure,
     /// Whether there is news for the executor.
     pub(crate) news: AtomicBool,
@@ -124,7 +126,15 @@ impl Channel {
             match received {
                 Ok(Message { body: WorkerRequest::Cancel, .. }) => self.cancel.fire(),
                 Ok(Message { body: WorkerRequest::Alive, .. }) => {}
-                Ok(Message { body: WorkerRequest::Room { coming }, .. }) => self.memory_pressure.said(coming),
+                Ok(Message { body: WorkerRequest::Room { coming, how_much, again }, .. }) => {
+                    if let Some(free) = self.memory_pressure.said(Room { coming, how_much, again }) {
+                        self.answer(&asker, WorkerReply::Needs { free }, Vec::new());
+                    }
+                    // A suspended client takes the room before others do.
+                    if again && !self.tell(Event::RoomMade) {
+                        return;
+                    }
+                }
                 Ok(message) => {
                     // Done here, before the executor takes the request: a `Cancel` may follow at once.
                     if matches!(message.body, WorkerRequest::Save { .. } | WorkerRequest::Precopy { .. }) {
@@ -137,7 +147,7 @@ impl Channel {
                 Err(error) => {
                     info!("the daemon is gone ({error})");
                     self.cancel.fire();
-                    self.memory_pressure.said(false);
+                    self.memory_pressure.said(Room::default());
                     if !self.tell(Event::DaemonGone) {
                         return;
                     }
@@ -199,12 +209,19 @@ impl Channel {
 
     /// Called when the client finds no device memory. Returns, after a moment, whether to try again. `first`: the command has
     /// not been retried yet.
-    pub(crate) fn is_room_coming(&self, first: bool) -> bool {
-        self.memory_pressure.wait(first, || {
-            if let Some(daemon) = self.asker() {
-                self.answer(&daemon, WorkerReply::NeedsRoom, Vec::new());
-            }
-        })
+    pub(crate) fn is_room_coming(&self, first: bool, needs: &mut dyn FnMut() -> Vec<u64>) -> bool {
+        self.memory_pressure.wait(first, needs, || self.needs_room())
+    }
+
+    /// A suspended client that is to resume finds no room: asks the daemon for some, now and then. Does not wait.
+    pub(crate) fn ask_for_room(&self, needs: Vec<u64>) {
+        self.memory_pressure.ask_beside(needs, || self.needs_room());
+    }
+
+    fn needs_room(&self) {
+        if let Some(daemon) = self.asker() {
+            self.answer(&daemon, WorkerReply::NeedsRoom, Vec::new());
+        }
     }
 
     /// Tells the daemon that a step of a load begins.

@@ -139,7 +139,7 @@ impl Executor {
         };
         let mut result = allocate(self);
         let mut first = true;
-        while result == CUDA_ERROR_OUT_OF_MEMORY && self.make_room(first) {
+        while result == CUDA_ERROR_OUT_OF_MEMORY && self.make_room(command::POOL_ALLOC, first) {
             first = false;
             result = allocate(self);
         }

@@ -18,6 +18,7 @@ use crate::gpu::Gpu;
 use crate::gpu::driver::{Driver, is_sticky};
 use crate::resources::device::Device;
 use crate::resources::initial::Loading;
+use crate::resources::shortage::to_be_free;
 use crate::resources::{Code, Memory};
 use crate::schedule::Scheduler;
 use crate::schedule::deferred_settings::Change;
@@ -71,9 +72,22 @@ impl Executor {
         (Layers { call, memory, code, scheduler }, &mut self.checkpoint)
     }
 
-    /// Called when an allocation of the client found no memory. Returns whether there may be memory now.
-    pub(crate) fn make_room(&mut self, first: bool) -> bool {
-        self.checkpoint.make_room(self.call.gpu.driver, self.memory.devices.len(), first)
+    /// Called when an allocation of the client found no memory: the command, for which the driver may have wanted memory of
+    /// its own. Returns whether there may be memory now.
+    pub(crate) fn make_room(&mut self, command: u16, first: bool) -> bool {
+        let context = self.call.header.context;
+        let by_driver = wants_memory_for_driver(command).then(|| self.call.session.device_of_context(context).ok());
+        let Self { call, memory, checkpoint, .. } = self;
+        let driver = call.gpu.driver;
+        let mut needs = || memory.needs(&mut call.gpu, by_driver.flatten());
+        checkpoint.make_room(driver, memory.devices.len(), first, &mut needs)
+    }
+
+    /// The bytes that must be free on each device so that a suspended client, which has found no room, can resume.
+    pub(crate) fn room_to_resume(&mut self) -> Vec<u64> {
+        let free = self.memory.memory_of_devices(&mut self.call.gpu).unwrap_or_default();
+        let free: Vec<u64> = free.into_iter().map(|it| it.free).collect();
+        to_be_free(&free, &self.memory.physical())
     }
 
     /// Refuses memory that does not belong to the client.
@@ -112,7 +126,7 @@ impl Executor {
         let mut payload = Writer::new();
         let mut outcome = self.carry_out(&header, parameters, &mut payload);
         let mut first = true;
-        while is_out_of_memory(&outcome) && is_repeatable(header.call) && self.make_room(first) {
+        while is_out_of_memory(&outcome) && is_repeatable(header.call) && self.make_room(header.call, first) {
             first = false;
             payload = Writer::new();
             outcome = self.carry_out(&header, parameters, &mut payload);
@@ -372,6 +386,11 @@ impl Executor {
 fn is_repeatable(call: u16) -> bool {
     use command::{ARRAY_CREATE, LAUNCH, MEM_ALLOC, MIPMAP_CREATE, PIECE_CREATE, POOL_ALLOC};
     call < command::FIRST || [ARRAY_CREATE, LAUNCH, MEM_ALLOC, MIPMAP_CREATE, PIECE_CREATE, POOL_ALLOC].contains(&call)
+}
+
+/// Whether a command allocates no memory for the client, so that only the driver's own memory can have been short.
+fn wants_memory_for_driver(call: u16) -> bool {
+    call < command::FIRST || call == command::LAUNCH
 }
 
 fn is_out_of_memory(outcome: &Result<Outcome, Refused>) -> bool {

@@ -105,7 +105,8 @@ pub(crate) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
         channel.answer(&asker, ready, Vec::new());
     }
     let asking = Arc::clone(&channel);
-    executor.checkpoint.copying.memory_pressure = Some(Box::new(move |first| asking.is_room_coming(first)));
+    executor.checkpoint.copying.memory_pressure =
+        Some(Box::new(move |first, needs| asking.is_room_coming(first, needs)));
     let mut server = Server::new(executor, channel);
     server.run(&events);
     ExitCode::SUCCESS
@@ -160,7 +161,12 @@ impl Server {
             if matches!(news, News::End) {
                 return;
             }
+            // A client that a quiesce has found idle is as idle afterwards.
+            let was_served = matches!(state, State::Open(_) | State::Closing(_) | State::Quiesced(_));
             (state, ()) = step(&machine, state, |state| (self.handle(state, news), ()));
+            if !was_served && matches!(state, State::Open(_)) {
+                self.last_work = Instant::now();
+            }
         }
     }
 
@@ -255,6 +261,10 @@ impl Server {
             (News::Event(Event::Request(message, asker)), state) => (state, *message, asker),
             (News::Event(Event::DaemonGone), state) => return self.daemon_gone(state),
             (News::Event(Event::LoadOver), state) => return self.load_over(state).0,
+            (News::Event(Event::RoomMade), State::Suspended(suspended)) if suspended.waits_since.is_some() => {
+                return self.resume(suspended).0;
+            }
+            (News::Event(Event::RoomMade), state) => return state,
             (News::Silence, State::Closing(closed) | State::Quiesced(closed)) => {
                 warn!("the daemon is silent: opening the ring without it");
                 return self.open(closed.consumer);
@@ -480,6 +490,7 @@ impl Server {
                 let key = HashKey::from_parts(hash_algorithm, hash_key).map_err(Refusal::from);
                 self.suspend(closed, (data, key, hold), &blob, fds)
             }
+            (WorkerRequest::Suspend { hold, .. }, State::Suspended(suspended)) => self.hold_suspended(suspended, hold),
             (WorkerRequest::BringBack, State::Suspended(suspended)) => self.resume(suspended),
             (
                 WorkerRequest::Quiesce { timeout_ms } | WorkerRequest::Advance { timeout_ms },
@@ -513,6 +524,8 @@ impl Server {
             (WorkerRequest::Quiesce { .. } | WorkerRequest::ConfirmQuiesced, State::Quiesced(_)) => WorkerReply::Done,
             (WorkerRequest::Open, State::Filling(_) | State::Suspended(_)) => WorkerReply::Done,
             (WorkerRequest::BringBack, State::Open(_) | State::Closing(_) | State::Quiesced(_) | State::Filling(_)) => {
+                // Who asks for the client's memory is about to use it.
+                self.last_work = Instant::now();
                 WorkerReply::Done
             }
             (WorkerRequest::LoadProgress, State::Open(_) | State::Closing(_) | State::Quiesced(_)) => {
@@ -604,7 +617,8 @@ impl Server {
                 pinned_memory: self.executor.memory.pinned.allocations().values().map(|p| p.size).sum(),
                 commands: self.executor.scheduler.times.commands,
                 suspended: if let State::Suspended(suspended) = state { Some(suspended.describe()) } else { None },
-                idle_ms: self.last_work.elapsed().as_millis() as u64,
+                idle_ms: self.idle_for(state).as_millis() as u64,
+                physical: self.executor.memory.physical(),
             },
             (WorkerRequest::Remember { protocol }, _) => {
                 self.channel.remember(protocol);
@@ -636,6 +650,24 @@ impl Server {
             }
         };
         Ok((reply, Vec::new()))
+    }
+
+    /// How long the client has had no command, and nothing has run for it.
+    fn idle_for(&mut self, state: &State) -> Duration {
+        let consumer = match state {
+            State::Connected(consumer) | State::Filling(consumer) | State::Open(consumer) => Some(consumer),
+            State::Closing(closed) | State::Quiesced(closed) => Some(&closed.consumer),
+            State::Suspended(suspended) => Some(&suspended.consumer),
+            State::Spare(_) | State::Rehearsed | State::Warm(_) | State::Loaded(_) | State::Failed(_) => None,
+        };
+        let has_commands = consumer.is_some_and(|it| it.backlog() > 0) || self.executor.is_waiting();
+        // One whose content is being loaded was just brought back.
+        let is_loading = matches!(state, State::Loaded(_) | State::Connected(_) | State::Filling(_));
+        // Kernels may run although nobody waits for them.
+        if has_commands || is_loading || !matches!(rest::busy_stream(&mut self.executor.call), Ok(None)) {
+            self.last_work = Instant::now();
+        }
+        self.last_work.elapsed()
     }
 
     /// Takes a client, and answers it.

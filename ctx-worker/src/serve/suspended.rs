@@ -39,6 +39,15 @@ impl Suspended {
 }
 
 impl Server {
+    /// A client that is suspended already: its commands wait for a request to resume from now on, or do not.
+    pub(super) fn hold_suspended(&self, mut suspended: Box<Suspended>, hold: bool) -> (State, Answered) {
+        suspended.hold = hold;
+        if hold {
+            suspended.waits_since = None;
+        }
+        (State::Suspended(suspended), Ok((WorkerReply::Suspended { bytes: 0 }, Vec::new())))
+    }
+
     /// Gives the memory of a quiesced client back, whose content lies in these files.
     pub(super) fn suspend(
         &mut self,
@@ -128,8 +137,8 @@ impl Server {
                     );
                 }
                 suspended.waits_since.get_or_insert_with(Instant::now);
-                // Clones of other processes make room.
-                self.executor.make_room(first);
+                // Clones of other processes make room, or other processes are suspended.
+                self.channel.ask_for_room(self.executor.room_to_resume());
                 let what = "it is suspended, and its GPU has no room for its memory now".to_owned();
                 (State::Suspended(suspended), Ok((WorkerReply::Busy { what }, Vec::new())))
             }

@@ -32,6 +32,7 @@ mod mistakes;
 mod moments;
 mod mpi;
 mod nvml;
+mod oversubscribe;
 mod prints;
 mod programs;
 mod protocols;

@@ -36,6 +36,9 @@ pub struct ClientInfo {
     /// Milliseconds for which the client has had no command and nothing ran for it.
     #[serde(default)]
     pub idle_ms: u64,
+    /// For which program the daemon has suspended the client by itself; none where an operator has.
+    #[serde(default)]
+    pub suspended_for: Option<String>,
 }
 
 /// A suspended client.

@@ -11,6 +11,7 @@
 //!                (Cancel cuts the copy short)     Alive again and again, ConfirmQuiesced -> Done | Failed
 //!                Open    -> Done, once a `Saving` has said that it may, or after `Saved`
 //!   memory       NeedsRoom (unasked) -> Room, Room     GiveWay     at any time
+//!                Room { how_much } -> Needs, and then Room again and again
 //!   sharing      Export -> Exported | Failed     Import -> Done | Failed     Shares -> Shares     at any time
 //!   restore      MakeShared+, TakeShared*, Data*, Code*, Load -> LoadStep* (if asked for), Done | Failed
 //!                where the `Load` was a warm one: TakeTemplate*, BringBack -> Done | Busy | Failed
@@ -194,6 +195,8 @@ pub enum WorkerRequest {
     /// order of `data`. The blob is the client's part of the manifest, from `Saved`. Only while quiesced. The worker brings the
     /// memory back when the client's next command comes, unless `hold` is set, or when `BringBack` or `Quiesce` come. Needs no
     /// daemon for that. Only for workers of [`SUSPENDS`] or later.
+    ///
+    /// A client that is suspended already takes on `hold`, and nothing else: only for workers of [`MAKES_ROOM`] or later.
     Suspend {
         /// The data files.
         data: Vec<DataFile>,
@@ -258,8 +261,15 @@ pub enum WorkerRequest {
     GiveWay,
     /// Answers a `NeedsRoom`; sent again when the wait for memory is over. Not answered.
     Room {
-        /// Whether memory may become free soon that clones of other clients take now.
+        /// Whether memory may become free soon that clones of other clients take now, or that the daemon is looking for.
         coming: bool,
+        /// Whether the worker is to say how much memory it needs: it sends `Needs`, and waits without trying until this comes
+        /// again with `coming` false. Only from daemons that know `Needs`.
+        #[serde(default)]
+        how_much: bool,
+        /// Whether memory was given back for this worker. If it is not enough, the worker may ask again.
+        #[serde(default)]
+        again: bool,
     },
     /// Whether the client could be saved now.
     Check,
@@ -306,6 +316,10 @@ pub const WARMS: u32 = 12;
 
 /// The steps of a load in their order, by the names that `LoadStep` has for them.
 pub const LOAD_STEPS: [&str; 4] = ["code", "replay", "map", "content"];
+
+/// The first control version whose workers say how much memory they need, and what a suspension gives back: `Needs`,
+/// `Description.physical`.
+pub const MAKES_ROOM: u32 = 12;
 
 /// A data file of an image, or of an image that it builds on.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
@@ -427,6 +441,12 @@ pub enum WorkerReply {
         /// One of [`LOAD_STEPS`], or a step of a later version.
         step: String,
     },
+    /// Sent unasked, after `Room { how_much: true }`.
+    Needs {
+        /// Bytes that must be free on each device, by the worker's numbers; 0 where it needs none. Empty where no memory of
+        /// other clients would help.
+        free: Vec<u64>,
+    },
     /// The request was done.
     Done,
     /// To `Quiesce` and `Advance`: no command is executed, but the device is not at rest.
@@ -485,6 +505,10 @@ pub enum WorkerReply {
         /// Milliseconds for which the client has had no command and nothing ran for it. 0 from workers before [`SUSPENDS`].
         #[serde(default)]
         idle_ms: u64,
+        /// Bytes of physical memory that the client has on each device, and gives back when it is suspended. Empty from workers
+        /// before [`MAKES_ROOM`].
+        #[serde(default)]
+        physical: Vec<u64>,
     },
     /// To `Suspend`: the memory has gone back to the devices.
     Suspended {

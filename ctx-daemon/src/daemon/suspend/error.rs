@@ -55,13 +55,18 @@ pub(crate) enum SuspendError {
         "{client} cannot resume: its GPU has had no room for {bytes} bytes for {limit}; it goes on by itself when there is room"
     )]
     NoRoom { client: String, bytes: u64, limit: Limit },
+    #[error("{client} has work to do, and goes on")]
+    HasWork { client: String },
+    /// The client for whom others were to be suspended does not wait any more.
+    #[error("{0}")]
+    NotWanted(String),
     #[error("{client} cannot resume: {source}")]
     NotResumed { client: String, source: WorkerError },
 }
 
 impl SuspendError {
     /// A client that is not suspended because of its worker's error.
-    pub(super) fn of(client: &Client, source: WorkerError) -> Self {
+    pub(crate) fn of(client: &Client, source: WorkerError) -> Self {
         Self::Client { client: client.to_string(), source: client.explain(source) }
     }
 
@@ -80,6 +85,8 @@ impl Failing for SuspendError {
             | Self::DirectoryNotAllowed
             | Self::Overlaps { .. }
             | Self::Shared { .. }
+            | Self::HasWork { .. }
+            | Self::NotWanted(_)
             | Self::NoRoom { .. } => FailureKind::Refused,
             Self::OldWorker { .. } => FailureKind::Version,
             Self::Tree(error) | Self::File(error) => Failing::kind(error),

@@ -17,6 +17,7 @@ mod space;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use rekindle_wire::control::{Reply, SuspendedInfo, WorkerReply, WorkerRequest};
@@ -37,6 +38,9 @@ use super::{Daemon, at_once, process};
 
 /// How often the daemon asks a worker again whether its GPU has room.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How often a client that makes way for another is asked whether it is still idle.
+const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A request to suspend or resume the tree of a process.
 pub(super) struct Asked {
@@ -128,28 +132,71 @@ fn try_suspend(
     let _hold = daemon.clients.registry.hold(root, quiesce_limit.begins()).map_err(overlaps)?;
     // The tree as it is while nobody joins it.
     let (_, _, all) = asked.clients(daemon)?;
-    let clients = to_suspend(daemon, &all)?;
+    let clients = to_suspend(daemon, &all, hold)?;
     let began = Instant::now();
-    let memory = at_once(&clients, |client| client.worker.device_memory(quiesce_limit.begins()));
-    let memory = memory.into_iter().zip(&clients).map(|(bytes, client)| {
+    let given_back = give_back(daemon, &clients, &How { space, hold, is_wanted: None })?;
+    let suspended = given_back.into_iter().map(|(client, bytes)| {
+        daemon.oversubscription.forget(client.worker.pid());
+        info_of(&view, &client, bytes, began)
+    });
+    let suspended: Vec<_> = suspended.collect();
+    for it in &suspended {
+        info!(pid = it.pid, command = it.command, bytes = it.bytes, ms = it.ms, hold, "suspended");
+    }
+    Ok(suspended)
+}
+
+/// Suspends idle clients, whose trees are held, for another program. `is_wanted` is asked again and again until their memory is
+/// given back: an error lets them go on.
+pub(super) fn make_way(
+    daemon: &Daemon,
+    clients: &[Arc<Client>],
+    is_wanted: &IsWanted<'_>,
+) -> Result<Vec<(Arc<Client>, u64)>, SuspendError> {
+    let clients = to_suspend(daemon, clients, false)?;
+    give_back(daemon, &clients, &How { space: Space::new(None), hold: false, is_wanted: Some(is_wanted) })
+}
+
+/// Whether clients that are quiesced are still to be suspended.
+type IsWanted<'a> = dyn Fn(&[Arc<Client>]) -> Result<(), SuspendError> + Sync + 'a;
+
+/// How clients are suspended.
+struct How<'a> {
+    space: Space,
+    hold: bool,
+    /// Asked again and again if the clients are idle and go for another program.
+    is_wanted: Option<&'a IsWanted<'a>>,
+}
+
+/// Suspends these clients, whose trees are held. Returns those that are suspended, with their bytes.
+fn give_back(daemon: &Daemon, clients: &[Arc<Client>], how: &How<'_>) -> Result<Vec<(Arc<Client>, u64)>, SuspendError> {
+    let quiesce_limit = daemon.config.timeouts.quiesce;
+    let memory = at_once(clients, |client| client.worker.device_memory(quiesce_limit.begins()));
+    let memory = memory.into_iter().zip(clients).map(|(bytes, client)| {
         bytes.map(|bytes| bytes.iter().sum::<u64>()).map_err(|error| SuspendError::of(client, error))
     });
     let memory: Vec<u64> = memory.collect::<Result<_, _>>()?;
-    space.check(memory.iter().sum())?;
+    how.space.check(memory.iter().sum())?;
     let files = memory.iter().map(|bytes| {
         let count = files::worth(*bytes, daemon.config.image.file_bytes);
-        (0..count).map(|_| space.file()).collect::<Result<Vec<_>, _>>().map_err(SuspendError::File)
+        (0..count).map(|_| how.space.file()).collect::<Result<Vec<_>, _>>().map_err(SuspendError::File)
     });
     let files: Vec<_> = files.collect::<Result<_, _>>()?;
-    let rings = quiesce::quiesce(&clients, quiesce_limit)?;
+    let rings = match how.is_wanted {
+        None => quiesce::quiesce(clients, quiesce_limit)?,
+        Some(_) => quiesce::quiesce_idle(clients, quiesce_limit)?,
+    };
     let stall = daemon.config.timeouts.stall;
     let jobs = rings.iter().zip(files).map(|(ring, files)| Job::new(ring, files, stall));
     let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
     // All are saved before the first gives anything back: an error opens all rings.
-    let saved = at_once(&jobs, Job::save);
+    let saved = match how.is_wanted {
+        None => at_once(&jobs, Job::save),
+        Some(is_wanted) => save_while(&jobs, &|| is_wanted(clients))?,
+    };
     let saved = jobs.iter().zip(saved).map(|(job, blob)| Ok((job, blob?))).collect::<Result<Vec<_>, SuspendError>>();
     let saved = saved.inspect_err(|_| jobs.iter().for_each(Job::cancel))?;
-    let given_back = at_once(&saved, |(job, blob)| job.give_back(blob, hold));
+    let given_back = at_once(&saved, |(job, blob)| job.give_back(blob, how.hold));
     let failed = given_back.iter().any(Result::is_err);
     let mut suspended = Vec::new();
     let mut first_error = None;
@@ -160,31 +207,50 @@ fn try_suspend(
             Ok(bytes) => {
                 let client = Arc::clone(ring.client());
                 ring.suspended();
-                suspended.push(info_of(&view, &client, bytes, began));
                 if failed {
                     let described = client.worker.suspension(quiesce_limit.begins());
                     let described = described.map_err(|source| SuspendError::not_resumed(&client, source));
                     described.and_then(|_| wake(daemon, &client)).map_or_else(|error| warn!("{error}"), drop);
                 }
+                suspended.push((client, bytes));
             }
             Err(error) => {
                 first_error.get_or_insert(error);
             }
         }
     }
-    match first_error {
-        Some(error) => Err(error),
-        None => {
-            for it in &suspended {
-                info!(pid = it.pid, command = it.command, bytes = it.bytes, ms = it.ms, hold, "suspended");
-            }
-            Ok(suspended)
-        }
-    }
+    first_error.map_or(Ok(suspended), Err)
 }
 
-/// The clients that are not suspended yet, all of which can be.
-fn to_suspend(daemon: &Daemon, all: &[Arc<Client>]) -> Result<Vec<Arc<Client>>, SuspendError> {
+/// Has all workers save, as long as that is wanted.
+fn save_while(
+    jobs: &[Job<'_>],
+    is_wanted: &(dyn Fn() -> Result<(), SuspendError> + Sync),
+) -> Result<Vec<Result<Vec<u8>, SuspendError>>, SuspendError> {
+    is_wanted()?;
+    let (over, end) = channel::<()>();
+    let watch = move || {
+        let mut unwanted = Ok(());
+        while end.recv_timeout(WATCH_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            unwanted = unwanted.and_then(|()| is_wanted());
+            if unwanted.is_err() {
+                // Again and again: a worker forgets this when its save begins.
+                jobs.iter().for_each(Job::cancel);
+            }
+        }
+        unwanted.and_then(|()| is_wanted())
+    };
+    std::thread::scope(|scope| {
+        let watching = scope.spawn(watch);
+        let saved = at_once(jobs, Job::save);
+        drop(over);
+        watching.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        Ok(saved)
+    })
+}
+
+/// The clients that are not suspended yet, all of which can be. Those that are take on `hold`.
+fn to_suspend(daemon: &Daemon, all: &[Arc<Client>], hold: bool) -> Result<Vec<Arc<Client>>, SuspendError> {
     let limit = daemon.config.timeouts.quiesce;
     let checked = at_once(all, |client| {
         let named = || client.to_string();
@@ -192,7 +258,10 @@ fn to_suspend(daemon: &Daemon, all: &[Arc<Client>]) -> Result<Vec<Arc<Client>>, 
             return Err(SuspendError::OldWorker { client: named() });
         }
         let failed = |error| SuspendError::of(client, error);
-        if client.worker.suspension(limit.begins()).map_err(failed)?.is_some() {
+        if let Some(suspended) = client.worker.suspension(limit.begins()).map_err(failed)? {
+            if hold && !suspended.hold && client.worker.makes_room() {
+                client.worker.hold_suspended(limit).map_err(failed)?;
+            }
             return Ok(None);
         }
         let (own, others) = client.worker.shares(limit.begins()).map_err(failed)?;

@@ -20,6 +20,12 @@ const AT_ONCE: Limit = Limit::fixed(Duration::ZERO);
 /// Asks all of these at once. Returns each description, in their order; a worker that has no time now has its last one. Takes
 /// little more than a second, however many do not answer.
 pub(crate) fn describe_all(workers: &[&Worker]) -> Vec<Description> {
+    let described = workers.iter().zip(describe_now(workers));
+    described.map(|(worker, now)| now.unwrap_or_else(|| lock(&worker.described).clone())).collect()
+}
+
+/// The same, with nothing for a worker that has no time now.
+pub(crate) fn describe_now(workers: &[&Worker]) -> Vec<Option<Description>> {
     // Idle workers come first, so that a busy one does not delay them.
     let idle = |worker: &&Worker| worker.ask_to_describe(AT_ONCE.begins());
     let mut asked: Vec<_> = workers.iter().map(idle).collect();
@@ -48,6 +54,11 @@ impl Worker {
         self.described_anew(deadline).map(|it| it.suspended)
     }
 
+    /// How long the client has had no work. Waits for the answer.
+    pub(crate) fn idle_for(&self, deadline: Deadline) -> Result<Duration, WorkerError> {
+        self.described_anew(deadline).map(|it| Duration::from_millis(it.idle_ms))
+    }
+
     /// Whether the client was suspended when the worker was last described.
     pub(crate) fn was_suspended(&self) -> Option<Suspension> {
         lock(&self.described).suspended
@@ -60,11 +71,12 @@ impl Worker {
 
     /// Notes a description.
     fn note(&self, answered: Answered) -> Option<Description> {
-        let WorkerReply::Description { device_memory, pinned_memory, commands, suspended, idle_ms } = answered.reply
+        let WorkerReply::Description { device_memory, pinned_memory, commands, suspended, idle_ms, physical } =
+            answered.reply
         else {
             return None;
         };
-        let description = Description { device_memory, pinned_memory, commands, suspended, idle_ms };
+        let description = Description { device_memory, pinned_memory, commands, suspended, idle_ms, physical };
         *lock(&self.described) = description.clone();
         Some(description)
     }
@@ -93,11 +105,10 @@ impl Worker {
         frame::send(&self.channel, request, &[], &[]).map(|()| true)
     }
 
-    fn described(&self, asked: Option<&Receiver<Answered>>, deadline: Deadline) -> Description {
-        let answered = match asked.map(|it| self.receive(it, deadline.into())) {
+    fn described(&self, asked: Option<&Receiver<Answered>>, deadline: Deadline) -> Option<Description> {
+        match asked.map(|it| self.receive(it, deadline.into())) {
             Some(Some(Ok(answered))) => self.note(answered),
             _ => None,
-        };
-        answered.unwrap_or_else(|| lock(&self.described).clone())
+        }
     }
 }
