@@ -68,6 +68,12 @@ fn table(clients: &[ClientInfo]) -> String {
 fn state(client: &ClientInfo) -> String {
     let state = output::plain(&client.state);
     match client.suspended {
+        Some(it) if it.deep && it.waits_for_room => {
+            let why = client.not_moved.as_deref().map_or_else(String::new, |why| format!(": {}", output::plain(why)));
+            return format!("{state} deeply, waits for a worker{why}");
+        }
+        Some(it) if it.deep && it.hold => return format!("{state} deeply: until `rekindle resume`"),
+        Some(it) if it.deep => return format!("{state} deeply"),
         Some(it) if it.waits_for_room => return format!("{state}: waits for {} of GPU memory", output::size(it.bytes)),
         Some(it) if it.hold => return format!("{state}: until `rekindle resume`"),
         _ => {}
@@ -97,6 +103,7 @@ mod tests {
             dump: None,
             suspended: None,
             idle_ms: 0,
+            not_moved: None,
         };
         let clients = [client(9, &[3 << 30, 0], "python3"), client(31_415, &[1 << 20], "bad\x1b[2Jname")];
         let expected = "  \

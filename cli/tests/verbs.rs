@@ -67,6 +67,7 @@ fn ps_lists_for_people_and_for_programs() {
         dump: None,
         suspended: None,
         idle_ms: 0,
+        not_moved: None,
     };
     let dir = TempDir::new().unwrap();
     let daemon = answers(dir.path(), Reply::Clients(vec![client.clone()]));

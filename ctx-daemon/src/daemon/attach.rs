@@ -156,9 +156,13 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
     let (grants, stage) = (Arc::downgrade(&daemon.grants), Arc::downgrade(&daemon.copying.stage));
     let (records, process) = (Arc::downgrade(&daemon.clients.records), worker.process());
     let (memory_pressure, needy) = (Arc::downgrade(&daemon.copying.memory_pressure), Arc::downgrade(worker));
+    let (moves, client) = (Arc::downgrade(&daemon.moves), client.process);
     worker.on_need(move || {
-        if let (Some(memory_pressure), Some(worker)) = (memory_pressure.upgrade(), needy.upgrade()) {
+        let (Some(memory_pressure), Some(worker)) = (memory_pressure.upgrade(), needy.upgrade()) else { return };
+        if !worker.keeps() {
             memory_pressure.needed_by(&worker);
+        } else if let Some(moves) = moves.upgrade() {
+            moves.want(client);
         }
     });
     worker.on_death(move || {

@@ -57,6 +57,7 @@ fn without_worker(pid: i32, lost: Lost) -> ClientInfo {
         dump: None,
         suspended: None,
         idle_ms: 0,
+        not_moved: None,
     }
 }
 
@@ -118,6 +119,7 @@ fn info(daemon: &Daemon, pid: i32, client: &Client, described: Description) -> C
         dump: daemon.checkpoints.of_client(client),
         suspended: described.suspended,
         idle_ms: described.idle_ms,
+        not_moved: described.suspended.filter(|it| it.deep).and_then(|_| daemon.moves.why(client.process)),
     }
 }
 

@@ -6,7 +6,7 @@
 //!                each)       ├─ orders ─────── checkpoints                  a command orders a dump
 //!                            ├─ restore ────── pool                         CRIU restores one
 //!                            ├─ takeover ───── registry                     a worker joins a new daemon
-//!                            ├─ suspend ────── registry                     GPU memory goes back, and comes again
+//!                            ├─ suspend ────── registry, moves              GPU memory goes back, and comes again
 //!                            ├─ ipc ────────── imports                      memory that processes share
 //!                            ├─ grant, revoke ── grants                    GPUs for containers
 //!                            ├─ gpus ───────── nvml ── helper               NVML's queries
@@ -40,6 +40,7 @@ mod memfd;
 mod memory_pressure;
 mod message;
 mod moment;
+mod moves;
 mod nvml;
 mod orders;
 mod party;
@@ -111,7 +112,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
     let sandbox = Sandbox::probe(&config.workers.sandbox)?;
     let listener = Listener::bind(&config, &sandbox)?;
     let daemon = Arc::new(Daemon::start(config, sandbox)?);
-    suspend::prepare();
+    suspend::prepare(&daemon)?;
     for acceptor in listener.acceptors()? {
         let accepting = Arc::clone(&daemon);
         thread("listener", move || acceptor.accept_all(&accepting))?;

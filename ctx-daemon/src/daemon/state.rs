@@ -12,6 +12,7 @@ use super::imports::Imports;
 use super::links::Links;
 use super::lost::LostWorkers;
 use super::memory_pressure::MemoryPressure;
+use super::moves::Moves;
 use super::nvml::Nvml;
 use super::pool::Pool;
 use super::restore::Restores;
@@ -28,6 +29,7 @@ pub(super) struct Daemon {
     pub(super) clients: Clients,
     pub(super) restores: Restores,
     pub(super) checkpoints: Checkpoints,
+    pub(super) moves: Arc<Moves>,
     pub(super) copying: CopyResources,
     pub(super) sandbox: Sandbox,
     pub(super) grants: Arc<Grants>,
@@ -66,6 +68,7 @@ impl Daemon {
             },
             restores: Restores::default(),
             checkpoints: Checkpoints::default(),
+            moves: Arc::default(),
             copying: CopyResources {
                 memory_pressure: Arc::default(),
                 stage: Stage::start(config.checkpoint.staging)?,

@@ -22,7 +22,7 @@ use rekindle_wire::access::AccessReport;
 use rekindle_wire::attach::Attached;
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{
-    Failing, Failure, FailureKind, LOADS_BESIDE, LoadTimes, SUSPENDS, Suspension, WorkerReply, WorkerRequest,
+    Failing, Failure, FailureKind, LOADS_BESIDE, LoadTimes, MOVES, SUSPENDS, Suspension, WorkerReply, WorkerRequest,
 };
 use rekindle_wire::frame::{self, FrameError, Message};
 use rekindle_wire::ipc::{MAX_PIECES, PIECES_AT_A_TIME, PieceId, Shared, Token};
@@ -256,6 +256,11 @@ impl Worker {
     /// Whether the worker can suspend its client.
     pub(crate) fn suspends(&self) -> bool {
         self.wire >= SUSPENDS
+    }
+
+    /// Whether the worker can suspend its client deeply, and take over a client of another worker that has.
+    pub(crate) fn moves(&self) -> bool {
+        self.wire >= MOVES
     }
 
     /// How far the worker's load of content is.
@@ -668,6 +673,8 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Connect { .. } => "Connect",
         WorkerRequest::Describe => "Describe",
         WorkerRequest::Suspend { .. } => "Suspend",
+        WorkerRequest::Kept => "Kept",
+        WorkerRequest::HandOver => "HandOver",
         WorkerRequest::BringBack => "BringBack",
         WorkerRequest::ConfirmQuiesced => "ConfirmQuiesced",
         WorkerRequest::Alive => "Alive",

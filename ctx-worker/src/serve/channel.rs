@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rekindle_wire::attach::{Attach, Attached, CHOSEN_PROTOCOL, Pinned};
 use rekindle_wire::control::{Failure, FailureKind, WorkerReply, WorkerRequest};
@@ -62,6 +62,8 @@ pub(crate) struct Channel {
     sleeping_on: Mutex<Option<Shared>>,
     /// The client's connection, which is shown to another daemon.
     client: Mutex<Option<(Attach, Attached, OwnedFd)>>,
+    /// Whether another worker has got the connection, and this one may read it no more. Held while a message is read.
+    handed_over: Arc<Mutex<bool>>,
     /// Sends the connection to the thread that reads it.
     connections: Sender<(UnixStream, Arc<Arrived>)>,
 }
@@ -82,12 +84,14 @@ pub(crate) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
         news: AtomicBool::new(false),
         sleeping_on: Mutex::new(None),
         client: Mutex::new(None),
+        handed_over: Arc::default(),
         connections,
     });
     // Started now, so that its stack is mapped early, see `start`.
+    let handed_over = Arc::clone(&channel.handed_over);
     Thread::named("connection").spawn(move || {
         if let Ok((connection, arrived)) = coming.recv() {
-            read_connection(&connection, &arrived);
+            read_connection(&connection, &arrived, &handed_over);
         }
     })?;
     Thread::named("answers").spawn(move || write_answers(&replies))?;
@@ -200,11 +204,7 @@ impl Channel {
     /// Called when the client finds no device memory. Returns, after a moment, whether to try again. `first`: the command has
     /// not been retried yet.
     pub(crate) fn is_room_coming(&self, first: bool) -> bool {
-        self.memory_pressure.wait(first, || {
-            if let Some(daemon) = self.asker() {
-                self.answer(&daemon, WorkerReply::NeedsRoom, Vec::new());
-            }
-        })
+        self.memory_pressure.wait(first, || self.ask_for_room())
     }
 
     /// Answers a request.
@@ -229,19 +229,39 @@ impl Channel {
         }
     }
 
-    /// Remembers the client's connection, and has its thread read it.
-    pub(crate) fn serve_client(
+    /// Remembers the client's connection.
+    pub(crate) fn know_client(
         &self,
-        connection: UnixStream,
+        connection: &UnixStream,
         attach: Attach,
         attached: Attached,
-        arrived: Arc<Arrived>,
     ) -> std::io::Result<()> {
         let copy = connection.try_clone()?;
         if let Ok(mut client) = self.client.lock() {
             *client = Some((attach, attached, copy.into()));
         }
+        Ok(())
+    }
+
+    /// Has the connection's thread read it.
+    pub(crate) fn read_client(&self, connection: UnixStream, arrived: Arc<Arrived>) -> std::io::Result<()> {
         self.connections.send((connection, arrived)).map_err(std::io::Error::other)
+    }
+
+    /// Stops reading the client's connection, between two messages, and returns a copy of it. Its thread still notices the
+    /// client's end.
+    pub(crate) fn hand_over(&self) -> std::io::Result<OwnedFd> {
+        *self.handed_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        let client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, _, connection) = client.as_ref().ok_or(std::io::ErrorKind::NotConnected)?;
+        connection.try_clone()
+    }
+
+    /// Tells the daemon that the client needs device memory that it does not have.
+    pub(crate) fn ask_for_room(&self) {
+        if let Some(daemon) = self.asker() {
+            self.answer(&daemon, WorkerReply::NeedsRoom, Vec::new());
+        }
     }
 }
 
@@ -256,8 +276,18 @@ fn write_answers(answers: &Receiver<Answer>) {
 }
 
 /// Receives the memfds that the client sends. When the connection closes, the client is gone, and the worker ends.
-fn read_connection(connection: &UnixStream, arrived: &Arrived) {
+fn read_connection(connection: &UnixStream, arrived: &Arrived, handed_over: &Mutex<bool>) {
     loop {
+        wait_for(connection, libc::POLLIN);
+        let handed_over = handed_over.lock().unwrap_or_else(PoisonError::into_inner);
+        if *handed_over {
+            drop(handed_over);
+            // The messages are another worker's.
+            wait_for(connection, 0);
+            info!("the client is gone");
+            // SAFETY: as below.
+            unsafe { libc::_exit(0) }
+        }
         match frame::receive::<Pinned>(connection) {
             Ok(Message { body, mut fds, .. }) => {
                 let accepted = fds.pop().is_some_and(|file| arrived.put(body, file));
@@ -275,6 +305,17 @@ fn read_connection(connection: &UnixStream, arrived: &Arrived) {
         // SAFETY: ends the process without running the driver's exit handlers, which could wait for the device. The
         // kernel frees everything.
         unsafe { libc::_exit(0) }
+    }
+}
+
+/// Waits until there is something to read, if these events say so, or the other end is closed.
+fn wait_for(connection: &UnixStream, events: i16) {
+    loop {
+        let mut entry = libc::pollfd { fd: connection.as_raw_fd(), events, revents: 0 };
+        // SAFETY: one entry, a local.
+        if unsafe { libc::poll(&raw mut entry, 1, -1) } > 0 {
+            return;
+        }
     }
 }
 

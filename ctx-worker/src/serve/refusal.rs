@@ -79,6 +79,12 @@ pub(crate) enum Refusal {
     Share(#[from] ShareError),
     #[error(transparent)]
     Suspend(#[from] SuspendError),
+    #[error(
+        "its process is suspended deeply, and its worker only keeps it until another takes it over: resume it first (`rekindle resume`)"
+    )]
+    Kept,
+    #[error("the worker that keeps the process has not given it away: {0}")]
+    NotGiven(io::Error),
     #[error("the worker's own code has no place: {0}")]
     Code(CallFailed),
     #[error("{0}")]
@@ -96,7 +102,8 @@ impl Failing for Refusal {
             Self::Save(error) => error.kind(),
             Self::Share(error) => error.kind(),
             Self::Suspend(error) => error.kind(),
-            Self::Unreported => FailureKind::Refused,
+            Self::Unreported | Self::Kept => FailureKind::Refused,
+            Self::NotGiven(_) => FailureKind::LostPeer,
             Self::OtherRing(_) | Self::Dialect(_) => FailureKind::Version,
             Self::WentOn => FailureKind::Timeout,
             Self::Failed(failure) => failure.kind,

@@ -30,10 +30,18 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a suspended worker sleeps at a time.
 const SLEEP: Duration = Duration::from_secs(5);
 
+/// How a client is suspended.
+pub(super) struct How {
+    /// Whether its commands wait until somebody resumes it.
+    pub(super) hold: bool,
+    /// Whether the worker gives back all that it has on GPUs.
+    pub(super) deep: bool,
+}
+
 impl Suspended {
     /// For listings.
     pub(super) fn describe(&self) -> Suspension {
-        Suspension { bytes: self.bytes, hold: self.hold, waits_for_room: self.waits_since.is_some() }
+        Suspension { bytes: self.bytes, hold: self.hold, waits_for_room: self.waits_since.is_some(), deep: false }
     }
 }
 
@@ -42,7 +50,8 @@ impl Server {
     pub(super) fn suspend(
         &mut self,
         closed: Closed,
-        (data, key, hold): (Vec<control::DataFile>, Result<HashKey, Refusal>, bool),
+        (data, key): (Vec<control::DataFile>, Result<HashKey, Refusal>),
+        How { hold, deep }: How,
         blob: &[u8],
         fds: Vec<OwnedFd>,
     ) -> (State, Answered) {
@@ -65,6 +74,10 @@ impl Server {
         };
         self.executor.checkpoint.before_opening(self.executor.call.gpu.driver);
         self.channel.silence.listen(false);
+        if deep {
+            let (keeper, bytes) = self.keep(closed, kept, hold);
+            return (State::Keeper(keeper), Ok((WorkerReply::Suspended { bytes }, Vec::new())));
+        }
         let (mut layers, checkpoint) = self.executor.layers();
         let began = Instant::now();
         match checkpoint.give_back(&mut layers) {

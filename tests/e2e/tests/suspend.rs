@@ -57,7 +57,7 @@ impl Steady {
 type Answer = std::result::Result<Vec<SuspendedInfo>, Failure>;
 
 fn suspend(node: &Node, pid: i32, hold: bool) -> Result<Answer> {
-    match node.ask(&Request::Suspend { pid, hold })? {
+    match node.ask(&Request::Suspend { pid, hold, deep: false })? {
         Reply::Suspended(all) => Ok(Ok(all)),
         Reply::Failed(failure) => Ok(Err(failure)),
         other => bail!("Suspend was answered by {other:?}"),

@@ -36,6 +36,9 @@ pub struct ClientInfo {
     /// Milliseconds for which the client has had no command and nothing ran for it.
     #[serde(default)]
     pub idle_ms: u64,
+    /// Why the last attempt to have another worker take this client over has failed, while the client is suspended deeply.
+    #[serde(default)]
+    pub not_moved: Option<String>,
 }
 
 /// A suspended client.
@@ -45,8 +48,12 @@ pub struct Suspension {
     pub bytes: u64,
     /// Whether the client's commands wait until somebody asks to resume the client.
     pub hold: bool,
-    /// Whether the client is to resume and its GPU has no room for it yet.
+    /// Whether the client is to resume and its GPU has no room for it yet; for a client that is suspended deeply, whether it is to
+    /// resume and no worker has taken it over yet.
     pub waits_for_room: bool,
+    /// Whether the client's worker has given back its CUDA contexts too: another worker takes the client over.
+    #[serde(default)]
+    pub deep: bool,
 }
 
 /// A client that was suspended or resumed on request.
@@ -60,6 +67,9 @@ pub struct SuspendedInfo {
     pub bytes: u64,
     /// Milliseconds that this took.
     pub ms: u64,
+    /// Whether it was suspended deeply.
+    #[serde(default)]
+    pub deep: bool,
 }
 
 /// The progress of a dump.

@@ -102,13 +102,15 @@ pub(super) fn start(
             blob: record.to_bytes()?,
             data: data_files(image, record)?,
             code: code_files(image, record)?,
-            how: How { early: how.early && worker.loads_beside(), ..how },
+            limits: how.limits,
+            early: how.early && worker.loads_beside(),
+            limit: how.limit,
         };
         let (name, worker) = (check::name(record), Arc::clone(worker));
         let (restore, hold_off) = (Arc::clone(restore), Arc::clone(hold_off));
         thread("load", move || {
             let began = Instant::now();
-            let How { early, limit, .. } = job.how;
+            let Load { early, limit, .. } = job;
             let mut result = job.run(&worker);
             drop(hold_off);
             if early && result.is_ok() {
@@ -141,21 +143,25 @@ fn code_files(image: &Image, record: &Record) -> Result<Vec<CodeFile>, ImageErro
 }
 
 /// The part of an image that one worker loads.
-struct Load {
-    hash: HashKey,
-    blob: Vec<u8>,
+pub(in crate::daemon) struct Load {
+    pub(in crate::daemon) hash: HashKey,
+    pub(in crate::daemon) blob: Vec<u8>,
     /// The data files of the image, and of the images that it builds on.
-    data: Vec<(DataFile, OwnedFd)>,
-    code: Vec<CodeFile>,
-    how: How,
+    pub(in crate::daemon) data: Vec<(DataFile, OwnedFd)>,
+    pub(in crate::daemon) code: Vec<CodeFile>,
+    pub(in crate::daemon) limits: Limits,
+    /// As in `WorkerRequest::Load`.
+    pub(in crate::daemon) early: bool,
+    /// How long the worker may be idle.
+    pub(in crate::daemon) limit: Limit,
 }
 
 /// A hash of code, and the file with the code.
-type CodeFile = (String, OwnedFd);
+pub(in crate::daemon) type CodeFile = (String, OwnedFd);
 
 impl Load {
-    fn run(self, worker: &Worker) -> Result<(), WorkerError> {
-        let timeout = Timeout::WhileItWorks(self.how.limit);
+    pub(in crate::daemon) fn run(self, worker: &Worker) -> Result<(), WorkerError> {
+        let timeout = Timeout::WhileItWorks(self.limit);
         // The last message has room for the rest of both lists.
         let (data_before, data) = split(&self.data, 0);
         for files in data_before {
@@ -174,9 +180,9 @@ impl Load {
             hash_algorithm,
             hash_key,
             code: code.iter().map(|it| it.0.clone()).collect(),
-            limits: self.how.limits,
+            limits: self.limits,
             rehearsal: false,
-            early: self.how.early,
+            early: self.early,
         };
         worker.ask_with(&request, &self.blob, &sys::raw(fds), timeout)
     }

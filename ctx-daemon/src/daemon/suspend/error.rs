@@ -8,6 +8,7 @@ use super::super::clients::Client;
 use super::super::pidns::PidError;
 use super::super::quiesce::QuiesceError;
 use super::super::worker::WorkerError;
+use super::moved::MoveError;
 use crate::limit::Limit;
 
 /// Why clients are not suspended or resumed. Those that were to be suspended go on.
@@ -55,6 +56,12 @@ pub(crate) enum SuspendError {
         "{client} cannot resume: its GPU has had no room for {bytes} bytes for {limit}; it goes on by itself when there is room"
     )]
     NoRoom { client: String, bytes: u64, limit: Limit },
+    #[error("{client} cannot resume: {source}; it stays suspended")]
+    NotMoved { client: String, source: MoveError },
+    #[error(
+        "{client} has unloaded more code than is kept, so that only a rehearsal could show that another worker can load what it has now: suspend it without --deep, or checkpoint it"
+    )]
+    Cut { client: String },
     #[error("{client} cannot resume: {source}")]
     NotResumed { client: String, source: WorkerError },
 }
@@ -80,12 +87,14 @@ impl Failing for SuspendError {
             | Self::DirectoryNotAllowed
             | Self::Overlaps { .. }
             | Self::Shared { .. }
+            | Self::Cut { .. }
             | Self::NoRoom { .. } => FailureKind::Refused,
             Self::OldWorker { .. } => FailureKind::Version,
             Self::Tree(error) | Self::File(error) => Failing::kind(error),
             Self::Key(_) => FailureKind::Internal,
             Self::Space { .. } => FailureKind::NoSpace,
             Self::Quiesce(error) => error.kind(),
+            Self::NotMoved { source, .. } => source.kind(),
             Self::Client { source, .. } | Self::NotResumed { source, .. } => source.kind(),
             Self::Stalled { .. } => FailureKind::Timeout,
         }

@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
+use rekindle_ctx_worker::state;
 use rekindle_images::content::ContentKey;
 use rekindle_images::{Client as Record, HashKey};
 use rekindle_wire::control::{Copying, DataFile, WorkerReply, WorkerRequest};
@@ -12,6 +13,7 @@ use rekindle_wire::control::{Copying, DataFile, WorkerReply, WorkerRequest};
 use super::super::clients::Client;
 use super::super::quiesce::ClosedRing;
 use super::super::worker::WorkerError;
+use super::How;
 use super::error::SuspendError;
 use crate::limit::Limit;
 
@@ -43,7 +45,7 @@ impl<'a> Job<'a> {
             compression: "off".to_owned(),
             copying: Copying::Stop,
             precopied: false,
-            // The code stays where it is, so a log that was cut need not be replayed.
+            // The code stays where it is, so a log that was cut need not be replayed. `must_be_movable` looks at it otherwise.
             rehearses: true,
             // The device compares the hashes when the content is back.
             hash_on_device: true,
@@ -80,8 +82,18 @@ impl<'a> Job<'a> {
         self.client.worker.cancel();
     }
 
+    /// Checks that another worker can load what is saved, as far as that can be known now.
+    pub(super) fn must_be_movable(&self, blob: &[u8]) -> Result<(), SuspendError> {
+        let malformed = |_| SuspendError::of(self.client, WorkerError::Protocol("Saved"));
+        let record = Record::from_bytes(blob).map_err(malformed)?;
+        if state::is_cut(&record.worker_state) {
+            return Err(SuspendError::Cut { client: self.client.to_string() });
+        }
+        Ok(())
+    }
+
     /// Has the worker give the memory back, whose content is saved. Returns the number of bytes.
-    pub(super) fn give_back(&self, blob: &[u8], hold: bool) -> Result<u64, SuspendError> {
+    pub(super) fn give_back(&self, blob: &[u8], How { hold, deep }: How) -> Result<u64, SuspendError> {
         let failed = |error| SuspendError::of(self.client, error);
         let malformed = |_| failed(WorkerError::Protocol("Saved"));
         let record = Record::from_bytes(blob).map_err(malformed)?;
@@ -93,7 +105,7 @@ impl<'a> Job<'a> {
             data.push(DataFile { depth: it.depth, index: it.index });
         }
         let (hash_algorithm, hash_key) = HashKey::Content(self.key).to_parts();
-        let request = WorkerRequest::Suspend { data, hash_algorithm, hash_key, hold };
+        let request = WorkerRequest::Suspend { data, hash_algorithm, hash_key, hold, deep };
         match self.client.worker.call(&request, blob, &fds, self.limit).map_err(failed)?.reply {
             WorkerReply::Suspended { bytes } => Ok(bytes),
             _ => Err(failed(WorkerError::Protocol("Suspend"))),

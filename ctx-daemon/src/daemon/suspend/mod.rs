@@ -4,6 +4,7 @@
 //!   Suspend          quiesce ─► Save (the client is stopped) ─► Suspend: the worker gives memory back ─► the client runs
 //!                         an error: all rings open                      until it needs its GPU
 //!   ResumeSuspended  BringBack ─► the worker makes memory, loads content ─► LoadProgress ─► done
+//!   deeply suspended: another worker takes the client over, see `moved.rs`
 //! ```
 //!
 //! A suspended client counts as running: its process runs, and its worker brings the memory back by itself when the next
@@ -13,7 +14,9 @@
 
 mod error;
 mod job;
+mod moved;
 mod space;
+mod spot;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -24,12 +27,14 @@ use tracing::{info, warn};
 
 pub(super) use self::error::SuspendError;
 use self::job::Job;
+use self::moved::MoveError;
 use self::space::Space;
 use super::clients::Client;
 use super::content::wait_for_content;
 use super::dump::files;
 use super::peer::{is_operator, may_checkpoint};
 use super::pidns::PidView;
+use super::process::Process;
 use super::quiesce;
 use super::sys::Credentials;
 use super::worker::WorkerError;
@@ -38,9 +43,19 @@ use super::{Daemon, at_once, process};
 /// How often the daemon asks a worker again whether its GPU has room.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Makes what the first suspend would make otherwise.
-pub(super) fn prepare() {
+/// Makes what the first suspend would make otherwise, and serves keepers that ask for a worker.
+pub(super) fn prepare(daemon: &Arc<Daemon>) -> std::io::Result<()> {
     space::huge_pages();
+    moved::serve_wishes(daemon)
+}
+
+/// How clients are suspended.
+#[derive(Clone, Copy)]
+pub(super) struct How {
+    /// Whether their commands wait until somebody resumes them.
+    pub(super) hold: bool,
+    /// Whether their workers give back all that they have on GPUs.
+    pub(super) deep: bool,
 }
 
 /// A request to suspend or resume the tree of a process.
@@ -50,8 +65,8 @@ pub(super) struct Asked {
 }
 
 /// Suspends the clients of a tree.
-pub(super) fn suspend(daemon: &Arc<Daemon>, asked: &Asked, hold: bool, fds: Vec<OwnedFd>) -> Reply {
-    match try_suspend(daemon, asked, hold, fds) {
+pub(super) fn suspend(daemon: &Arc<Daemon>, asked: &Asked, how: How, fds: Vec<OwnedFd>) -> Reply {
+    match try_suspend(daemon, asked, how, fds) {
         Ok(suspended) => Reply::Suspended(suspended),
         Err(error) => {
             warn!(pid = asked.pid, "not suspended: {error}");
@@ -67,7 +82,9 @@ pub(super) fn resume(daemon: &Arc<Daemon>, asked: &Asked) -> Reply {
             let began = Instant::now();
             let described = client.worker.suspension(daemon.config.timeouts.quiesce.begins());
             described.map_err(|source| SuspendError::not_resumed(client, source))?;
-            wake(daemon, client).map(|bytes| info_of(&view, client, bytes, began))
+            let bytes =
+                if client.worker.keeps() { move_client(daemon, client, moved::held) } else { wake(daemon, client) };
+            bytes.map(|bytes| info_of(&view, client, bytes, began))
         });
         results.into_iter().collect()
     });
@@ -101,6 +118,43 @@ pub(super) fn wake(daemon: &Daemon, client: &Client) -> Result<u64, SuspendError
     Ok(suspended.bytes)
 }
 
+/// Has another worker take a client over that is suspended deeply; waits for room until the limit. Returns the number of bytes.
+fn move_client(
+    daemon: &Arc<Daemon>,
+    client: &Client,
+    attempt: impl Fn(&Arc<Daemon>, Process) -> Result<(), MoveError>,
+) -> Result<u64, SuspendError> {
+    let limit = daemon.config.timeouts.stall;
+    let bytes = client.worker.was_suspended().map_or(0, |it| it.bytes);
+    let no_room = limit.begins();
+    loop {
+        match attempt(daemon, client.process) {
+            Ok(()) => return Ok(bytes),
+            Err(MoveError::NoRoom { .. }) if !no_room.is_over() => std::thread::sleep(POLL_INTERVAL),
+            Err(MoveError::NoRoom { .. }) => {
+                return Err(SuspendError::NoRoom { client: client.to_string(), bytes, limit });
+            }
+            Err(source) => return Err(SuspendError::NotMoved { client: client.to_string(), source }),
+        }
+    }
+}
+
+/// Brings the memory of clients back whose tree the caller holds. Returns them with the workers that they have then.
+pub(super) fn wake_held(daemon: &Arc<Daemon>, clients: Vec<Arc<Client>>) -> Result<Vec<Arc<Client>>, SuspendError> {
+    let woken = at_once(&clients, |client| {
+        if !client.worker.keeps() {
+            return wake(daemon, client).map(|_| Arc::clone(client));
+        }
+        move_client(daemon, client, moved::bring)?;
+        let moved = daemon.clients.registry.clients_among(&[client.process.pid]);
+        moved
+            .into_iter()
+            .find(|it| it.process == client.process)
+            .ok_or_else(|| SuspendError::NotMoved { client: client.to_string(), source: MoveError::Gone })
+    });
+    woken.into_iter().collect()
+}
+
 impl Asked {
     /// The clients of the tree, which the peer must own.
     fn clients(&self, daemon: &Daemon) -> Result<(PidView, i32, Vec<Arc<Client>>), SuspendError> {
@@ -119,9 +173,10 @@ impl Asked {
 fn try_suspend(
     daemon: &Arc<Daemon>,
     asked: &Asked,
-    hold: bool,
+    how: How,
     fds: Vec<OwnedFd>,
 ) -> Result<Vec<SuspendedInfo>, SuspendError> {
+    let How { hold, deep } = how;
     let directory = fds.into_iter().next();
     if directory.is_some() && !may_checkpoint(asked.peer) {
         return Err(SuspendError::DirectoryNotAllowed);
@@ -133,7 +188,7 @@ fn try_suspend(
     let _hold = daemon.clients.registry.hold(root, quiesce_limit.begins()).map_err(overlaps)?;
     // The tree as it is while nobody joins it.
     let (_, _, all) = asked.clients(daemon)?;
-    let clients = to_suspend(daemon, &all)?;
+    let clients = to_suspend(daemon, &all, deep)?;
     let began = Instant::now();
     let memory = at_once(&clients, |client| client.worker.device_memory(quiesce_limit.begins()));
     let memory = memory.into_iter().zip(&clients).map(|(bytes, client)| {
@@ -152,9 +207,12 @@ fn try_suspend(
     let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
     // All are saved before the first gives anything back: an error opens all rings.
     let saved = at_once(&jobs, Job::save);
-    let saved = jobs.iter().zip(saved).map(|(job, blob)| Ok((job, blob?))).collect::<Result<Vec<_>, SuspendError>>();
+    let movable =
+        |job: &Job<'_>, blob: Vec<u8>| if deep { job.must_be_movable(&blob).map(|()| blob) } else { Ok(blob) };
+    let saved = jobs.iter().zip(saved).map(|(job, blob)| Ok((job, movable(job, blob?)?)));
+    let saved = saved.collect::<Result<Vec<_>, SuspendError>>();
     let saved = saved.inspect_err(|_| jobs.iter().for_each(Job::cancel))?;
-    let given_back = at_once(&saved, |(job, blob)| job.give_back(blob, hold));
+    let given_back = at_once(&saved, |(job, blob)| job.give_back(blob, how));
     let failed = given_back.iter().any(Result::is_err);
     let mut suspended = Vec::new();
     let mut first_error = None;
@@ -165,11 +223,13 @@ fn try_suspend(
             Ok(bytes) => {
                 let client = Arc::clone(ring.client());
                 ring.suspended();
-                suspended.push(info_of(&view, &client, bytes, began));
+                suspended.push(SuspendedInfo { deep, ..info_of(&view, &client, bytes, began) });
+                // A keeper is known by its description.
+                let described = client.worker.suspension(quiesce_limit.begins());
+                let described = described.map_err(|source| SuspendError::not_resumed(&client, source));
                 if failed {
-                    let described = client.worker.suspension(quiesce_limit.begins());
-                    let described = described.map_err(|source| SuspendError::not_resumed(&client, source));
-                    described.and_then(|_| wake(daemon, &client)).map_or_else(|error| warn!("{error}"), drop);
+                    let woken = described.and_then(|_| wake_held(daemon, vec![client]));
+                    woken.map_or_else(|error| warn!("{error}"), drop);
                 }
             }
             Err(error) => {
@@ -181,24 +241,27 @@ fn try_suspend(
         Some(error) => Err(error),
         None => {
             for it in &suspended {
-                info!(pid = it.pid, command = it.command, bytes = it.bytes, ms = it.ms, hold, "suspended");
+                info!(pid = it.pid, command = it.command, bytes = it.bytes, ms = it.ms, hold, deep, "suspended");
             }
             Ok(suspended)
         }
     }
 }
 
-/// The clients that are not suspended yet, all of which can be.
-fn to_suspend(daemon: &Daemon, all: &[Arc<Client>]) -> Result<Vec<Arc<Client>>, SuspendError> {
+/// The clients that are not suspended yet, all of which can be. Those that are to be suspended deeply, and are suspended, come back
+/// first.
+fn to_suspend(daemon: &Daemon, all: &[Arc<Client>], deep: bool) -> Result<Vec<Arc<Client>>, SuspendError> {
     let limit = daemon.config.timeouts.quiesce;
     let checked = at_once(all, |client| {
         let named = || client.to_string();
-        if !client.worker.suspends() {
+        if !client.worker.suspends() || deep && !client.worker.moves() {
             return Err(SuspendError::OldWorker { client: named() });
         }
         let failed = |error| SuspendError::of(client, error);
-        if client.worker.suspension(limit.begins()).map_err(failed)?.is_some() {
-            return Ok(None);
+        match client.worker.suspension(limit.begins()).map_err(failed)? {
+            Some(suspended) if deep && !suspended.deep => drop(wake(daemon, client)?),
+            Some(_) => return Ok(None),
+            None => {}
         }
         let (own, others) = client.worker.shares(limit.begins()).map_err(failed)?;
         if !own.is_empty() || !others.is_empty() {
@@ -215,5 +278,6 @@ fn info_of(view: &PidView, client: &Client, bytes: u64, began: Instant) -> Suspe
         command: client.attach.command.clone(),
         bytes,
         ms: began.elapsed().as_millis() as u64,
+        deep: false,
     }
 }
