@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   a keeper says NeedsRoom ──want──► wanted ──next──► under way ──over──► gone: the client has its worker
-//!                                                                   └─────► failed, and why; wanted again at the earliest ...
+//!                               ▲                                  └─────► failed, and why ──┐ after a pause
+//!                               └────────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! A keeper asks again and again, so nothing here remembers to try again. `suspend/moved.rs` does the moves.
@@ -25,12 +26,23 @@ pub(crate) struct Moves {
     changed: Condvar,
 }
 
-/// The state of one client.
-#[derive(Clone, Debug)]
-enum Move {
-    Wanted { failures: u32 },
-    UnderWay { failures: u32 },
-    Failed { failures: u32, again: Instant, why: String },
+/// What is known of one client.
+#[derive(Debug)]
+struct Move {
+    step: Step,
+    failures: u32,
+    /// Why the last attempt has failed.
+    why: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Wanted,
+    UnderWay,
+    /// The next attempt begins at this time at the earliest.
+    Failed {
+        again: Instant,
+    },
 }
 
 /// Why an attempt has failed.
@@ -44,23 +56,25 @@ impl Moves {
     /// A client needs a worker. Nothing happens if it has failed to get one just before.
     pub(crate) fn want(&self, client: Process) {
         let mut clients = lock(&self.clients);
-        let failures = match clients.get(&client) {
-            None => 0,
-            Some(Move::Failed { failures, again, .. }) if Instant::now() >= *again => *failures,
-            Some(_) => return,
-        };
-        clients.insert(client, Move::Wanted { failures });
-        drop(clients);
-        self.changed.notify_all();
+        let it = clients.entry(client).or_insert(Move {
+            step: Step::Failed { again: Instant::now() },
+            failures: 0,
+            why: None,
+        });
+        if matches!(it.step, Step::Failed { again } if Instant::now() >= again) {
+            it.step = Step::Wanted;
+            drop(clients);
+            self.changed.notify_all();
+        }
     }
 
     /// Waits for a client that needs a worker. Its move is under way from here on.
     pub(crate) fn next(&self) -> Process {
         let mut clients = lock(&self.clients);
         loop {
-            clients.retain(|process, it| matches!(it, Move::UnderWay { .. }) || process.is_alive());
-            if let Some((process, it)) = clients.iter_mut().find(|(_, it)| matches!(it, Move::Wanted { .. })) {
-                *it = Move::UnderWay { failures: it.failures() };
+            clients.retain(|process, it| it.step == Step::UnderWay || process.is_alive());
+            if let Some((process, it)) = clients.iter_mut().find(|(_, it)| it.step == Step::Wanted) {
+                it.step = Step::UnderWay;
                 return *process;
             }
             clients = wait(&self.changed, clients);
@@ -74,26 +88,17 @@ impl Moves {
             clients.remove(&client);
             return;
         };
-        let failures = if was_cheap { 0 } else { clients.get(&client).map_or(0, Move::failures).saturating_add(1) };
-        let pause = PAUSE.saturating_mul(1 << failures.min(10)).min(PAUSE_MAX);
-        let again = Instant::now() + if was_cheap { Duration::ZERO } else { pause };
-        clients.insert(client, Move::Failed { failures, again, why });
+        if let Some(it) = clients.get_mut(&client) {
+            it.failures = if was_cheap { 0 } else { it.failures.saturating_add(1) };
+            it.why = Some(why);
+            let pause = if was_cheap { Duration::ZERO } else { PAUSE.saturating_mul(1 << it.failures.min(10)) };
+            it.step = Step::Failed { again: Instant::now() + pause.min(PAUSE_MAX) };
+        }
     }
 
     /// Why the last attempt for a client has failed.
     pub(crate) fn why(&self, client: Process) -> Option<String> {
-        match lock(&self.clients).get(&client) {
-            Some(Move::Failed { why, .. }) => Some(why.clone()),
-            _ => None,
-        }
-    }
-}
-
-impl Move {
-    fn failures(&self) -> u32 {
-        match self {
-            Self::Wanted { failures } | Self::UnderWay { failures } | Self::Failed { failures, .. } => *failures,
-        }
+        lock(&self.clients).get(&client)?.why.clone()
     }
 }
 
@@ -116,14 +121,15 @@ mod tests {
         assert_eq!(moves.next(), own());
         // It asks again and again.
         moves.want(own());
-        assert!(!lock(&moves.clients).values().any(|it| matches!(it, Move::Wanted { .. })));
+        assert_eq!(lock(&moves.clients)[&own()].step, Step::UnderWay);
         moves.over(own(), failed(false));
         assert_eq!(moves.why(own()).as_deref(), Some("no"));
         moves.want(own());
-        assert!(matches!(lock(&moves.clients)[&own()], Move::Failed { failures: 1, .. }));
+        assert_eq!(lock(&moves.clients)[&own()].failures, 1);
+        assert!(matches!(lock(&moves.clients)[&own()].step, Step::Failed { .. }));
         moves.over(own(), failed(true));
         moves.want(own());
-        assert_eq!(moves.next(), own());
+        assert_eq!((moves.next(), moves.why(own()).as_deref()), (own(), Some("no")));
         moves.over(own(), None);
         assert!(moves.why(own()).is_none() && lock(&moves.clients).is_empty());
     }

@@ -56,6 +56,8 @@ pub(crate) struct Channel {
     pub(crate) cancel: Arc<Cancel>,
     /// Memory that the clones of other processes occupy.
     memory_pressure: MemoryPressure,
+    /// Whether there is no daemon now.
+    is_alone: AtomicBool,
     /// Whether there is news for the executor.
     pub(crate) news: AtomicBool,
     /// The ring whose doorbell wakes the executor, while it may sleep there.
@@ -81,6 +83,7 @@ pub(crate) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
         silence: Silence::new(),
         cancel: Arc::default(),
         memory_pressure: MemoryPressure::default(),
+        is_alone: AtomicBool::new(false),
         news: AtomicBool::new(false),
         sleeping_on: Mutex::new(None),
         client: Mutex::new(None),
@@ -141,6 +144,7 @@ impl Channel {
                 Err(error) => {
                     info!("the daemon is gone ({error})");
                     self.cancel.fire();
+                    self.is_alone.store(true, Ordering::Release);
                     self.memory_pressure.said(false);
                     if !self.tell(Event::DaemonGone) {
                         return;
@@ -155,6 +159,7 @@ impl Channel {
                     if let Ok(mut current) = self.socket.lock() {
                         *current = Arc::clone(&asker);
                     }
+                    self.is_alone.store(false, Ordering::Release);
                     socket = reading;
                 }
             }
@@ -257,9 +262,11 @@ impl Channel {
         connection.try_clone()
     }
 
-    /// Tells the daemon that the client needs device memory that it does not have.
+    /// Tells the daemon, if there is one, that the client needs device memory that it does not have.
     pub(crate) fn ask_for_room(&self) {
-        if let Some(daemon) = self.asker() {
+        if !self.is_alone.load(Ordering::Acquire)
+            && let Some(daemon) = self.asker()
+        {
             self.answer(&daemon, WorkerReply::NeedsRoom, Vec::new());
         }
     }

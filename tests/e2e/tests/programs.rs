@@ -28,7 +28,7 @@ fn alike(name: &str) -> Result {
 /// command.
 fn suspended(node: &Node, app: &App, deep: bool) -> Result {
     match node.ask(&Request::Suspend { pid: app.pid(), hold: false, deep })? {
-        Reply::Suspended(all) => ensure!(!all.is_empty()),
+        Reply::Suspended(all) => ensure!(!all.is_empty() && all.iter().all(|it| it.deep == deep), "{all:?}"),
         Reply::Failed(failure) => {
             let reasons = ["shares GPU memory", "has unloaded more code than is kept"];
             ensure!(reasons.iter().any(|it| failure.reason.contains(it)), "{failure}");

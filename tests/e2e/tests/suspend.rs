@@ -13,17 +13,17 @@ use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{App, Node, Result, process, stage, until};
 use rekindle_wire::control::{ClientInfo, Failure, FailureKind, Reply, Request, SuspendedInfo};
 
-const BALLAST: [&str; 2] = ["--ballast-kib", "98304"];
-const BALLAST_BYTES: u64 = 98304 << 10;
+pub(crate) const BALLAST: [&str; 2] = ["--ballast-kib", "98304"];
+pub(crate) const BALLAST_BYTES: u64 = 98304 << 10;
 
 /// A program that works until a file exists.
-struct Steady {
-    app: App,
-    until: std::path::PathBuf,
+pub(crate) struct Steady {
+    pub(crate) app: App,
+    pub(crate) until: std::path::PathBuf,
 }
 
 impl Steady {
-    fn run(node: &Node, more: &[&str]) -> Result<Self> {
+    pub(crate) fn run(node: &Node, more: &[&str]) -> Result<Self> {
         let until = node.fresh("until");
         let of_file = ["--until", &*until.to_string_lossy(), "--sleep-us", "1000"];
         let app = node.run("steady", &[&of_file, more].concat())?;
@@ -32,11 +32,11 @@ impl Steady {
     }
 
     /// Stops the process, so that it sends no command.
-    fn stop(&self) -> Result {
+    pub(crate) fn stop(&self) -> Result {
         self.signal(libc::SIGSTOP)
     }
 
-    fn go_on(&self) -> Result {
+    pub(crate) fn go_on(&self) -> Result {
         self.signal(libc::SIGCONT)
     }
 
@@ -46,7 +46,7 @@ impl Steady {
         Ok(())
     }
 
-    fn ends_well(self) -> Result {
+    pub(crate) fn ends_well(self) -> Result {
         fs::write(&self.until, "")?;
         assert_eq!(self.app.finish()?, "steady ok\n");
         Ok(())
@@ -54,7 +54,7 @@ impl Steady {
 }
 
 /// The daemon's answer.
-type Answer = std::result::Result<Vec<SuspendedInfo>, Failure>;
+pub(crate) type Answer = std::result::Result<Vec<SuspendedInfo>, Failure>;
 
 fn suspend(node: &Node, pid: i32, hold: bool) -> Result<Answer> {
     match node.ask(&Request::Suspend { pid, hold, deep: false })? {
@@ -64,7 +64,7 @@ fn suspend(node: &Node, pid: i32, hold: bool) -> Result<Answer> {
     }
 }
 
-fn resume(node: &Node, pid: i32) -> Result<Answer> {
+pub(crate) fn resume(node: &Node, pid: i32) -> Result<Answer> {
     match node.ask(&Request::ResumeSuspended { pid })? {
         Reply::WereResumed(all) => Ok(Ok(all)),
         Reply::Failed(failure) => Ok(Err(failure)),
@@ -79,7 +79,7 @@ fn now_suspended(node: &Node, app: &App, hold: bool) -> Result<u64> {
     Ok(one.bytes)
 }
 
-fn becomes(node: &Node, app: &App, state: &str) -> Result<ClientInfo> {
+pub(crate) fn becomes(node: &Node, app: &App, state: &str) -> Result<ClientInfo> {
     until(&format!("process {} is {state}", app.pid()), || {
         Ok(Some(node.client(app.pid())?).filter(|it| it.state == state))
     })

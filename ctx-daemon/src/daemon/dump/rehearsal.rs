@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use rekindle_ctx_worker::state;
 use rekindle_images::{Client as Record, CodeHash, HashKey, ImageError, ImageWriter};
-use rekindle_wire::control::{Limits, WorkerRequest};
+use rekindle_wire::control::{Failing, FailureKind, Limits, WorkerRequest};
 use rekindle_wire::frame::MAX_FDS;
+use thiserror::Error;
 use tracing::info;
 
 use super::super::clients::Client;
@@ -32,7 +33,7 @@ impl Drop for Spare {
 }
 
 /// Whether a client's part of the manifest must be rehearsed.
-pub(super) fn is_needed(record: &Record) -> bool {
+pub(in crate::daemon) fn is_needed(record: &Record) -> bool {
     state::is_cut(&record.worker_state)
 }
 
@@ -44,11 +45,43 @@ pub(super) fn rehearse(
     record: &Record,
     limit: Limit,
 ) -> Result<(), SaveError> {
-    let began = std::time::Instant::now();
-    let spare = take(pool, client).map_err(|error| SaveError::no_rehearsal(client, &error))?;
     let blob = record.to_bytes()?;
     let code = code_files(writer, record)?;
-    load(&spare.0, writer, &blob, &code, limit).map_err(|error| SaveError::not_rehearsed(client, &error))?;
+    rehearse_with(pool, client, writer.key().into(), (&blob, &code), limit).map_err(|error| match error {
+        RehearsalError::NoWorker(error) => SaveError::no_rehearsal(client, &error),
+        RehearsalError::Failed(error) => SaveError::not_rehearsed(client, &error),
+    })
+}
+
+/// Why nothing is proved.
+#[derive(Debug, Error)]
+pub(in crate::daemon) enum RehearsalError {
+    #[error("no worker rehearses whether another can load its code: {0}")]
+    NoWorker(PoolError),
+    #[error("another worker cannot place its code where it is: {0}")]
+    Failed(WorkerError),
+}
+
+impl Failing for RehearsalError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::NoWorker(error) => error.kind(),
+            Self::Failed(error) => error.kind(),
+        }
+    }
+}
+
+/// Proves that code in these files can be placed again for the client whose part of a manifest the blob is.
+pub(in crate::daemon) fn rehearse_with(
+    pool: &Pool,
+    client: &Client,
+    key: HashKey,
+    (blob, code): (&[u8], &[(String, OwnedFd)]),
+    limit: Limit,
+) -> Result<(), RehearsalError> {
+    let began = std::time::Instant::now();
+    let spare = take(pool, client).map_err(RehearsalError::NoWorker)?;
+    load(&spare.0, key, blob, code, limit).map_err(RehearsalError::Failed)?;
     info!(%client, ms = began.elapsed().as_millis() as u64, "a rehearsal has shown that its code can be placed again");
     Ok(())
 }
@@ -68,7 +101,7 @@ fn code_files(writer: &ImageWriter, record: &Record) -> Result<Vec<(String, Owne
 
 fn load(
     worker: &Worker,
-    writer: &ImageWriter,
+    key: HashKey,
     blob: &[u8],
     code: &[(String, OwnedFd)],
     limit: Limit,
@@ -78,7 +111,7 @@ fn load(
         let request = WorkerRequest::Code { code: files.iter().map(|it| it.0.clone()).collect() };
         worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), timeout)?;
     }
-    let (hash_algorithm, hash_key) = HashKey::from(writer.key()).to_parts();
+    let (hash_algorithm, hash_key) = key.to_parts();
     let limits = Limits::default();
     let (data, code) = (Vec::new(), Vec::new());
     let early = false;

@@ -43,7 +43,7 @@ use tracing::{info, warn};
 pub(super) use self::check::{CheckError, devices_of as check_devices, record as check_record};
 pub(super) use self::connect::send_memory as connect;
 use self::error::RestoreError;
-pub(super) use self::load::Load;
+pub(super) use self::load::{CodeFile, Load};
 use self::made::Maker;
 pub(super) use self::place::choose;
 pub(super) use self::shared::{SharedError, SharedMemory, take as take_memory};

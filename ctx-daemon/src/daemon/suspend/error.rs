@@ -5,10 +5,11 @@ use rekindle_wire::control::{Failing, FailureKind};
 use thiserror::Error;
 
 use super::super::clients::Client;
+use super::super::dump::RehearsalError;
 use super::super::pidns::PidError;
 use super::super::quiesce::QuiesceError;
 use super::super::worker::WorkerError;
-use super::moved::MoveError;
+use super::moved::{CodeError, MoveError};
 use crate::limit::Limit;
 
 /// Why clients are not suspended or resumed. Those that were to be suspended go on.
@@ -58,10 +59,10 @@ pub(crate) enum SuspendError {
     NoRoom { client: String, bytes: u64, limit: Limit },
     #[error("{client} cannot resume: {source}; it stays suspended")]
     NotMoved { client: String, source: MoveError },
-    #[error(
-        "{client} has unloaded more code than is kept, so that only a rehearsal could show that another worker can load what it has now: suspend it without --deep, or checkpoint it"
-    )]
-    Cut { client: String },
+    #[error("{client} cannot be suspended deeply: {source}; it goes on")]
+    Code { client: String, source: CodeError },
+    #[error("{client} cannot be suspended deeply: {source}; it goes on, and can be suspended without --deep")]
+    NotRehearsed { client: String, source: RehearsalError },
     #[error("{client} cannot resume: {source}")]
     NotResumed { client: String, source: WorkerError },
 }
@@ -87,7 +88,6 @@ impl Failing for SuspendError {
             | Self::DirectoryNotAllowed
             | Self::Overlaps { .. }
             | Self::Shared { .. }
-            | Self::Cut { .. }
             | Self::NoRoom { .. } => FailureKind::Refused,
             Self::OldWorker { .. } => FailureKind::Version,
             Self::Tree(error) | Self::File(error) => Failing::kind(error),
@@ -95,6 +95,9 @@ impl Failing for SuspendError {
             Self::Space { .. } => FailureKind::NoSpace,
             Self::Quiesce(error) => error.kind(),
             Self::NotMoved { source, .. } => source.kind(),
+            Self::Code { source: CodeError::Worker(error), .. } => error.kind(),
+            Self::Code { source: CodeError::Io(error), .. } => Failing::kind(error),
+            Self::NotRehearsed { source, .. } => source.kind(),
             Self::Client { source, .. } | Self::NotResumed { source, .. } => source.kind(),
             Self::Stalled { .. } => FailureKind::Timeout,
         }

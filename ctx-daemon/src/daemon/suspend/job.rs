@@ -5,16 +5,18 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
-use rekindle_ctx_worker::state;
 use rekindle_images::content::ContentKey;
 use rekindle_images::{Client as Record, HashKey};
 use rekindle_wire::control::{Copying, DataFile, WorkerReply, WorkerRequest};
 
 use super::super::clients::Client;
+use super::super::dump::{needs_rehearsal, rehearse_with};
+use super::super::pool::Pool;
 use super::super::quiesce::ClosedRing;
 use super::super::worker::WorkerError;
 use super::How;
 use super::error::SuspendError;
+use super::moved::code_files;
 use crate::limit::Limit;
 
 /// The pauses between two questions how far a copy is: short at first.
@@ -45,7 +47,8 @@ impl<'a> Job<'a> {
             compression: "off".to_owned(),
             copying: Copying::Stop,
             precopied: false,
-            // The code stays where it is, so a log that was cut need not be replayed. `must_be_movable` looks at it otherwise.
+            // The code stays where it is, so a log that was cut need not be replayed. Otherwise
+            // `must_be_movable` has it replayed.
             rehearses: true,
             // The device compares the hashes when the content is back.
             hash_on_device: true,
@@ -82,14 +85,18 @@ impl<'a> Job<'a> {
         self.client.worker.cancel();
     }
 
-    /// Checks that another worker can load what is saved, as far as that can be known now.
-    pub(super) fn must_be_movable(&self, blob: &[u8]) -> Result<(), SuspendError> {
+    /// Proves that another worker can load what is saved, as far as a dump proves it.
+    pub(super) fn must_be_movable(&self, pool: &Pool, blob: &[u8]) -> Result<(), SuspendError> {
         let malformed = |_| SuspendError::of(self.client, WorkerError::Protocol("Saved"));
         let record = Record::from_bytes(blob).map_err(malformed)?;
-        if state::is_cut(&record.worker_state) {
-            return Err(SuspendError::Cut { client: self.client.to_string() });
+        if !needs_rehearsal(&record) {
+            return Ok(());
         }
-        Ok(())
+        let named = || self.client.to_string();
+        let code = code_files(&self.client.worker, &record, self.limit);
+        let code = code.map_err(|source| SuspendError::Code { client: named(), source })?;
+        let rehearsed = rehearse_with(pool, self.client, self.key.into(), (blob, &code), self.limit);
+        rehearsed.map_err(|source| SuspendError::NotRehearsed { client: named(), source })
     }
 
     /// Has the worker give the memory back, whose content is saved. Returns the number of bytes.

@@ -80,11 +80,10 @@ pub(super) fn resume(daemon: &Arc<Daemon>, asked: &Asked) -> Reply {
     let resumed = asked.clients(daemon).and_then(|(view, _, clients)| {
         let results = at_once(&clients, |client| {
             let began = Instant::now();
-            let described = client.worker.suspension(daemon.config.timeouts.quiesce.begins());
-            described.map_err(|source| SuspendError::not_resumed(client, source))?;
+            let client = described(daemon, client)?;
             let bytes =
-                if client.worker.keeps() { move_client(daemon, client, moved::held) } else { wake(daemon, client) };
-            bytes.map(|bytes| info_of(&view, client, bytes, began))
+                if client.worker.keeps() { move_client(daemon, &client, moved::held) } else { wake(daemon, &client) };
+            bytes.map(|bytes| info_of(&view, &client, bytes, began))
         });
         results.into_iter().collect()
     });
@@ -93,6 +92,23 @@ pub(super) fn resume(daemon: &Arc<Daemon>, asked: &Asked) -> Reply {
         Err(error) => {
             warn!(pid = asked.pid, "not resumed: {error}");
             Reply::Failed(error.into())
+        }
+    }
+}
+
+/// Has the client's worker be described anew. Another worker may be taking the client over: the result has the one of now.
+fn described(daemon: &Daemon, client: &Arc<Client>) -> Result<Arc<Client>, SuspendError> {
+    let limit = daemon.config.timeouts.quiesce;
+    let mut client = Arc::clone(client);
+    loop {
+        let error = match client.worker.suspension(limit.begins()) {
+            Ok(_) => return Ok(client),
+            Err(error) => error,
+        };
+        let now = daemon.clients.registry.clients().into_iter().find(|it| it.process == client.process);
+        match now.filter(|it| !Arc::ptr_eq(it, &client)) {
+            Some(now) => client = now,
+            None => return Err(SuspendError::not_resumed(&client, error)),
         }
     }
 }
@@ -207,8 +223,9 @@ fn try_suspend(
     let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
     // All are saved before the first gives anything back: an error opens all rings.
     let saved = at_once(&jobs, Job::save);
-    let movable =
-        |job: &Job<'_>, blob: Vec<u8>| if deep { job.must_be_movable(&blob).map(|()| blob) } else { Ok(blob) };
+    let movable = |job: &Job<'_>, blob: Vec<u8>| {
+        if deep { job.must_be_movable(&daemon.pool, &blob).map(|()| blob) } else { Ok(blob) }
+    };
     let saved = jobs.iter().zip(saved).map(|(job, blob)| Ok((job, movable(job, blob?)?)));
     let saved = saved.collect::<Result<Vec<_>, SuspendError>>();
     let saved = saved.inspect_err(|_| jobs.iter().for_each(Job::cancel))?;

@@ -12,6 +12,7 @@
 //!
 //! Whoever moves a client holds its tree: no dump and no other move has the client meanwhile.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Seek};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -32,7 +33,7 @@ use super::super::grants::{ShareError, Uuid};
 use super::super::moves::Failed;
 use super::super::pool::PoolError;
 use super::super::process::Process;
-use super::super::restore::{self, CheckError, Load, SharedError};
+use super::super::restore::{self, CheckError, CodeFile, Load, SharedError};
 use super::super::worker::{Timeout, Worker, WorkerError};
 use super::super::{Daemon, attach, thread};
 use super::spot::{self, Spot};
@@ -71,6 +72,8 @@ pub(crate) enum MoveError {
     Shared(#[from] SharedError),
     #[error(transparent)]
     Container(#[from] ShareError),
+    #[error(transparent)]
+    Code(#[from] CodeError),
     #[error("{0}")]
     Io(#[from] io::Error),
 }
@@ -87,7 +90,8 @@ impl Failing for MoveError {
             Self::OldWorker => FailureKind::Version,
             Self::Shared(error) => error.kind(),
             Self::Container(error) => error.kind(),
-            Self::Io(error) => Failing::kind(error),
+            Self::Code(CodeError::Worker(error)) => error.kind(),
+            Self::Code(CodeError::Io(error)) | Self::Io(error) => Failing::kind(error),
         }
     }
 }
@@ -137,7 +141,7 @@ pub(super) fn bring(daemon: &Arc<Daemon>, process: Process) -> Result<(), MoveEr
     let limit = daemon.config.timeouts.stall;
     let kept = Kept::of(&client, limit)?;
     let mut new = take_worker(daemon, &client, &kept)?;
-    let code = kept.code(&client.worker, limit)?;
+    let code = code_files(&client.worker, &kept.record, limit)?;
     let load = Load {
         hash: kept.key,
         blob: kept.record.to_bytes()?,
@@ -236,21 +240,6 @@ impl Kept {
         Ok(Self { record, data: data.into_iter().zip(answered.fds).collect(), key, host })
     }
 
-    /// Files with the client's code.
-    fn code(&self, keeper: &Worker, limit: Limit) -> Result<Vec<(String, OwnedFd)>, MoveError> {
-        let hashes: std::collections::BTreeSet<CodeHash> =
-            self.record.objects.iter().flat_map(|it| it.code.iter().copied()).collect();
-        let save = |hash: CodeHash| {
-            let made = rustix::fs::memfd_create(CODE_NAME, rustix::fs::MemfdFlags::CLOEXEC);
-            let mut file = File::from(made.map_err(io::Error::from)?);
-            let request = WorkerRequest::SaveCode { hash: hash.to_string() };
-            keeper.ask(&request, &[file.as_raw_fd()], limit).map_err(MoveError::Keeper)?;
-            file.rewind()?;
-            Ok((hash.to_string(), file.into()))
-        };
-        hashes.into_iter().map(save).collect()
-    }
-
     /// The bytes that the client needs on each of its devices.
     fn needs(&self) -> Vec<u64> {
         let mut needs = Vec::new();
@@ -263,6 +252,29 @@ impl Kept {
         }
         needs
     }
+}
+
+/// Has a worker that executes nothing write the code of its client into files.
+pub(super) fn code_files(worker: &Worker, record: &Record, limit: Limit) -> Result<Vec<CodeFile>, CodeError> {
+    let hashes: BTreeSet<CodeHash> = record.objects.iter().flat_map(|it| it.code.iter().copied()).collect();
+    let save = |hash: CodeHash| {
+        let made = rustix::fs::memfd_create(CODE_NAME, rustix::fs::MemfdFlags::CLOEXEC);
+        let mut file = File::from(made.map_err(io::Error::from)?);
+        let request = WorkerRequest::SaveCode { hash: hash.to_string() };
+        worker.ask(&request, &[file.as_raw_fd()], limit)?;
+        file.rewind()?;
+        Ok((hash.to_string(), file.into()))
+    };
+    hashes.into_iter().map(save).collect()
+}
+
+/// Why there are no files with the code of a client.
+#[derive(Debug, Error)]
+pub(crate) enum CodeError {
+    #[error("its code cannot be handed on: {0}")]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
 }
 
 /// Takes a worker for the client, on GPUs that have room.
@@ -312,7 +324,7 @@ fn spots(daemon: &Daemon, may: Option<&[Uuid]>) -> Option<Vec<Spot>> {
     let spare = loop {
         match daemon.pool.any() {
             Some(worker) => break worker,
-            None if began.elapsed() > SPARE_WAIT => return None,
+            None if daemon.config.workers.spares.usual == 0 || began.elapsed() > SPARE_WAIT => return None,
             None => std::thread::sleep(SPARE_POLL),
         }
     };
