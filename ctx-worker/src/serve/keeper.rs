@@ -77,12 +77,17 @@ fn give_to(socket: &Arc<UnixStream>, heir: &Heir) {
     }
 }
 
-/// Takes a client over from its keeper, which ends.
+/// Takes a client over from its keeper, and waits until that has ended: none of its threads touches the ring any more.
 pub(super) fn take_over(mut keeper: &UnixStream) -> io::Result<()> {
     let mut answer = [0];
     keeper.write_all(&[ASKS])?;
     keeper.read_exact(&mut answer)?;
-    if answer == [YOURS] { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
+    if answer != [YOURS] {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    // The end shows as the end of the connection, or as an error.
+    while matches!(keeper.read(&mut answer), Ok(1..)) {}
+    Ok(())
 }
 
 impl Server {
@@ -188,6 +193,22 @@ mod tests {
         // It returns: this process has not ended.
         give_to(&Arc::new(ours), &heir);
         assert_eq!(asking.join().unwrap().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn a_worker_that_takes_over_waits_for_the_end_of_the_keeper() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let keeper = std::thread::spawn(move || {
+            let mut asked = [0];
+            theirs.read_exact(&mut asked).unwrap();
+            theirs.write_all(&[YOURS]).unwrap();
+            asked
+        });
+        take_over(&ours).unwrap();
+        assert!(keeper.is_finished() || keeper.join().unwrap() == [ASKS]);
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (&theirs).write_all(b"x").unwrap();
+        assert_eq!(take_over(&ours).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::podman::Podman;
 use rekindle_e2e::random::{Random, repetitions};
 use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{App, Node, Result, process};
@@ -349,5 +350,39 @@ fn a_program_whose_log_was_cut_is_moved_after_a_rehearsal() -> Result {
     }
     app.advances()?;
     app.kill()?;
+    node.finish()
+}
+
+#[test]
+fn a_container_with_limits_is_moved_and_keeps_them() -> Result {
+    let node = Node::at_default_socket()?;
+    let podman = Podman::new(&node)?;
+    let shared = node.path("shared");
+    fs::create_dir(&shared)?;
+    let volume = format!("{}:/shared", shared.display());
+    let files = ["--until", "/shared/end", "--progress", "/shared/progress"];
+    let program = [&["steady", "--sleep-us", "1000"], &files[..], &BALLAST].concat();
+    let options = ["dev.rekindle/enable=true", "dev.rekindle/gpu-memory-mib=160", "dev.rekindle/workers=1"];
+    let options: Vec<_> = options.iter().flat_map(|it| ["--annotation", it]).chain(["--volume", &volume]).collect();
+    podman.run("lender", &options, &program)?;
+    // The file is rewritten all the time.
+    let progress = || fs::read_to_string(shared.join("progress")).ok().and_then(|it| it.trim().parse::<u64>().ok());
+    until_true("the container's program works", || Ok(progress().is_some_and(|steps| steps >= 5)))?;
+    for _ in 0..3 {
+        let client = node.clients()?.pop().context("there is a client")?;
+        let pid = client.pid.to_string();
+        let done = node.rekindle(&["suspend", "--deep", "--hold", &*pid].map(OsStr::new))?;
+        ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let done = node.rekindle(&["resume", &*pid].map(OsStr::new))?;
+        ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let moved = node.clients()?.pop().context("there is a client")?;
+        ensure!(moved.pid == client.pid && moved.worker != client.worker && moved.state == "running", "{moved:?}");
+        // The program allocates in every step, and has most of what its container may have.
+        let before = progress().unwrap_or(0);
+        until_true("the program goes on", || Ok(progress().is_some_and(|steps| steps > before + 5)))?;
+    }
+    fs::write(shared.join("end"), "")?;
+    assert_eq!(podman.output("lender")?, "steady ok\n");
+    drop(podman);
     node.finish()
 }

@@ -35,6 +35,7 @@ use super::super::pool::PoolError;
 use super::super::process::Process;
 use super::super::restore::{self, CheckError, CodeFile, Load, SharedError};
 use super::super::worker::{Timeout, Worker, WorkerError};
+use super::super::worker_records::RecordError;
 use super::super::{Daemon, attach, thread};
 use super::spot::{self, Spot};
 use crate::limit::Limit;
@@ -70,6 +71,10 @@ pub(crate) enum MoveError {
     Worker(WorkerError),
     #[error("its memory cannot be shared with another worker: {0}")]
     Shared(#[from] SharedError),
+    #[error("the pool has no worker that sees only GPUs which it may use")]
+    OtherGpus,
+    #[error("its keeper has handed over another connection than its own: {0}")]
+    Connection(RecordError),
     #[error(transparent)]
     Container(#[from] ShareError),
     #[error(transparent)]
@@ -82,9 +87,9 @@ impl Failing for MoveError {
     fn kind(&self) -> FailureKind {
         match self {
             Self::Gone => FailureKind::LostPeer,
-            Self::Held(_) | Self::NoRoom { .. } => FailureKind::Refused,
+            Self::Held(_) | Self::NoRoom { .. } | Self::OtherGpus => FailureKind::Refused,
             Self::Keeper(error) | Self::Worker(error) => error.kind(),
-            Self::Saved(_) => FailureKind::Internal,
+            Self::Saved(_) | Self::Connection(_) => FailureKind::Internal,
             Self::Check(error) => error.kind(),
             Self::Pool(error) => error.kind(),
             Self::OldWorker => FailureKind::Version,
@@ -157,10 +162,16 @@ pub(super) fn bring(daemon: &Arc<Daemon>, process: Process) -> Result<(), MoveEr
     drop(hold_off);
 
     let (connection, socket) = hand_over(&client.worker, limit)?;
-    let dumped: Vec<_> = kept.record.pinned.iter().map(|it| (it.address, it.size)).collect();
+    match daemon.clients.records.check(client.worker.process(), process, connection.as_fd()) {
+        Ok(()) | Err(RecordError::None(_)) => {}
+        Err(error) => return Err(MoveError::Connection(error)),
+    }
+    let dumped = kept.record.pinned.iter().filter(|it| it.pieces.is_empty());
+    let dumped: Vec<_> = dumped.map(|it| (it.address, it.size)).collect();
     let memory = take_memory(process.pid, &dumped)?;
     let (attach, allowed) = (client.attach.clone(), client.allowed.clone());
     let moved = Client::new(process, attach, allowed, Arc::clone(&worker), ClientState::Restoring);
+    release_when_dead(daemon, &moved);
     daemon.share(&moved)?;
     let copy = connection.try_clone()?;
     let keeper = Some((attach_of(&client), socket));
@@ -175,6 +186,16 @@ pub(super) fn bring(daemon: &Arc<Daemon>, process: Process) -> Result<(), MoveEr
     let (from, to, ms) = (client.worker.pid(), worker.pid(), began.elapsed().as_millis() as u64);
     info!(%client, from, to, ms, "another worker has taken it over");
     Ok(())
+}
+
+/// Ends a worker's share of its container's limits when it dies before it has its client.
+fn release_when_dead(daemon: &Daemon, client: &Client) {
+    let (grants, allowed, pid) = (Arc::downgrade(&daemon.grants), client.allowed.clone(), client.worker.pid());
+    client.worker.on_death(move || {
+        if let Some(grants) = grants.upgrade() {
+            grants.release(&allowed, pid);
+        }
+    });
 }
 
 /// Has the keeper give the client away. Before, the registry learns of the new worker: the keeper's end must not count as the loss
@@ -307,6 +328,10 @@ fn take_worker(daemon: &Daemon, client: &Client, kept: &Kept) -> Result<New, Mov
     let new = New { worker: daemon.pool.take(&settings, gpus.as_deref())?, has_client: false };
     if !new.worker.moves() {
         return Err(MoveError::OldWorker);
+    }
+    let sees = || new.worker.attached().devices.iter().map(|it| it.uuid);
+    if may.is_some_and(|may| !sees().all(|it| may.contains(&it))) {
+        return Err(MoveError::OtherGpus);
     }
     let pair = [(&kept.record, new.worker.attached())];
     restore::check_devices(&kept.host, pair.into_iter(), daemon.config.restore.allowances)?;
