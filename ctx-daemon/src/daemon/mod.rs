@@ -50,6 +50,7 @@ mod pool;
 mod process;
 mod protocol;
 mod quiesce;
+mod rehearsal;
 mod restore;
 mod sandbox;
 mod spawn;

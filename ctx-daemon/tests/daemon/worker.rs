@@ -44,12 +44,15 @@ struct Worker {
     /// Whether the daemon was told that content is being loaded.
     loading: bool,
     suspended: Option<Suspension>,
-    /// What this worker keeps of a deeply suspended client: its part of a manifest, the key, and the data files.
-    kept: Option<(Vec<u8>, u32, [u8; 16], Vec<control::DataFile>, Vec<OwnedFd>)>,
+    /// What this worker keeps of a deeply suspended client.
+    kept: Option<Kept>,
     /// The worker that is to take the client over, or that keeps it until this one does.
     other: Option<UnixStream>,
     code: usize,
 }
+
+/// The client's part of a manifest, how it is hashed, with which key, and the data files.
+type Kept = (Vec<u8>, u32, [u8; 16], Vec<control::DataFile>, Vec<OwnedFd>);
 
 pub(crate) fn main(channel: RawFd) -> ! {
     // SAFETY: the daemon left it open for us.

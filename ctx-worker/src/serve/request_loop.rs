@@ -35,8 +35,7 @@ use crate::serve::channel::{self, Asker, Channel, Event};
 use crate::serve::executor::Executor;
 use crate::serve::refusal::Refusal;
 use crate::serve::silence;
-use crate::serve::state::{Closed, Spare, State};
-use crate::serve::suspended::How;
+use crate::serve::state::{Closed, How, Spare, State};
 use crate::transition::{Machine, step};
 
 /// The number of commands executed before other events are checked.

@@ -139,6 +139,14 @@ pub(crate) struct Closed {
     pub(crate) streams: rest::Closing,
 }
 
+/// How a client is suspended.
+pub(crate) struct How {
+    /// Whether its commands wait until somebody resumes it.
+    pub(crate) hold: bool,
+    /// Whether the worker gives back all that it has on GPUs.
+    pub(crate) deep: bool,
+}
+
 /// A client whose GPU memory is given back.
 pub(crate) struct Suspended {
     pub(crate) consumer: Consumer,

@@ -23,20 +23,12 @@ use crate::checkpoint::suspend::{Kept, is_out_of_memory};
 use crate::serve::channel::{self, Event};
 use crate::serve::refusal::Refusal;
 use crate::serve::request_loop::{Answered, News, Server, done, or_failed};
-use crate::serve::state::{Closed, State, Suspended};
+use crate::serve::state::{Closed, How, State, Suspended};
 
 /// How often a client that is to resume looks for room on its GPU.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a suspended worker sleeps at a time.
 const SLEEP: Duration = Duration::from_secs(5);
-
-/// How a client is suspended.
-pub(super) struct How {
-    /// Whether its commands wait until somebody resumes it.
-    pub(super) hold: bool,
-    /// Whether the worker gives back all that it has on GPUs.
-    pub(super) deep: bool,
-}
 
 impl Suspended {
     /// For listings.

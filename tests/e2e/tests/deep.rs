@@ -273,7 +273,7 @@ fn a_keeper_that_is_killed_while_its_program_is_taken_over_takes_the_program_wit
 }
 
 #[test]
-fn a_daemon_that_is_killed_during_a_move_changes_nothing() -> Result {
+fn a_daemon_that_is_killed_while_a_worker_loads_changes_nothing() -> Result {
     let mut node = small_gpus("1", &[SLOW])?;
     let it = Steady::run(&node, &BALLAST)?;
     for _ in 0..2 {
@@ -281,6 +281,29 @@ fn a_daemon_that_is_killed_during_a_move_changes_nothing() -> Result {
         node.kill_daemon()?;
         process::wait_gone("a worker that had no client yet", taken)?;
         start_with_small_gpus(&mut node, "1", &[SLOW])?;
+        moves(&node, &it.app, keeper)?;
+    }
+    it.ends_well()?;
+    node.finish()
+}
+
+/// The number of kills at random moments, and the moments, in microseconds after the program was let go on.
+const KILLS: u64 = 6;
+const MOMENTS: u64 = 120_000;
+
+#[test]
+fn a_daemon_that_is_killed_at_any_moment_of_a_move_changes_nothing() -> Result {
+    let mut node = Node::start()?;
+    let mut random = Random::new();
+    let it = Steady::run(&node, &[])?;
+    for _ in 0..KILLS * repetitions() {
+        node.wait_for_spare()?;
+        it.stop()?;
+        let keeper = now_deep(&node, &it.app, false)?;
+        it.go_on()?;
+        std::thread::sleep(Duration::from_micros(random.below(MOMENTS)));
+        node.kill_daemon()?;
+        node.start_daemon(&[])?;
         moves(&node, &it.app, keeper)?;
     }
     it.ends_well()?;

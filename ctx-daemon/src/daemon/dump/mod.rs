@@ -63,7 +63,6 @@ use self::not_ours::NotOurs;
 use self::pausing::{Paused, Pausing};
 pub(super) use self::progress::Progress;
 use self::quiesced::Quiesced;
-pub(super) use self::rehearsal::{RehearsalError, is_needed as needs_rehearsal, rehearse_with};
 use self::saving::{Durable, Saving};
 use self::tree::Tree;
 use super::Daemon;

@@ -5,9 +5,9 @@ use rekindle_wire::control::{Failing, FailureKind};
 use thiserror::Error;
 
 use super::super::clients::Client;
-use super::super::dump::RehearsalError;
 use super::super::pidns::PidError;
 use super::super::quiesce::QuiesceError;
+use super::super::rehearsal::RehearsalError;
 use super::super::worker::WorkerError;
 use super::moved::{CodeError, MoveError};
 use crate::limit::Limit;

@@ -10,17 +10,25 @@ use rekindle_images::{Client as Record, HashKey};
 use rekindle_wire::control::{Copying, DataFile, WorkerReply, WorkerRequest};
 
 use super::super::clients::Client;
-use super::super::dump::{needs_rehearsal, rehearse_with};
 use super::super::pool::Pool;
 use super::super::quiesce::ClosedRing;
+use super::super::rehearsal;
 use super::super::worker::WorkerError;
-use super::How;
 use super::error::SuspendError;
 use super::moved::code_files;
 use crate::limit::Limit;
 
 /// The pauses between two questions how far a copy is: short at first.
 const POLL_INTERVAL: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+
+/// How clients are suspended.
+#[derive(Clone, Copy)]
+pub(in crate::daemon) struct How {
+    /// Whether their commands wait until somebody resumes them.
+    pub(in crate::daemon) hold: bool,
+    /// Whether their workers give back all that they have on GPUs.
+    pub(in crate::daemon) deep: bool,
+}
 
 /// A quiesced client, and the files for the content of its memory.
 pub(super) struct Job<'a> {
@@ -89,13 +97,13 @@ impl<'a> Job<'a> {
     pub(super) fn must_be_movable(&self, pool: &Pool, blob: &[u8]) -> Result<(), SuspendError> {
         let malformed = |_| SuspendError::of(self.client, WorkerError::Protocol("Saved"));
         let record = Record::from_bytes(blob).map_err(malformed)?;
-        if !needs_rehearsal(&record) {
+        if !rehearsal::is_needed(&record) {
             return Ok(());
         }
         let named = || self.client.to_string();
         let code = code_files(&self.client.worker, &record, self.limit);
         let code = code.map_err(|source| SuspendError::Code { client: named(), source })?;
-        let rehearsed = rehearse_with(pool, self.client, self.key.into(), (blob, &code), self.limit);
+        let rehearsed = rehearsal::rehearse(pool, self.client, self.key.into(), (blob, &code), self.limit);
         rehearsed.map_err(|source| SuspendError::NotRehearsed { client: named(), source })
     }
 

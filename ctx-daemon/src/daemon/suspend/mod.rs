@@ -26,6 +26,7 @@ use rekindle_wire::control::{Reply, SuspendedInfo, WorkerReply, WorkerRequest};
 use tracing::{info, warn};
 
 pub(super) use self::error::SuspendError;
+pub(super) use self::job::How;
 use self::job::Job;
 use self::moved::MoveError;
 use self::space::Space;
@@ -47,15 +48,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 pub(super) fn prepare(daemon: &Arc<Daemon>) -> std::io::Result<()> {
     space::huge_pages();
     moved::serve_wishes(daemon)
-}
-
-/// How clients are suspended.
-#[derive(Clone, Copy)]
-pub(super) struct How {
-    /// Whether their commands wait until somebody resumes them.
-    pub(super) hold: bool,
-    /// Whether their workers give back all that they have on GPUs.
-    pub(super) deep: bool,
 }
 
 /// A request to suspend or resume the tree of a process.
