@@ -86,11 +86,12 @@ fn state(client: &ClientInfo) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rekindle_wire::control::Suspension;
+
     use super::*;
 
-    #[test]
-    fn one_line_to_a_process() {
-        let client = |pid, device_memory: &[u64], command: &str| ClientInfo {
+    fn client(pid: i32, device_memory: &[u64], command: &str) -> ClientInfo {
+        ClientInfo {
             pid,
             worker: pid + 1,
             command: command.to_owned(),
@@ -104,7 +105,29 @@ mod tests {
             suspended: None,
             idle_ms: 0,
             not_moved: None,
+        }
+    }
+
+    #[test]
+    fn a_suspended_process_says_what_it_waits_for() {
+        let suspended = |hold, waits_for_room, deep| ClientInfo {
+            state: "suspended".to_owned(),
+            suspended: Some(Suspension { bytes: 1 << 30, hold, waits_for_room, deep }),
+            ..client(9, &[1 << 30], "python3")
         };
+        assert_eq!(state(&suspended(false, false, false)), "suspended");
+        assert_eq!(state(&suspended(true, false, false)), "suspended: until `rekindle resume`");
+        assert_eq!(state(&suspended(false, true, false)), "suspended: waits for 1.0 GiB of GPU memory");
+        assert_eq!(state(&suspended(false, false, true)), "suspended deeply");
+        assert_eq!(state(&suspended(true, false, true)), "suspended deeply: until `rekindle resume`");
+        let mut waits = suspended(false, true, true);
+        assert_eq!(state(&waits), "suspended deeply, waits for a worker");
+        waits.not_moved = Some("no\nGPU".to_owned());
+        assert_eq!(state(&waits), "suspended deeply, waits for a worker: no\u{fffd}GPU");
+    }
+
+    #[test]
+    fn one_line_to_a_process() {
         let clients = [client(9, &[3 << 30, 0], "python3"), client(31_415, &[1 << 20], "bad\x1b[2Jname")];
         let expected = "  \
               PID  WORKER  STATE       GPU MEMORY  PINNED  COMMANDS  PROTOCOL  NAME

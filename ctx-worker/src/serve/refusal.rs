@@ -80,7 +80,7 @@ pub(crate) enum Refusal {
     #[error(transparent)]
     Suspend(#[from] SuspendError),
     #[error(
-        "its process is suspended deeply, and its worker only keeps it until another takes it over: resume it first (`rekindle resume`)"
+        "its process is suspended deeply, and its worker only keeps it until another takes it over: resume it first (`rekindle resume`); a daemon of an older Rekindle cannot"
     )]
     Kept,
     #[error("the worker that keeps the process has not given it away: {0}")]

@@ -39,7 +39,8 @@ use super::process::Process;
 use super::quiesce;
 use super::sys::Credentials;
 use super::worker::WorkerError;
-use super::{Daemon, at_once, process};
+use super::{Daemon, at_once, process, thread};
+use crate::limit::Limit;
 
 /// How often the daemon asks a worker again whether its GPU has room.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -242,6 +243,9 @@ fn try_suspend(
                 }
             }
             Err(error) => {
+                if deep {
+                    find_out_later(ring.client(), stall);
+                }
                 first_error.get_or_insert(error);
             }
         }
@@ -254,6 +258,20 @@ fn try_suspend(
             }
             Ok(suspended)
         }
+    }
+}
+
+/// Notes in the background whether a worker that has not answered has become its client's keeper after all: the daemon must know
+/// what its `NeedsRoom` means.
+fn find_out_later(client: &Arc<Client>, limit: Limit) {
+    let worker = Arc::clone(&client.worker);
+    let ask = move || {
+        while !worker.is_dead() && worker.suspension(limit.begins()).is_err() {
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    };
+    if let Err(error) = thread("describe", ask) {
+        warn!("{client}: cannot find out whether it is suspended: {error}");
     }
 }
 
