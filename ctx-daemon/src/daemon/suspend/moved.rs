@@ -356,7 +356,7 @@ fn spots(daemon: &Daemon, may: Option<&[Uuid]>) -> Option<Vec<Spot>> {
     let memory = spare.memory().ok()?;
     let here = spare.attached().devices.iter().zip(memory);
     let here = here.filter(|(device, _)| may.is_none_or(|may| may.contains(&device.uuid)));
-    Some(here.map(|(device, it)| Spot { uuid: device.uuid, free: it.free, total: it.total }).collect())
+    Some(here.map(|(device, it)| Spot { uuid: device.uuid, free: it.free }).collect())
 }
 
 /// The message by which the client attached, with the protocol that was chosen for it since.

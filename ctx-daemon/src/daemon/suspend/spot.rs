@@ -6,9 +6,8 @@ use super::super::grants::Uuid;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spot {
     pub(super) uuid: Uuid,
-    /// Bytes that are free, and bytes in all.
+    /// Bytes that are free.
     pub(super) free: u64,
-    pub(super) total: u64,
 }
 
 /// The GPU for each place of a client, which had `had` there and needs that many bytes. `None`: there is no room now. A GPU on
@@ -34,9 +33,9 @@ pub(super) fn choose(
     for place in others {
         let own = had[place];
         let is_free = |it: &&Spot| !chosen.contains(&Some(it.uuid)) && (it.uuid == own || is_like(own, it.uuid));
-        let mut free = spots.iter().filter(is_free).filter(|it| it.free >= need(place));
+        let with_room = spots.iter().filter(is_free).filter(|it| it.free >= need(place));
         let kept = spot(own).filter(|it| is_free(it) && need(place) == 0);
-        let best = kept.or_else(|| free.clone().max_by_key(|it| it.free)).or_else(|| free.next());
+        let best = kept.or_else(|| with_room.max_by_key(|it| it.free));
         chosen[place] = Some(best?.uuid);
     }
     chosen.into_iter().collect()
@@ -48,7 +47,7 @@ mod tests {
 
     fn chosen(had: &[u8], needs: &[u64], free: &[(u8, u64)]) -> Option<Vec<u8>> {
         let had: Vec<Uuid> = had.iter().map(|it| [*it; 16]).collect();
-        let spots: Vec<_> = free.iter().map(|(it, free)| Spot { uuid: [*it; 16], free: *free, total: 100 }).collect();
+        let spots: Vec<_> = free.iter().map(|(it, free)| Spot { uuid: [*it; 16], free: *free }).collect();
         // GPUs from 10 on are of another kind.
         let found = choose(&had, needs, &spots, |one, other| (one[0] < 10) == (other[0] < 10));
         found.map(|it| it.iter().map(|uuid| uuid[0]).collect())
