@@ -68,6 +68,12 @@ fn table(clients: &[ClientInfo]) -> String {
 fn state(client: &ClientInfo) -> String {
     let state = output::plain(&client.state);
     match client.suspended {
+        Some(it) if it.deep && it.waits_for_room => {
+            let why = client.not_moved.as_deref().map_or_else(String::new, |why| format!(": {}", output::plain(why)));
+            return format!("{state} deeply, waits for a worker{why}");
+        }
+        Some(it) if it.deep && it.hold => return format!("{state} deeply: until `rekindle resume`"),
+        Some(it) if it.deep => return format!("{state} deeply"),
         Some(it) if it.waits_for_room => return format!("{state}: waits for {} of GPU memory", output::size(it.bytes)),
         Some(it) if it.hold => return format!("{state}: until `rekindle resume`"),
         Some(_) => {
@@ -89,9 +95,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn one_line_to_a_process() {
-        let client = |pid, device_memory: &[u64], command: &str| ClientInfo {
+    fn client(pid: i32, device_memory: &[u64], command: &str) -> ClientInfo {
+        ClientInfo {
             pid,
             worker: pid + 1,
             command: command.to_owned(),
@@ -105,7 +110,30 @@ mod tests {
             suspended: None,
             idle_ms: 0,
             suspended_for: None,
+            not_moved: None,
+        }
+    }
+
+    #[test]
+    fn a_suspended_process_says_what_it_waits_for() {
+        let suspended = |hold, waits_for_room, deep| ClientInfo {
+            state: "suspended".to_owned(),
+            suspended: Some(Suspension { bytes: 1 << 30, hold, waits_for_room, deep }),
+            ..client(9, &[1 << 30], "python3")
         };
+        assert_eq!(state(&suspended(false, false, false)), "suspended");
+        assert_eq!(state(&suspended(true, false, false)), "suspended: until `rekindle resume`");
+        assert_eq!(state(&suspended(false, true, false)), "suspended: waits for 1.0 GiB of GPU memory");
+        assert_eq!(state(&suspended(false, false, true)), "suspended deeply");
+        assert_eq!(state(&suspended(true, false, true)), "suspended deeply: until `rekindle resume`");
+        let mut waits = suspended(false, true, true);
+        assert_eq!(state(&waits), "suspended deeply, waits for a worker");
+        waits.not_moved = Some("no\nGPU".to_owned());
+        assert_eq!(state(&waits), "suspended deeply, waits for a worker: no\u{fffd}GPU");
+    }
+
+    #[test]
+    fn one_line_to_a_process() {
         let clients = [client(9, &[3 << 30, 0], "python3"), client(31_415, &[1 << 20], "bad\x1b[2Jname")];
         let expected = "  \
               PID  WORKER  STATE       GPU MEMORY  PINNED  COMMANDS  PROTOCOL  NAME
@@ -115,7 +143,7 @@ mod tests {
         assert_eq!(table(&clients), expected);
         let suspended = |hold, waits_for_room| ClientInfo {
             state: "suspended".to_owned(),
-            suspended: Some(Suspension { bytes: 1 << 20, hold, waits_for_room }),
+            suspended: Some(Suspension { bytes: 1 << 20, hold, waits_for_room, deep: false }),
             suspended_for: Some("process 4 (jax)".to_owned()),
             ..client(9, &[1 << 20], "python3")
         };

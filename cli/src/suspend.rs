@@ -41,6 +41,10 @@ pub(crate) struct Suspend {
     /// Have the processes' GPU commands wait until `rekindle resume`, instead of resuming with the next command
     #[arg(long)]
     hold: bool,
+    /// Give back the CUDA contexts too. When a process resumes, another worker takes it over, on any GPUs of the same model
+    /// that have room
+    #[arg(long)]
+    deep: bool,
 }
 
 /// The options of `rekindle resume`.
@@ -89,10 +93,14 @@ pub(crate) fn suspend(options: &Suspend) -> Result<(), Failure> {
         to if to == Path::new("memory") => None,
         to => Some(File::open(to).with_context(|| format!("cannot open the directory {}", to.display()))?),
     };
-    let request = Request::Suspend { pid: options.which.root()?, hold: options.hold };
+    let request = Request::Suspend { pid: options.which.root()?, hold: options.hold, deep: options.deep };
     let Reply::Suspended(all) = options.which.ask(&request, directory.as_ref())? else {
         return Err(daemon::unexpected_answer().into());
     };
+    if options.deep && !all.iter().all(|it| it.deep) {
+        let why = "the daemon is of an older Rekindle: the processes are suspended, and keep their CUDA contexts";
+        return Err(anyhow::anyhow!(why).into());
+    }
     if all.is_empty() && !options.which.json {
         output::print("all processes of the tree are suspended already\n")?;
     }

@@ -69,6 +69,7 @@ fn ps_lists_for_people_and_for_programs() {
         suspended: None,
         idle_ms: 0,
         suspended_for: None,
+        not_moved: None,
     };
     let dir = TempDir::new().unwrap();
     let daemon = answers(dir.path(), Reply::Clients(vec![client.clone()]));

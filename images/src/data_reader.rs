@@ -76,6 +76,11 @@ impl DataReader {
         Self { key, hasher: key.hasher(), files: files.into_iter().collect() }
     }
 
+    /// The files.
+    pub fn files(&self) -> impl Iterator<Item = (DataFile, &File)> {
+        self.files.iter().map(|(name, file)| (*name, file))
+    }
+
     /// The files, which nobody reads any more.
     pub fn into_files(self) -> impl Iterator<Item = File> {
         self.files.into_values()

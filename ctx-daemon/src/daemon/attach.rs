@@ -155,9 +155,12 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
         (Arc::downgrade(&daemon.clients.registry), Arc::downgrade(&daemon.clients.lost), worker.pid());
     let (grants, stage) = (Arc::downgrade(&daemon.grants), Arc::downgrade(&daemon.copying.stage));
     let (records, process) = (Arc::downgrade(&daemon.clients.records), worker.process());
-    let (making, needy) = (Arc::downgrade(daemon), Arc::downgrade(worker));
+    let (needed, needy, client_process) = (Arc::downgrade(daemon), Arc::downgrade(worker), client.process);
     worker.on_need(move |need| {
-        if let (Some(daemon), Some(worker)) = (making.upgrade(), needy.upgrade()) {
+        let (Some(daemon), Some(worker)) = (needed.upgrade(), needy.upgrade()) else { return };
+        if worker.keeps() {
+            daemon.moves.want(client_process);
+        } else {
             oversubscribe::needed_by(&daemon, &worker, need);
         }
     });

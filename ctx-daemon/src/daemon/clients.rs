@@ -235,6 +235,14 @@ impl Registry {
         add(&mut lock(&self.inner), client);
     }
 
+    /// Puts a client, which another worker is about to take over, into its former self's place. `false`: that is not there any
+    /// more.
+    pub(crate) fn replace(&self, old: &Arc<Client>, new: &Arc<Client>) -> bool {
+        let mut inner = lock(&self.inner);
+        let place = inner.clients.iter_mut().find(|it| Arc::ptr_eq(it, old));
+        place.map(|it| *it = Arc::clone(new)).is_some()
+    }
+
     /// Removes the client of a worker, and returns it.
     pub(crate) fn remove(&self, worker: i32) -> Option<Arc<Client>> {
         let mut inner = lock(&self.inner);

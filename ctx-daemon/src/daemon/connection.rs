@@ -114,7 +114,8 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         }
         Request::Rejoin { attach, attached } => {
             drop(pending);
-            takeover::serve(daemon, stream, peer, process, attach, (attached, body.wire), fds);
+            let offer = takeover::Offer { attach, attached, wire: body.wire, fds };
+            takeover::serve(daemon, stream, peer, process, offer);
         }
         Request::List => message::reply(&stream, &list::clients(daemon, peer)),
         Request::Status => message::reply(&stream, &list::status(daemon, peer)),
@@ -137,9 +138,10 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             message::reply(&stream, &Reply::Moment { awaited: daemon.checkpoints.moment_has_come(process.pid) });
         }
         Request::Protocol { pid, change } => message::reply(&stream, &protocol::serve(daemon, peer, pid, change)),
-        Request::Suspend { pid, hold } => {
+        Request::Suspend { pid, hold, deep } => {
             drop(pending);
-            message::reply(&stream, &suspend::suspend(daemon, &suspend::Asked { peer, pid }, hold, fds));
+            let how = suspend::How { hold, deep };
+            message::reply(&stream, &suspend::suspend(daemon, &suspend::Asked { peer, pid }, how, fds));
         }
         Request::ResumeSuspended { pid } => {
             drop(pending);

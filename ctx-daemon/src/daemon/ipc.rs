@@ -67,6 +67,17 @@ fn try_import(daemon: &Daemon, process: Process, token: &Token) -> Result<Reply,
     loop {
         let clients = daemon.clients.registry.clients();
         let importer = clients.iter().find(|it| it.process == process).ok_or(ImportError::NoClient)?;
+        if let Some(suspended) = importer.worker.was_suspended().filter(|it| it.deep) {
+            // It needs a worker for that.
+            if !suspended.hold {
+                daemon.moves.want(process);
+            }
+            if daemon.is_stopping() || !process.is_alive() {
+                return Err(ImportError::Stopping);
+            }
+            std::thread::sleep(POLL_INTERVAL);
+            continue;
+        }
         match once(daemon, importer, &clients, token)? {
             Some(reply) => return Ok(reply),
             None if daemon.is_stopping() => return Err(ImportError::Stopping),

@@ -76,6 +76,7 @@ fn without_worker(pid: i32, lost: Lost) -> ClientInfo {
         suspended: None,
         idle_ms: 0,
         suspended_for: None,
+        not_moved: None,
     }
 }
 
@@ -138,6 +139,7 @@ fn info(daemon: &Daemon, pid: i32, client: &Client, described: Description) -> C
         suspended: described.suspended,
         idle_ms: described.idle_ms,
         suspended_for: None,
+        not_moved: described.suspended.filter(|it| it.deep).and_then(|_| daemon.moves.why(client.process)),
     }
 }
 

@@ -45,6 +45,11 @@ impl LostWorkers {
         current
     }
 
+    /// A process has its worker after all.
+    pub(crate) fn found(&self, process: Process) {
+        lock(&self.0).retain(|it| it.process != process);
+    }
+
     /// The lost processes that still exist.
     pub(crate) fn all(&self) -> Vec<Lost> {
         let mut known = lock(&self.0).clone();

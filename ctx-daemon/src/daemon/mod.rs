@@ -6,7 +6,7 @@
 //!                each)       ├─ orders ─────── checkpoints                  a command orders a dump
 //!                            ├─ restore ────── pool                         CRIU restores one, and a command watches it
 //!                            ├─ takeover ───── registry                     a worker joins a new daemon
-//!                            ├─ suspend ────── registry                     GPU memory goes back, and comes again
+//!                            ├─ suspend ────── registry, moves              GPU memory goes back, and comes again
 //!                            ├─ oversubscribe ─ suspend                     idle programs go for one that needs memory
 //!                            ├─ ipc ────────── imports                      memory that processes share
 //!                            ├─ grant, revoke ── grants                    GPUs for containers
@@ -42,6 +42,7 @@ mod memfd;
 mod memory_pressure;
 mod message;
 mod moment;
+mod moves;
 mod nvml;
 mod orders;
 mod oversubscribe;
@@ -52,6 +53,7 @@ mod pool;
 mod process;
 mod protocol;
 mod quiesce;
+mod rehearsal;
 mod restore;
 mod sandbox;
 mod spawn;
@@ -115,6 +117,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
     let listener = Listener::bind(&config, &sandbox)?;
     let daemon = Arc::new(Daemon::start(config, sandbox)?);
     host_memory::prepare();
+    suspend::serve_wishes(&daemon)?;
     for acceptor in listener.acceptors()? {
         let accepting = Arc::clone(&daemon);
         thread("listener", move || acceptor.accept_all(&accepting))?;

@@ -12,6 +12,7 @@ use super::imports::Imports;
 use super::links::Links;
 use super::lost::LostWorkers;
 use super::memory_pressure::MemoryPressure;
+use super::moves::Moves;
 use super::nvml::Nvml;
 use super::oversubscribe::Oversubscription;
 use super::pool::Pool;
@@ -31,6 +32,7 @@ pub(super) struct Daemon {
     pub(super) warm: WarmImages,
     pub(super) watches: Watches,
     pub(super) checkpoints: Checkpoints,
+    pub(super) moves: Arc<Moves>,
     pub(super) copying: CopyResources,
     pub(super) oversubscription: Arc<Oversubscription>,
     pub(super) sandbox: Sandbox,
@@ -77,6 +79,7 @@ impl Daemon {
             warm: WarmImages::new(config.restore.warm_memory.map_or_else(half_of_memory, Ok)?),
             watches: Watches::default(),
             checkpoints: Checkpoints::default(),
+            moves: Arc::default(),
             copying: CopyResources {
                 memory_pressure: Arc::default(),
                 stage: Stage::start(config.checkpoint.staging)?,

@@ -65,19 +65,22 @@ impl Failing for TakeoverError {
     }
 }
 
-/// Serves a `Rejoin`. `wire` is the control version that the worker speaks.
-pub(crate) fn serve(
-    daemon: &Arc<Daemon>,
-    stream: UnixStream,
-    peer: Credentials,
-    from: Process,
-    attach: Attach,
-    (attached, wire): (Attached, u32),
-    fds: Vec<OwnedFd>,
-) {
+/// What a worker says of itself and its client.
+pub(crate) struct Offer {
+    /// The message by which the client attached, and the answer that it got.
+    pub(crate) attach: Attach,
+    pub(crate) attached: Attached,
+    /// The control version that the worker speaks.
+    pub(crate) wire: u32,
+    /// The client's connection.
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+/// Serves a `Rejoin`.
+pub(crate) fn serve(daemon: &Arc<Daemon>, stream: UnixStream, peer: Credentials, from: Process, offer: Offer) {
     let told = stream.try_clone();
-    let command = attach.command.clone();
-    match take_over(daemon, stream, peer, from, attach, (attached, wire), fds) {
+    let command = offer.attach.command.clone();
+    match take_over(daemon, stream, peer, from, offer) {
         Ok(pid) => info!(pid, command, worker = peer.pid, "taken over"),
         Err(error) => {
             warn!(worker = peer.pid, command, "not taken over: {error}");
@@ -93,10 +96,9 @@ fn take_over(
     stream: UnixStream,
     peer: Credentials,
     from: Process,
-    mut attach: Attach,
-    (attached, wire): (Attached, u32),
-    fds: Vec<OwnedFd>,
+    offer: Offer,
 ) -> Result<i32, TakeoverError> {
+    let Offer { mut attach, attached, wire, fds } = offer;
     if !daemon.sandbox.is_workers_user(peer.uid) || !is_neighbour(peer.pid) {
         return Err(TakeoverError::Stranger(peer.pid));
     }
@@ -127,9 +129,12 @@ fn take_over(
     let client = Client::new(process, attach, allowed, Arc::clone(&worker), state);
     client.choose_protocol(chosen);
     daemon.clients.registry.add(Arc::clone(&client));
+    daemon.clients.lost.found(process);
     attach::forget_when_dead(daemon, &client);
     // The worker has opened its ring when its daemon ended; otherwise the client would hang.
     worker.ask(&WorkerRequest::Open, &[], OPEN_TIMEOUT)?;
+    // It may only keep a client that is suspended deeply.
+    worker.suspension(OPEN_TIMEOUT.begins())?;
     Ok(process.pid)
 }
 

@@ -22,7 +22,7 @@ use rekindle_wire::access::AccessReport;
 use rekindle_wire::attach::Attached;
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{
-    Failing, Failure, FailureKind, LOADS_BESIDE, LoadTimes, MAKES_ROOM, SUSPENDS, Suspension, TemplatePiece,
+    Failing, Failure, FailureKind, LOADS_BESIDE, LoadTimes, MAKES_ROOM, MOVES, SUSPENDS, Suspension, TemplatePiece,
     WorkerReply, WorkerRequest,
 };
 use rekindle_wire::frame::{self, FrameError, MAX_FDS, Message};
@@ -283,6 +283,11 @@ impl Worker {
         self.wire >= MAKES_ROOM
     }
 
+    /// Whether the worker can suspend its client deeply, and take over a client of another worker that has.
+    pub(crate) fn moves(&self) -> bool {
+        self.wire >= MOVES
+    }
+
     /// How far the worker's load of content is.
     pub(crate) fn load_progress(&self, timeout: impl Into<Timeout>) -> Result<LoadProgress, WorkerError> {
         match self.call(&WorkerRequest::LoadProgress, &[], &[], timeout)?.reply {
@@ -452,7 +457,8 @@ impl Worker {
 
     /// Has the commands of its client, which is suspended, wait for a request to resume.
     pub(crate) fn hold_suspended(&self, timeout: impl Into<Timeout>) -> Result<(), WorkerError> {
-        let request = WorkerRequest::Suspend { data: Vec::new(), hash_algorithm: 0, hash_key: [0; 16], hold: true };
+        let request =
+            WorkerRequest::Suspend { data: Vec::new(), hash_algorithm: 0, hash_key: [0; 16], hold: true, deep: false };
         match self.call(&request, &[], &[], timeout)?.reply {
             WorkerReply::Suspended { .. } => Ok(()),
             _ => Err(WorkerError::Protocol("Suspend")),
@@ -754,6 +760,8 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Connect { .. } => "Connect",
         WorkerRequest::Describe => "Describe",
         WorkerRequest::Suspend { .. } => "Suspend",
+        WorkerRequest::Kept => "Kept",
+        WorkerRequest::HandOver => "HandOver",
         WorkerRequest::BringBack => "BringBack",
         WorkerRequest::ConfirmQuiesced => "ConfirmQuiesced",
         WorkerRequest::Alive => "Alive",

@@ -166,7 +166,7 @@ fn an_operator_comes_first() {
     // It cannot be suspended for another by the daemon and by an operator at the same time.
     let socket = daemon.socket();
     let pid = victim.pid;
-    let operator = std::thread::spawn(move || ask(&socket, &Request::Suspend { pid, hold: true }, &[]));
+    let operator = std::thread::spawn(move || ask(&socket, &Request::Suspend { pid, hold: true, deep: false }, &[]));
     daemon.wait_for_event("needs-room Room false");
     assert!(has(&daemon, "keeps-saving Cancel") && !has(&daemon, "keeps-saving Suspend false"));
     // This save goes on until its client ends.
@@ -211,7 +211,7 @@ fn an_operator_holds_a_program_that_was_suspended_for_another() {
     let old = idle_client(&daemon, "old", 90);
     let _asker = Client::attached(&daemon, "needs-room");
     daemon.wait_for_event("needs-room Room again");
-    let held = ask(&daemon.socket(), &Request::Suspend { pid: old.pid, hold: true }, &[]);
+    let held = ask(&daemon.socket(), &Request::Suspend { pid: old.pid, hold: true, deep: false }, &[]);
     assert_eq!(held, Reply::Suspended(Vec::new()));
     let suspended = daemon.clients().into_iter().find_map(|it| it.suspended).unwrap();
     assert!(suspended.hold);

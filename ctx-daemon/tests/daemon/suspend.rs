@@ -7,7 +7,7 @@ use rekindle_wire::control::{FailureKind, Reply, Request};
 use crate::support::{Client, Daemon, as_user, ask};
 
 fn suspend(daemon: &Daemon, pid: i32, hold: bool) -> Reply {
-    ask(&daemon.socket(), &Request::Suspend { pid, hold }, &[])
+    ask(&daemon.socket(), &Request::Suspend { pid, hold, deep: false }, &[])
 }
 
 fn resume(daemon: &Daemon, pid: i32) -> Reply {
@@ -84,7 +84,7 @@ fn another_user_suspends_nobody_and_names_no_directory() {
     let Some(replies) = as_user(4711, || {
         let dir = fs::File::open("/tmp").unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&dir);
-        let in_directory = Request::Suspend { pid: client.pid, hold: false };
+        let in_directory = Request::Suspend { pid: client.pid, hold: false, deep: false };
         [suspend(&daemon, client.pid, false), resume(&daemon, client.pid), ask(&daemon.socket(), &in_directory, &[fd])]
     }) else {
         return;
@@ -94,4 +94,95 @@ fn another_user_suspends_nobody_and_names_no_directory() {
     assert!(resumed.reason.contains("does not exist, or is not yours"), "{resumed}");
     assert!(in_directory.reason.contains("may name a directory"), "{in_directory}");
     assert_eq!(daemon.state_of(client.pid).as_deref(), Some("running"));
+}
+
+/// Suspends a client deeply.
+fn suspend_deep(daemon: &Daemon, client: &Client) -> i32 {
+    let request = Request::Suspend { pid: client.pid, hold: true, deep: true };
+    let Reply::Suspended(all) = ask(&daemon.socket(), &request, &[]) else { panic!("not suspended") };
+    assert!(all.len() == 1 && all[0].pid == client.pid && all[0].deep, "{all:?}");
+    worker(daemon, client)
+}
+
+fn worker(daemon: &Daemon, client: &Client) -> i32 {
+    daemon.clients().into_iter().find(|it| it.pid == client.pid).unwrap().worker
+}
+
+/// A client that has the memory which it shares with its worker mapped, as clients do. `None` where the daemon may not open that.
+fn mapped(daemon: &Daemon, command: &str) -> Option<Client> {
+    let mut client = Client::attached(daemon, command);
+    assert_eq!(client.ask("map"), "mapped");
+    let opened = fs::read_dir(format!("/proc/{}/map_files", client.pid)).unwrap().next().unwrap().unwrap();
+    if fs::File::open(opened.path()).is_err() {
+        eprintln!("skipped: map_files may not be opened here");
+        return None;
+    }
+    Some(client)
+}
+
+#[test]
+fn another_worker_takes_a_deeply_suspended_client_over() {
+    let mut daemon = Daemon::start();
+    let Some(client) = mapped(&daemon, "client") else { return };
+    let keeper = suspend_deep(&daemon, &client);
+    assert!(daemon.events().contains(&"client Suspend true deep".to_owned()));
+    assert_eq!(daemon.state_of(client.pid).as_deref(), Some("suspended"));
+    // The next daemon knows that the worker is a keeper.
+    daemon.kill(libc::SIGKILL);
+    daemon.start_again();
+    daemon.wait_for_state(&client, Some("suspended"));
+    let Reply::WereResumed(all) = resume(&daemon, client.pid) else { panic!("not resumed") };
+    assert!(all.len() == 1 && all[0].bytes > 0, "{all:?}");
+    daemon.wait_for_state(&client, Some("running"));
+    let moved = worker(&daemon, &client);
+    assert_ne!(moved, keeper);
+    daemon.wait_for_event("client given away");
+    let events = daemon.events();
+    let place =
+        |event: &str| events.iter().rposition(|it| it == event).unwrap_or_else(|| panic!("{event}: {events:?}"));
+    let order = ["Kept", "SaveCode", "Load 1", "HandOver", "Connect 0", "Open", "given away"];
+    let places: Vec<_> = order.iter().map(|it| place(&format!("client {it}"))).collect();
+    assert!(places.is_sorted(), "{events:?}");
+    // It is an ordinary client, whose worker is recorded for the next daemon.
+    daemon.kill(libc::SIGKILL);
+    daemon.start_again();
+    daemon.wait_for_state(&client, Some("running"));
+    assert_eq!(worker(&daemon, &client), moved);
+    let keeper = suspend_deep(&daemon, &client);
+    assert_eq!(keeper, moved);
+}
+
+#[test]
+fn a_worker_that_dies_at_the_last_moment_leaves_the_client_with_its_keeper() {
+    let daemon = Daemon::start();
+    let Some(client) = mapped(&daemon, "client") else { return };
+    let keeper = suspend_deep(&daemon, &client);
+    fs::write(daemon.dir.path().join("dies-at-open"), "").unwrap();
+    let why = failure(resume(&daemon, client.pid));
+    assert!(why.reason.contains("stays suspended"), "{why}");
+    assert_eq!((daemon.state_of(client.pid).as_deref(), worker(&daemon, &client)), (Some("suspended"), keeper));
+    // Content that cannot be loaded is no loss either.
+    fs::write(daemon.dir.path().join("content"), "a piece is bad").unwrap();
+    let why = failure(resume(&daemon, client.pid));
+    assert!(why.reason.contains("a piece is bad"), "{why}");
+    fs::remove_file(daemon.dir.path().join("content")).unwrap();
+    assert_eq!(worker(&daemon, &client), keeper);
+    let Reply::WereResumed(_) = resume(&daemon, client.pid) else { panic!("not resumed") };
+    daemon.wait_for_state(&client, Some("running"));
+    assert_ne!(worker(&daemon, &client), keeper);
+}
+
+#[test]
+fn a_client_or_a_keeper_that_ends_ends_the_other() {
+    let daemon = Daemon::start();
+    let mut client = Client::attached(&daemon, "ends");
+    suspend_deep(&daemon, &client);
+    client.kill();
+    daemon.wait_for_event("ends client gone");
+    daemon.wait_for_state(&client, None);
+    let Some(client) = mapped(&daemon, "loses") else { return };
+    let keeper = suspend_deep(&daemon, &client);
+    // SAFETY: a worker of this test's daemon.
+    assert_eq!(unsafe { libc::kill(keeper, libc::SIGKILL) }, 0);
+    daemon.wait_for_state(&client, Some("lost"));
 }

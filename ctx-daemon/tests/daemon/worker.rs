@@ -15,7 +15,8 @@ use rekindle_images::{
 use rekindle_wire::attach::{Answer, Attach, Attached, CHOSEN_PROTOCOL, Device};
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{
-    Failure, FailureKind, LoadTimes, SavedCode, Secured, Suspension, TemplatePiece, Waits, WorkerReply, WorkerRequest,
+    self, Failure, FailureKind, LoadTimes, SavedCode, Secured, Suspension, TemplatePiece, Waits, WorkerReply,
+    WorkerRequest,
 };
 use rekindle_wire::frame::{self, FrameError, Message};
 
@@ -45,8 +46,15 @@ struct Worker {
     loading: bool,
     suspended: Option<Suspension>,
     is_save_cancelled: bool,
+    /// What this worker keeps of a deeply suspended client.
+    kept: Option<Kept>,
+    /// The worker that is to take the client over, or that keeps it until this one does.
+    other: Option<UnixStream>,
     code: usize,
 }
+
+/// The client's part of a manifest, how it is hashed, with which key, and the data files.
+type Kept = (Vec<u8>, u32, [u8; 16], Vec<control::DataFile>, Vec<OwnedFd>);
 
 pub(crate) fn main(channel: RawFd) -> ! {
     // SAFETY: the daemon left it open for us.
@@ -79,6 +87,8 @@ pub(crate) fn main(channel: RawFd) -> ! {
         loading: false,
         suspended: None,
         is_save_cancelled: false,
+        kept: None,
+        other: None,
         code: 0,
     };
     let attached = worker.attached.clone();
@@ -117,6 +127,7 @@ impl Worker {
         loop {
             match self.wait() {
                 Woken::Client => self.end("client gone"),
+                Woken::Heir => self.give_away(),
                 Woken::Daemon => match frame::receive::<WorkerRequest>(&self.channel) {
                     Ok(message) => self.answer(message),
                     Err(FrameError::Closed | FrameError::Io(_)) => self.rejoin(),
@@ -235,6 +246,18 @@ impl Worker {
             WorkerRequest::Advance { .. } => self.reply(&WorkerReply::Done),
             WorkerRequest::Open => {
                 self.note("Open");
+                if self.kept.is_none()
+                    && let Some(mut keeper) = self.other.take()
+                {
+                    if self.dir.join("dies-at-open").exists() {
+                        std::fs::remove_file(self.dir.join("dies-at-open")).unwrap();
+                        std::process::exit(13);
+                    }
+                    let mut answer = [0];
+                    keeper.write_all(b"?").unwrap();
+                    std::io::Read::read_exact(&mut keeper, &mut answer).unwrap();
+                    assert_eq!(&answer, b"!");
+                }
                 self.reply(&WorkerReply::Done);
             }
             WorkerRequest::Reserve { .. } => {
@@ -325,9 +348,9 @@ impl Worker {
                 self.note(&format!("TakeTemplate {}", pieces.len()));
                 self.reply(&WorkerReply::Done);
             }
-            WorkerRequest::Suspend { data, hold, .. } => {
+            WorkerRequest::Suspend { data, hold, deep, hash_algorithm, hash_key } => {
                 assert_eq!(data.len(), fds.len());
-                self.note(&format!("Suspend {hold}"));
+                self.note(&format!("Suspend {hold}{}", if deep { " deep" } else { "" }));
                 if let Some(suspended) = &mut self.suspended {
                     suspended.hold = hold;
                     return self.reply(&WorkerReply::Suspended { bytes: 0 });
@@ -335,8 +358,25 @@ impl Worker {
                 if self.is("shares-late") {
                     return self.failed("it shares GPU memory");
                 }
-                self.suspended = Some(Suspension { bytes: MEMORY as u64, hold, waits_for_room: false });
+                if deep {
+                    self.kept = Some((blob, hash_algorithm, hash_key, data, fds));
+                }
+                self.suspended = Some(Suspension { bytes: MEMORY as u64, hold, waits_for_room: false, deep });
                 self.reply(&WorkerReply::Suspended { bytes: MEMORY as u64 });
+            }
+            WorkerRequest::Kept => {
+                self.note("Kept");
+                let (blob, hash_algorithm, hash_key, data, files) = self.kept.as_ref().unwrap();
+                let reply =
+                    WorkerReply::Kept { data: data.clone(), hash_algorithm: *hash_algorithm, hash_key: *hash_key };
+                let files: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
+                frame::send(&self.channel, &reply, blob, &files).unwrap();
+            }
+            WorkerRequest::HandOver => {
+                self.note("HandOver");
+                self.other = Some(UnixStream::from(fds.into_iter().next().unwrap()));
+                let client = self.client.as_ref().unwrap().as_raw_fd();
+                frame::send(&self.channel, &WorkerReply::HandedOver, &[], &[client]).unwrap();
             }
             WorkerRequest::BringBack if self.dir.join("no-room").exists() => {
                 self.reply(&WorkerReply::Busy { what: "its GPU has no room".to_owned() });
@@ -351,12 +391,16 @@ impl Worker {
                 self.pinned += pinned.len();
                 self.reply(&WorkerReply::Done);
             }
-            WorkerRequest::Connect { pinned } => {
-                assert_eq!(pinned.len() + 3, fds.len());
+            WorkerRequest::Connect { pinned, takes_over } => {
+                assert_eq!(pinned.len() + 3 + usize::from(takes_over.is_some()), fds.len());
                 self.pinned += pinned.len();
                 self.note(&format!("Connect {}", self.pinned));
-                let connection = fds.into_iter().next().unwrap();
-                self.client = Some(connection.into());
+                let mut fds = fds.into_iter();
+                self.client = fds.next().map(UnixStream::from);
+                if let Some(attach) = takes_over {
+                    self.attach = Some(attach);
+                    self.other = fds.next().map(UnixStream::from);
+                }
                 self.reply(&WorkerReply::Done);
             }
             WorkerRequest::Shares => {
@@ -612,16 +656,32 @@ impl Worker {
     fn wait(&self) -> Woken {
         let poll = |fd: RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let client = self.client.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        let mut fds = [poll(self.channel.as_raw_fd()), poll(client)];
-        // SAFETY: two structures, alive during the call. A negative descriptor is passed over.
-        unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
-        if fds[1].revents == 0 { Woken::Daemon } else { Woken::Client }
+        let heir = self.kept.as_ref().and(self.other.as_ref()).map_or(-1, AsRawFd::as_raw_fd);
+        let mut fds = [poll(self.channel.as_raw_fd()), poll(client), poll(heir)];
+        // SAFETY: three structures, alive during the call. A negative descriptor is passed over.
+        unsafe { libc::poll(fds.as_mut_ptr(), 3, -1) };
+        match fds.map(|it| it.revents != 0) {
+            [_, true, _] => Woken::Client,
+            [_, _, true] => Woken::Heir,
+            _ => Woken::Daemon,
+        }
+    }
+
+    /// Gives its client to the worker that asks for it.
+    fn give_away(&mut self) {
+        let Some(mut heir) = self.other.take() else { return };
+        if matches!(std::io::Read::read(&mut heir, &mut [0]), Ok(1)) {
+            heir.write_all(b"!").unwrap();
+            self.end("given away");
+        }
     }
 }
 
 enum Woken {
     Daemon,
     Client,
+    /// The worker that is to take the client over asks for it, or is gone.
+    Heir,
 }
 
 fn is_closed(stream: &UnixStream) -> bool {

@@ -90,6 +90,11 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// The bytes of physical memory that the client has.
+    pub(crate) fn physical(&self, layers: &Layers<'_>) -> u64 {
+        physical(layers.memory)
+    }
+
     /// Gives the client's physical memory back, whose content is saved. Returns the number of bytes.
     ///
     /// # Errors

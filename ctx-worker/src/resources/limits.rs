@@ -56,6 +56,12 @@ impl Memory {
         Ok(())
     }
 
+    /// Counts no memory of this worker's any more: another worker takes the client over, and counts it.
+    pub(crate) fn count_no_more(&mut self) {
+        self.devices.iter_mut().for_each(|device| device.memory.count_no_more());
+        self.pinned.count_no_more();
+    }
+
     /// Makes an object that takes memory on a device and is not mapped there, where the client may have so many more bytes.
     /// The bytes are counted before the object is made: otherwise all processes that share a limit might find room for the
     /// same bytes.

@@ -171,6 +171,13 @@ impl DeviceMemory {
         self.publish();
     }
 
+    /// Counts no memory of this worker's any more together with that of others: another worker counts it.
+    pub(crate) fn count_no_more(&mut self) {
+        if let Some((share, what)) = self.share.take() {
+            share.set(what, 0);
+        }
+    }
+
     /// The most memory that the client may have.
     pub(crate) fn most(&self) -> u64 {
         let of_all = self.share.as_ref().and_then(|(share, _)| share.limits.device_memory);

@@ -12,7 +12,7 @@ use rekindle_wire::attach::Pinned;
 use rekindle_wire::{layout, window};
 use tracing::warn;
 
-use crate::gpu::driver::Driver;
+use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::not_loaded::NotLoaded;
 use crate::session::share::{Share, What};
 use crate::session::state::{self, State};
@@ -157,6 +157,22 @@ impl PinnedMemory {
         }
         self.allocations.insert(address, allocation);
         CUDA_SUCCESS
+    }
+
+    /// Unregisters all allocations, which stay mapped. No device uses them again. Returns the first error.
+    pub(crate) fn unregister_all(&self, driver: &Driver) -> Result<(), CallFailed> {
+        let unregister = |address: &u64| {
+            // SAFETY: registered by `map`, once.
+            checked("cuMemHostUnregister", unsafe { (driver.cuMemHostUnregister)(*address as *mut _) })
+        };
+        self.allocations.keys().map(unregister).fold(Ok(()), Result::and)
+    }
+
+    /// Counts no memory of this worker's any more together with that of others: another worker counts it.
+    pub(crate) fn count_no_more(&mut self) {
+        if let Some(share) = self.share.take() {
+            share.set(What::Pinned, 0);
+        }
     }
 
     /// Unregisters and unmaps an allocation that the device no longer uses.

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rekindle_wire::attach::{Attach, Attached, CHOSEN_PROTOCOL, Pinned};
 use rekindle_wire::control::{Failure, FailureKind, WorkerReply, WorkerRequest};
@@ -58,12 +58,16 @@ pub(crate) struct Channel {
     pub(crate) cancel: Arc<Cancel>,
     /// Memory that other processes occupy.
     memory_pressure: MemoryPressure,
+    /// Whether there is no daemon now.
+    is_alone: AtomicBool,
     /// Whether there is news for the executor.
     pub(crate) news: AtomicBool,
     /// The ring whose doorbell wakes the executor, while it may sleep there.
     sleeping_on: Mutex<Option<Shared>>,
     /// The client's connection, which is shown to another daemon.
     client: Mutex<Option<(Attach, Attached, OwnedFd)>>,
+    /// Whether another worker has got the connection, and this one may read it no more. Held while a message is read.
+    handed_over: Arc<Mutex<bool>>,
     /// Sends the connection to the thread that reads it.
     connections: Sender<(UnixStream, Arc<Arrived>)>,
 }
@@ -81,15 +85,18 @@ pub(crate) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
         silence: Silence::new(),
         cancel: Arc::default(),
         memory_pressure: MemoryPressure::default(),
+        is_alone: AtomicBool::new(false),
         news: AtomicBool::new(false),
         sleeping_on: Mutex::new(None),
         client: Mutex::new(None),
+        handed_over: Arc::default(),
         connections,
     });
     // Started now, so that its stack is mapped early, see `start`.
+    let handed_over = Arc::clone(&channel.handed_over);
     Thread::named("connection").spawn(move || {
         if let Ok((connection, arrived)) = coming.recv() {
-            read_connection(&connection, &arrived);
+            read_connection(&connection, &arrived, &handed_over);
         }
     })?;
     Thread::named("answers").spawn(move || write_answers(&replies))?;
@@ -147,6 +154,7 @@ impl Channel {
                 Err(error) => {
                     info!("the daemon is gone ({error})");
                     self.cancel.fire();
+                    self.is_alone.store(true, Ordering::Release);
                     self.memory_pressure.said(Room::default());
                     if !self.tell(Event::DaemonGone) {
                         return;
@@ -161,6 +169,7 @@ impl Channel {
                     if let Ok(mut current) = self.socket.lock() {
                         *current = Arc::clone(&asker);
                     }
+                    self.is_alone.store(false, Ordering::Release);
                     socket = reading;
                 }
             }
@@ -218,12 +227,6 @@ impl Channel {
         self.memory_pressure.ask_beside(needs, || self.needs_room());
     }
 
-    fn needs_room(&self) {
-        if let Some(daemon) = self.asker() {
-            self.answer(&daemon, WorkerReply::NeedsRoom, Vec::new());
-        }
-    }
-
     /// Tells the daemon that a step of a load begins.
     pub(crate) fn say_step(&self, step: &str) {
         if let Some(daemon) = self.asker() {
@@ -253,19 +256,41 @@ impl Channel {
         }
     }
 
-    /// Remembers the client's connection, and has its thread read it.
-    pub(crate) fn serve_client(
+    /// Remembers the client's connection.
+    pub(crate) fn know_client(
         &self,
-        connection: UnixStream,
+        connection: &UnixStream,
         attach: Attach,
         attached: Attached,
-        arrived: Arc<Arrived>,
     ) -> std::io::Result<()> {
         let copy = connection.try_clone()?;
         if let Ok(mut client) = self.client.lock() {
             *client = Some((attach, attached, copy.into()));
         }
+        Ok(())
+    }
+
+    /// Has the connection's thread read it.
+    pub(crate) fn read_client(&self, connection: UnixStream, arrived: Arc<Arrived>) -> std::io::Result<()> {
         self.connections.send((connection, arrived)).map_err(std::io::Error::other)
+    }
+
+    /// Stops reading the client's connection, between two messages, and returns a copy of it. Its thread still notices the
+    /// client's end.
+    pub(crate) fn hand_over(&self) -> std::io::Result<OwnedFd> {
+        *self.handed_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        let client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, _, connection) = client.as_ref().ok_or(std::io::ErrorKind::NotConnected)?;
+        connection.try_clone()
+    }
+
+    /// Tells the daemon, if there is one, that the client needs device memory that it does not have.
+    pub(crate) fn needs_room(&self) {
+        if !self.is_alone.load(Ordering::Acquire)
+            && let Some(daemon) = self.asker()
+        {
+            self.answer(&daemon, WorkerReply::NeedsRoom, Vec::new());
+        }
     }
 }
 
@@ -280,8 +305,18 @@ fn write_answers(answers: &Receiver<Answer>) {
 }
 
 /// Receives the memfds that the client sends. When the connection closes, the client is gone, and the worker ends.
-fn read_connection(connection: &UnixStream, arrived: &Arrived) {
+fn read_connection(connection: &UnixStream, arrived: &Arrived, handed_over: &Mutex<bool>) {
     loop {
+        wait_for(connection, libc::POLLIN);
+        let handed_over = handed_over.lock().unwrap_or_else(PoisonError::into_inner);
+        if *handed_over {
+            drop(handed_over);
+            // The messages are another worker's.
+            wait_for(connection, 0);
+            info!("the client is gone");
+            // SAFETY: as below.
+            unsafe { libc::_exit(0) }
+        }
         match frame::receive::<Pinned>(connection) {
             Ok(Message { body, mut fds, .. }) => {
                 let accepted = fds.pop().is_some_and(|file| arrived.put(body, file));
@@ -299,6 +334,17 @@ fn read_connection(connection: &UnixStream, arrived: &Arrived) {
         // SAFETY: ends the process without running the driver's exit handlers, which could wait for the device. The
         // kernel frees everything.
         unsafe { libc::_exit(0) }
+    }
+}
+
+/// Waits until there is something to read, if these events say so, or the other end is closed.
+fn wait_for(connection: &UnixStream, events: i16) {
+    loop {
+        let mut entry = libc::pollfd { fd: connection.as_raw_fd(), events, revents: 0 };
+        // SAFETY: one entry, a local.
+        if unsafe { libc::poll(&raw mut entry, 1, -1) } > 0 {
+            return;
+        }
     }
 }
 

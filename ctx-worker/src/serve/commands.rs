@@ -549,7 +549,7 @@ impl Executor {
         })
     }
 
-    fn unregister_staging(&mut self, ordinal: usize) {
+    pub(super) fn unregister_staging(&mut self, ordinal: usize) {
         if ordinal == 0 && !self.call.session.staging.is_null() {
             // SAFETY: registered by `register_staging`; nothing copies through it now.
             unsafe { (self.driver().cuMemHostUnregister)(self.call.session.staging.cast()) };

@@ -10,7 +10,9 @@ pub(crate) mod deferral;
 pub(crate) mod executor;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod keeper;
 pub(crate) mod launch;
+mod leave;
 pub(crate) mod load;
 pub(crate) mod poll;
 pub(crate) mod refusal;

@@ -82,6 +82,12 @@ pub(crate) enum Refusal {
     Suspend(#[from] SuspendError),
     #[error(transparent)]
     Template(#[from] TemplateError),
+    #[error(
+        "its process is suspended deeply, and its worker only keeps it until another takes it over: resume it first (`rekindle resume`); a daemon of an older Rekindle cannot"
+    )]
+    Kept,
+    #[error("the worker that keeps the process has not given it away: {0}")]
+    NotGiven(io::Error),
     #[error("the worker's own code has no place: {0}")]
     Code(CallFailed),
     #[error("{0}")]
@@ -101,7 +107,8 @@ impl Failing for Refusal {
             Self::Share(error) => error.kind(),
             Self::Suspend(error) => error.kind(),
             Self::Template(error) => error.kind(),
-            Self::Unreported => FailureKind::Refused,
+            Self::Unreported | Self::Kept => FailureKind::Refused,
+            Self::NotGiven(_) => FailureKind::LostPeer,
             Self::OtherRing(_) | Self::Dialect(_) => FailureKind::Version,
             Self::WentOn => FailureKind::Timeout,
             Self::Failed(failure) => failure.kind,

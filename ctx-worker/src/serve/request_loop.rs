@@ -35,7 +35,7 @@ use crate::serve::channel::{self, Asker, Channel, Event};
 use crate::serve::executor::Executor;
 use crate::serve::refusal::Refusal;
 use crate::serve::silence;
-use crate::serve::state::{Closed, Spare, State};
+use crate::serve::state::{Closed, How, Spare, State};
 use crate::transition::{Machine, step};
 
 /// The number of commands executed before other events are checked.
@@ -191,6 +191,7 @@ impl Server {
                 }
             },
             State::Suspended(suspended) => self.wait_suspended(suspended, events),
+            State::Keeper(keeper) => self.wait_kept(keeper, events),
             State::Failed(_) if self.executor.call.session.shared.is_some() => match events.recv_timeout(END_GRACE) {
                 Ok(event) => News::Event(event),
                 Err(RecvTimeoutError::Disconnected) => News::End,
@@ -274,6 +275,10 @@ impl Server {
             (News::Resume, State::Suspended(suspended)) => return self.resume(suspended).0,
             (News::Silence | News::Resume | News::End, state) => return state,
         };
+        let state = match state {
+            State::Keeper(keeper) => return self.ask_keeper(keeper, message, &asker),
+            state => state,
+        };
         let message = match message {
             Message { body: WorkerRequest::Reserve { bytes }, .. } => {
                 self.reserve(bytes, asker);
@@ -315,7 +320,7 @@ impl Server {
                 State::Open(consumer)
             }
             // Neither a load nor a suspended client needs a daemon.
-            state @ (State::Filling(_) | State::Suspended(_)) => state,
+            state @ (State::Filling(_) | State::Suspended(_) | State::Keeper(_)) => state,
             State::Spare(_)
             | State::Rehearsed
             | State::Warm(_)
@@ -341,7 +346,7 @@ impl Server {
     }
 
     /// Writes a code image and answers afterwards. A disk that hangs does not keep the ring from being opened.
-    fn save_code(&mut self, hash: &str, fds: Vec<OwnedFd>, asker: Asker) {
+    pub(super) fn save_code(&mut self, hash: &str, fds: Vec<OwnedFd>, asker: Asker) {
         let (channel, of_thread) = (Arc::clone(&self.channel), Arc::clone(&asker));
         let begun = self.code_and_file(hash, fds).and_then(|(image, mut file)| {
             let work = move || {
@@ -475,20 +480,20 @@ impl Server {
                 loaded.pinned.extend(pinned.into_iter().zip(fds));
                 (State::Loaded(loaded), done(Ok(())))
             }
-            (WorkerRequest::Connect { pinned }, State::Loaded(loaded)) => {
-                or_failed(self.connect(loaded, pinned, fds.into_iter()).map(State::Connected))
+            (WorkerRequest::Connect { pinned, takes_over }, State::Loaded(loaded)) => {
+                or_failed(self.connect(loaded, pinned, takes_over, fds.into_iter()).map(State::Connected))
             }
             (WorkerRequest::LoadProgress, state @ (State::Loaded(_) | State::Connected(_) | State::Filling(_))) => {
                 self.load_progress(state)
             }
-            (WorkerRequest::Open, State::Connected(consumer)) => self.open_restored(consumer),
+            (WorkerRequest::Open, State::Connected(connected)) => self.open_connected(connected),
             (
                 WorkerRequest::Quiesce { timeout_ms } | WorkerRequest::Advance { timeout_ms },
                 State::Filling(consumer),
             ) => self.quiesce_filling(consumer, Duration::from_millis(timeout_ms)),
-            (WorkerRequest::Suspend { data, hash_algorithm, hash_key, hold }, State::Quiesced(closed)) => {
+            (WorkerRequest::Suspend { data, hash_algorithm, hash_key, hold, deep }, State::Quiesced(closed)) => {
                 let key = HashKey::from_parts(hash_algorithm, hash_key).map_err(Refusal::from);
-                self.suspend(closed, (data, key, hold), &blob, fds)
+                self.suspend(closed, (data, key), How { hold, deep }, &blob, fds)
             }
             (WorkerRequest::Suspend { hold, .. }, State::Suspended(suspended)) => self.hold_suspended(suspended, hold),
             (WorkerRequest::BringBack, State::Suspended(suspended)) => self.resume(suspended),
@@ -517,7 +522,7 @@ impl Server {
     }
 
     /// Serves requests that do not change the state.
-    fn ask(&mut self, state: &State, message: Message<WorkerRequest>) -> Answered {
+    pub(super) fn ask(&mut self, state: &State, message: Message<WorkerRequest>) -> Answered {
         let Message { body, blob, fds } = message;
         let mut fds = fds.into_iter();
         let reply = match (body, state) {
@@ -616,7 +621,11 @@ impl Server {
                 device_memory: self.executor.memory.device_bytes(&self.executor.call.session),
                 pinned_memory: self.executor.memory.pinned.allocations().values().map(|p| p.size).sum(),
                 commands: self.executor.scheduler.times.commands,
-                suspended: if let State::Suspended(suspended) = state { Some(suspended.describe()) } else { None },
+                suspended: match state {
+                    State::Suspended(suspended) => Some(suspended.describe()),
+                    State::Keeper(keeper) => Some(keeper.describe()),
+                    _ => None,
+                },
                 idle_ms: self.idle_for(state).as_millis() as u64,
                 physical: self.executor.memory.physical(),
             },
@@ -655,9 +664,11 @@ impl Server {
     /// How long the client has had no command, and nothing has run for it.
     fn idle_for(&mut self, state: &State) -> Duration {
         let consumer = match state {
-            State::Connected(consumer) | State::Filling(consumer) | State::Open(consumer) => Some(consumer),
+            State::Connected(connected) => Some(&connected.consumer),
+            State::Filling(consumer) | State::Open(consumer) => Some(consumer),
             State::Closing(closed) | State::Quiesced(closed) => Some(&closed.consumer),
             State::Suspended(suspended) => Some(&suspended.consumer),
+            State::Keeper(keeper) => Some(&keeper.consumer),
             State::Spare(_) | State::Rehearsed | State::Warm(_) | State::Loaded(_) | State::Failed(_) => None,
         };
         let has_commands = consumer.is_some_and(|it| it.backlog() > 0) || self.executor.is_waiting();
@@ -679,7 +690,7 @@ impl Server {
             let mut all = 0..self.executor.memory.devices.len();
             all.try_for_each(|ordinal| self.executor.place_own_code(ordinal)).map_err(Refusal::Code)
         });
-        let result = placed.and_then(|()| self.begin(0));
+        let result = placed.and_then(|()| self.begin(0, false));
         let answer = match &result {
             Ok(_) => Answer::Attached(self.executor.call.session.attached.clone()),
             Err(refusal) => Answer::Refused { reason: refusal.to_string() },
@@ -693,10 +704,20 @@ impl Server {
     }
 
     pub(super) fn serve_client(&mut self, connection: UnixStream, attach: Attach) -> Result<(), Refusal> {
+        self.know_client(&connection, attach)?;
+        self.read_client(connection)
+    }
+
+    /// Remembers the client for the next daemon.
+    pub(super) fn know_client(&mut self, connection: &UnixStream, attach: Attach) -> Result<(), Refusal> {
+        let attached = self.executor.call.session.attached.clone();
+        self.channel.know_client(connection, attach, attached).map_err(Refusal::Io)
+    }
+
+    /// Reads what the client sends, from now on.
+    pub(super) fn read_client(&mut self, connection: UnixStream) -> Result<(), Refusal> {
         let arrived = self.executor.memory.pinned.arrived.clone();
-        self.channel
-            .serve_client(connection, attach, self.executor.call.session.attached.clone(), arrived)
-            .map_err(Refusal::NoThread)
+        self.channel.read_client(connection, arrived).map_err(Refusal::NoThread)
     }
 
     /// Maps the client's ring and staging.
@@ -721,11 +742,14 @@ impl Server {
         self.executor.register_staging(0).map_err(Refusal::Staging)
     }
 
-    pub(super) fn begin(&mut self, head: u64) -> Result<Consumer, Refusal> {
+    /// Begins to consume the ring. `runs`: the process has run all the time.
+    pub(super) fn begin(&mut self, head: u64, runs: bool) -> Result<Consumer, Refusal> {
         let shared = self.executor.call.session.shared.ok_or(Refusal::Lacks("there is no ring"))?;
         shared.header().caller_spin_us.store(self.caller_spin_us, Ordering::Release);
-        // Nobody waits any more for the moment of a restored process.
-        shared.header().moment.store(0, Ordering::Release);
+        if !runs {
+            // Nobody waits any more for the moment of a restored process.
+            shared.header().moment.store(0, Ordering::Release);
+        }
         Ok(Consumer::new(shared, head))
     }
 
@@ -858,16 +882,17 @@ mod tests {
         let message = |body| Message { body, blob: Vec::new(), fds: Vec::new() };
         for state in [State::Spare(Spare::default()), State::Open(consumer()), State::Closing(closed())] {
             let before = state.state();
-            let (state, answered) = server.request(state, message(WorkerRequest::Connect { pinned: Vec::new() }));
+            let (state, answered) =
+                server.request(state, message(WorkerRequest::Connect { pinned: Vec::new(), takes_over: None }));
             assert!(matches!(answered, Err(Refusal::Unfit { state, .. }) if state == format!("{before:?}")));
             assert_eq!(state.state(), before);
         }
         let (state, answered) =
-            server.request(State::Rehearsed, message(WorkerRequest::Connect { pinned: Vec::new() }));
+            server.request(State::Rehearsed, message(WorkerRequest::Connect { pinned: Vec::new(), takes_over: None }));
         assert!(
             matches!((state, answered), (State::Rehearsed, Err(Refusal::Unfit { state, .. })) if state == "Rehearsed")
         );
-        let load = WorkerRequest::Connect { pinned: Vec::new() };
+        let load = WorkerRequest::Connect { pinned: Vec::new(), takes_over: None };
         let failed = or_failed(Err(Refusal::Lacks("nothing came with the request"))).0;
         let (failed, answered) = server.request(failed, message(load));
         let again = answered.unwrap_err().to_string();

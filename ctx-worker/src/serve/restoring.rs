@@ -12,16 +12,17 @@ use rekindle_wire::attach::{Attach, Pinned};
 use rekindle_wire::control::{TemplatePiece, WorkerReply};
 use rekindle_wire::frame::MAX_FDS;
 use rekindle_wire::ring::Consumer;
-use tracing::error;
+use tracing::{error, info};
 
 use crate::checkpoint::content::LoadProgress;
 use crate::checkpoint::suspend::{enter_any, is_out_of_memory};
 use crate::checkpoint::template::{self, Template};
 use crate::serve::channel::{self, Event};
 use crate::serve::executor::Executor;
+use crate::serve::keeper;
 use crate::serve::refusal::Refusal;
 use crate::serve::request_loop::{Answered, Server, done, or_failed};
-use crate::serve::state::{Loaded, Spare, State, Warm};
+use crate::serve::state::{Connected, Loaded, Predecessor, Spare, State, Warm};
 
 /// The number of a template's pieces, and some of them with their descriptors.
 type Exported = (usize, Vec<(TemplatePiece, OwnedFd)>);
@@ -117,10 +118,15 @@ impl Server {
         &mut self,
         loaded: Loaded,
         pinned: Vec<Pinned>,
+        takes_over: Option<Attach>,
         mut fds: std::vec::IntoIter<OwnedFd>,
-    ) -> Result<Consumer, Refusal> {
+    ) -> Result<Connected, Refusal> {
         let Loaded { client, pinned: mut files } = loaded;
         let connection = UnixStream::from(fds.next().ok_or(Refusal::Lacks("no connection came with the process"))?);
+        let keeper = match takes_over {
+            Some(_) => Some(fds.next().ok_or(Refusal::Lacks("no socket of its keeper came with the process"))?),
+            None => None,
+        };
         let dialect = Dialect::from_parts(client.wire_version, &client.shared_state);
         self.share(&mut fds, &dialect)?;
         files.extend(pinned.into_iter().zip(fds));
@@ -136,7 +142,12 @@ impl Server {
         }
         let (call, mut loading, code) = self.executor.code_parts();
         code.make_graphs(call, &mut loading);
-        let consumer = self.begin(client.ring.head)?;
+        let consumer = self.begin(client.ring.head, takes_over.is_some())?;
+        if let (Some(attach), Some(socket)) = (takes_over, keeper) {
+            self.know_client(&connection, attach)?;
+            let keeper = Some(Predecessor { socket: socket.into(), connection });
+            return Ok(Connected { consumer, keeper });
+        }
         let attach = Attach {
             dialect,
             pid: client.namespace_pid as i32,
@@ -146,18 +157,34 @@ impl Server {
             settings: client.settings.into_iter().map(|s| (s.name, s.value)).collect(),
         };
         self.serve_client(connection, attach)?;
-        Ok(consumer)
+        Ok(Connected { consumer, keeper: None })
     }
 
-    /// All processes of the restore are there. The ring opens when the content of the client's memory is there too.
-    pub(super) fn open_restored(&mut self, consumer: Consumer) -> (State, Answered) {
-        match self.executor.checkpoint.load_progress() {
-            LoadProgress::UnderWay { .. } => (State::Filling(consumer), done(Ok(()))),
-            LoadProgress::Over => {
-                let loaded = self.executor.end_load().map_err(Refusal::from);
-                or_failed(loaded.map(|_| self.open(consumer)))
-            }
+    /// All processes of the restore are there, or a client's keeper is to give it to this worker. The ring opens when the content
+    /// of the client's memory is there too.
+    pub(super) fn open_connected(&mut self, connected: Connected) -> (State, Answered) {
+        let Connected { consumer, keeper } = connected;
+        let opened = match self.executor.checkpoint.load_progress() {
+            LoadProgress::UnderWay { .. } => Ok(State::Filling as fn(Consumer) -> State),
+            LoadProgress::Over => self.executor.end_load().map(|_| State::Open as fn(Consumer) -> State),
+        };
+        // A client whose content cannot be loaded stays its keeper's.
+        let opened = opened.map_err(Refusal::from).and_then(|state| match keeper {
+            Some(keeper) => self.take_over(keeper).map(|()| state),
+            None => Ok(state),
+        });
+        match opened.map(|state| state(consumer)) {
+            Ok(State::Open(consumer)) => (self.open(consumer), done(Ok(()))),
+            opened => or_failed(opened),
         }
+    }
+
+    /// Makes the client this worker's own. Its keeper ends.
+    fn take_over(&mut self, keeper: Predecessor) -> Result<(), Refusal> {
+        let Predecessor { socket, connection } = keeper;
+        keeper::take_over(&socket).map_err(Refusal::NotGiven)?;
+        info!("this worker has taken the client over");
+        self.read_client(connection)
     }
 
     /// Tells how far the load of the content is.

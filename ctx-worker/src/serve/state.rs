@@ -25,19 +25,24 @@
 //! | `Quiesced` | `Closing` | `Advance`: some commands were executed, and a device is busy |
 //! | `Quiesced` | `Open` | `Open`, a broken context, or a daemon that is gone or silent |
 //! | `Quiesced` | `Suspended` | `Suspend`: the client's GPU memory is given back |
+//! | `Quiesced` | `Keeper` | `Suspend`, deeply: all that the worker has on GPUs is given back |
 //! | `Quiesced` | `Failed` | giving the memory back has failed |
 //! | `Suspended` | `Filling` | a command, or `BringBack`: the memory is there again, and content is being loaded |
 //! | `Suspended` | `Closing` | `Quiesce`: all content is there again, but a device is busy |
 //! | `Suspended` | `Quiesced` | `Quiesce`: all content is there again, and every stream is idle |
 //! | `Suspended` | `Failed` | the memory cannot be made again: the process ends |
 //!
-//! In `Filling` and `Suspended` the client's commands wait in the ring, in their order.
+//! A `Keeper` stays one until another worker has taken its client over, or the client is gone; then its process ends.
+//!
+//! In `Filling`, `Suspended` and `Keeper` the client's commands wait in the ring, in their order.
 //!
 //! From `Quiesced` to `Open` the worker writes nothing to memory that the client shares: no reply, no chunk, not even the
 //! ring's head. So CRIU saves that memory as it was at the quiesce, with what the client enqueues until it is frozen.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rekindle_images::{Client, DataFile};
@@ -57,8 +62,8 @@ pub(crate) enum State {
     /// The worker waits for a restore of this client, which has no GPU memory yet.
     Warm(Box<Warm>),
     Loaded(Loaded),
-    /// The restored process is connected, and its ring is not open.
-    Connected(Consumer),
+    /// The process is connected, and its ring is not open.
+    Connected(Connected),
     /// The process runs. The worker takes its commands when all content is there.
     Filling(Consumer),
     Open(Consumer),
@@ -67,12 +72,14 @@ pub(crate) enum State {
     Quiesced(Closed),
     /// The client's GPU memory is given back. The process runs until it needs an answer.
     Suspended(Box<Suspended>),
+    /// All that the worker had on GPUs is given back. It executes nothing any more, see `serve/keeper.rs`.
+    Keeper(Box<Keeper>),
     /// The reason why the worker serves no client. It keeps its resources until the daemon ends it.
     Failed(Failure),
 }
 
 machine! {
-    pub(crate) enum StateName names State { Spare, Rehearsed, Warm, Loaded, Connected, Filling, Open, Closing, Quiesced, Suspended, Failed }
+    pub(crate) enum StateName names State { Spare, Rehearsed, Warm, Loaded, Connected, Filling, Open, Closing, Quiesced, Suspended, Keeper, Failed }
     Spare -> Open,
     Spare -> Loaded,
     Spare -> Warm,
@@ -96,6 +103,7 @@ machine! {
     Quiesced -> Closing,
     Quiesced -> Open,
     Quiesced -> Suspended,
+    Quiesced -> Keeper,
     Quiesced -> Failed,
     Suspended -> Filling,
     Suspended -> Closing,
@@ -124,11 +132,34 @@ pub(crate) struct Loaded {
     pub(crate) pinned: Vec<(Pinned, OwnedFd)>,
 }
 
+/// A worker whose client's process is connected.
+pub(crate) struct Connected {
+    pub(crate) consumer: Consumer,
+    /// The worker that keeps the process until this one takes it over.
+    pub(crate) keeper: Option<Predecessor>,
+}
+
+/// The worker that keeps a client that this worker is about to take over.
+pub(crate) struct Predecessor {
+    /// Leads to that worker.
+    pub(crate) socket: UnixStream,
+    /// The client's connection, which this worker reads from when the client is its own.
+    pub(crate) connection: UnixStream,
+}
+
 /// A ring from which no command is taken.
 pub(crate) struct Closed {
     pub(crate) consumer: Consumer,
     /// The state of the streams in this quiesce.
     pub(crate) streams: rest::Closing,
+}
+
+/// How a client is suspended.
+pub(crate) struct How {
+    /// Whether its commands wait until somebody resumes it.
+    pub(crate) hold: bool,
+    /// Whether the worker gives back all that it has on GPUs.
+    pub(crate) deep: bool,
 }
 
 /// A client whose GPU memory is given back.
@@ -141,6 +172,20 @@ pub(crate) struct Suspended {
     pub(crate) hold: bool,
     /// When the client was to resume first, if its GPU has had no room since.
     pub(crate) waits_since: Option<Instant>,
+}
+
+/// A deeply suspended client.
+pub(crate) struct Keeper {
+    pub(crate) consumer: Consumer,
+    pub(crate) kept: Kept,
+    /// Bytes of memory that are given back.
+    pub(crate) bytes: u64,
+    /// Whether commands wait for a request to resume.
+    pub(crate) hold: bool,
+    /// When another worker was last asked for, since the client has had a command.
+    pub(crate) asked: Option<Instant>,
+    /// Leads to the worker that takes the client over when it asks for it.
+    pub(crate) heir: Arc<Mutex<Option<Arc<UnixStream>>>>,
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use crate::checkpoint::template::Template;
 use crate::serve::channel::{self, Event};
 use crate::serve::refusal::Refusal;
 use crate::serve::request_loop::{Answered, News, Server, done, or_failed};
-use crate::serve::state::{Closed, State, Suspended};
+use crate::serve::state::{Closed, How, State, Suspended};
 
 /// How often a client that is to resume looks for room on its GPU.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -34,7 +34,7 @@ const SLEEP: Duration = Duration::from_secs(5);
 impl Suspended {
     /// For listings.
     pub(super) fn describe(&self) -> Suspension {
-        Suspension { bytes: self.bytes, hold: self.hold, waits_for_room: self.waits_since.is_some() }
+        Suspension { bytes: self.bytes, hold: self.hold, waits_for_room: self.waits_since.is_some(), deep: false }
     }
 }
 
@@ -52,7 +52,8 @@ impl Server {
     pub(super) fn suspend(
         &mut self,
         closed: Closed,
-        (data, key, hold): (Vec<control::DataFile>, Result<HashKey, Refusal>, bool),
+        (data, key): (Vec<control::DataFile>, Result<HashKey, Refusal>),
+        How { hold, deep }: How,
         blob: &[u8],
         fds: Vec<OwnedFd>,
     ) -> (State, Answered) {
@@ -76,6 +77,10 @@ impl Server {
         };
         self.executor.checkpoint.before_opening(self.executor.call.gpu.driver);
         self.channel.silence.listen(false);
+        if deep {
+            let (keeper, bytes) = self.keep(closed, kept, hold);
+            return (State::Keeper(keeper), Ok((WorkerReply::Suspended { bytes }, Vec::new())));
+        }
         let (mut layers, checkpoint) = self.executor.layers();
         let began = Instant::now();
         match checkpoint.give_back(&mut layers) {

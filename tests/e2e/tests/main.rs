@@ -13,6 +13,7 @@ mod container_rootless;
 mod containers;
 mod daemon;
 mod data_files;
+mod deep;
 mod dump;
 mod failures;
 mod foreign;

@@ -1,5 +1,5 @@
 //! Every program of `tests/apps` that has an expected output, with a test for each: the program prints the same
-//! directly on the GPU, under the interposer, and suspended and dumped in its middle, killed and restored. A new program gets a test
+//! directly on the GPU, under the interposer, and suspended, in both ways, and dumped in its middle, killed and restored. A new program gets a test
 //! automatically.
 
 use std::fs;
@@ -25,10 +25,12 @@ fn alike(name: &str) -> Result {
 }
 
 /// Suspends a program, unless it shares memory with others. It resumes with its next command.
-fn suspended(node: &Node, app: &App) -> Result {
-    match node.ask(&Request::Suspend { pid: app.pid(), hold: false })? {
-        Reply::Suspended(all) => ensure!(!all.is_empty()),
-        Reply::Failed(failure) => ensure!(failure.reason.contains("shares GPU memory"), "{failure}"),
+fn suspended(node: &Node, app: &App, deep: bool) -> Result {
+    match node.ask(&Request::Suspend { pid: app.pid(), hold: false, deep })? {
+        Reply::Suspended(all) => ensure!(!all.is_empty() && all.iter().all(|it| it.deep == deep), "{all:?}"),
+        Reply::Failed(failure) => {
+            ensure!(failure.reason.contains("shares GPU memory"), "{failure}");
+        }
         other => bail!("Suspend was answered by {other:?}"),
     }
     Ok(())
@@ -49,7 +51,7 @@ fn warmed(node: &Node, name: &str, image: &Image) -> Result {
     Ok(())
 }
 
-/// Checks in addition a suspension, and a dump, a kill and a restore. A program runs at its own speed until the dump, and waits before
+/// Checks in addition both kinds of suspension, and a dump, a kill and two restores. A program runs at its own speed until the dump, and waits before
 /// its end until the dump is done: so the dump finds it in its middle however slow this machine is.
 fn all_ways(name: &str) -> Result {
     let expected = expected(name)?;
@@ -63,7 +65,9 @@ fn all_ways(name: &str) -> Result {
 
     let app = node.run_held(name, &[], Some(last * 3 / 4))?;
     app.reaches(last / 3)?;
-    suspended(&node, &app).with_context(|| format!("{name} is suspended"))?;
+    suspended(&node, &app, false).with_context(|| format!("{name} is suspended"))?;
+    app.reaches(last / 2)?;
+    suspended(&node, &app, true).with_context(|| format!("{name} is suspended deeply"))?;
     let image = node.dump_and_kill(app)?;
     image.must_be_of_the_middle(&expected)?;
     assert_eq!(node.restore(&image)?.finish()?, expected, "restored");

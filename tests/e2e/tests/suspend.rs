@@ -14,7 +14,7 @@ use rekindle_e2e::{App, Node, Result, process, stage, until};
 use rekindle_wire::control::{ClientInfo, Failure, FailureKind, Reply, Request, SuspendedInfo};
 
 pub(crate) const BALLAST: [&str; 2] = ["--ballast-kib", "98304"];
-const BALLAST_BYTES: u64 = 98304 << 10;
+pub(crate) const BALLAST_BYTES: u64 = 98304 << 10;
 
 /// A program that works until a file exists.
 pub(crate) struct Steady {
@@ -57,7 +57,7 @@ impl Steady {
 pub(crate) type Answer = std::result::Result<Vec<SuspendedInfo>, Failure>;
 
 pub(crate) fn suspend(node: &Node, pid: i32, hold: bool) -> Result<Answer> {
-    match node.ask(&Request::Suspend { pid, hold })? {
+    match node.ask(&Request::Suspend { pid, hold, deep: false })? {
         Reply::Suspended(all) => Ok(Ok(all)),
         Reply::Failed(failure) => Ok(Err(failure)),
         other => bail!("Suspend was answered by {other:?}"),

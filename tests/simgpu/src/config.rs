@@ -6,6 +6,7 @@
 //! | `CUDA_VISIBLE_DEVICES` | which of them there are for this process, and in which order: numbers or UUIDs | all |
 //! | `SIMGPU_MEMORY` | memory of each, in bytes or with `K`, `M`, `G` behind the number | `4G` |
 //! | `SIMGPU_MACHINE` | a file, by which processes have the same devices (`memory/machine.rs`) | devices of its own |
+//! | `SIMGPU_CONTEXT_MEMORY` | bytes of a device's memory that each context takes | 0 |
 //! | `SIMGPU_COPY_GBPS` | 10^9 bytes a second that a device copies to and from the host, each way | unlimited |
 //! | `SIMGPU_CC` | compute capability | `9.0` |
 //! | `SIMGPU_NAME` | the devices' name | `Rekindle software GPU` |
@@ -26,6 +27,8 @@ pub(crate) struct Config {
     pub(crate) devices: Vec<usize>,
     /// Bytes of memory of each.
     pub(crate) memory: u64,
+    /// Bytes of memory that each context takes.
+    pub(crate) context_memory: u64,
     /// Bytes a second of a copy between device and host.
     pub(crate) copy_rate: Option<f64>,
     /// Whether devices can access each other's memory.
@@ -71,6 +74,7 @@ impl Config {
                 None => (0..devices).collect(),
             },
             memory: get("SIMGPU_MEMORY").and_then(|t| bytes(&t)).unwrap_or(4 << 30),
+            context_memory: get("SIMGPU_CONTEXT_MEMORY").and_then(|t| bytes(&t)).unwrap_or(0),
             copy_rate: get("SIMGPU_COPY_GBPS")
                 .and_then(|t| t.trim().parse::<f64>().ok())
                 .filter(|rate| *rate > 0.0)

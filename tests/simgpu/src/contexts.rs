@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rekindle_cuda_abi::private;
 use rekindle_cuda_abi::types::CUDA_ERROR_CONTEXT_IS_DESTROYED;
 
-use crate::config::MAX_DEVICES;
+use crate::config::{MAX_DEVICES, config};
 use crate::context::Context;
 use crate::device::{Device, devices};
 use crate::handles;
 use crate::memory::{pinned, space};
+use crate::status::Result;
 use crate::streams;
 
 /// The state of a device's primary context, whose handle is the device's ([`Device::primary`]).
@@ -35,11 +36,13 @@ pub(crate) fn primary(device: &Device) -> MutexGuard<'static, Primary> {
     PRIMARIES[device.ordinal].lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A new context on a device, under that handle, with its default streams.
-pub(crate) fn create(handle: u64, device: &'static Device, flags: u32) -> Arc<Context> {
+/// A new context on a device, under that handle, with its default streams. It takes memory of the device, if the configuration
+/// says so.
+pub(crate) fn create(handle: u64, device: &'static Device, flags: u32) -> Result<Arc<Context>> {
+    device.memory.charge(config().context_memory)?;
     let context = Arc::new(Context::new(handle, device, flags));
     streams::open(&context);
-    context
+    Ok(context)
 }
 
 /// Ends a device's primary context, if it is active. It stays active until it has ended: destructors of libraries' data still
@@ -69,4 +72,5 @@ pub(crate) fn end(context: &Context) {
     }
     context.fail(CUDA_ERROR_CONTEXT_IS_DESTROYED);
     streams::close(context);
+    context.device.memory.release(config().context_memory);
 }

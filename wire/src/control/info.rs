@@ -39,6 +39,9 @@ pub struct ClientInfo {
     /// For which program the daemon has suspended the client by itself; none where an operator has.
     #[serde(default)]
     pub suspended_for: Option<String>,
+    /// Why the last attempt to have another worker take this client over has failed, while the client is suspended deeply.
+    #[serde(default)]
+    pub not_moved: Option<String>,
 }
 
 /// A suspended client.
@@ -48,8 +51,12 @@ pub struct Suspension {
     pub bytes: u64,
     /// Whether the client's commands wait until somebody asks to resume the client.
     pub hold: bool,
-    /// Whether the client is to resume and its GPU has no room for it yet.
+    /// Whether the client is to resume and its GPU has no room for it yet; for a client that is suspended deeply, whether it is to
+    /// resume and no worker has taken it over yet.
     pub waits_for_room: bool,
+    /// Whether the client's worker has given back its CUDA contexts too: another worker takes the client over.
+    #[serde(default)]
+    pub deep: bool,
 }
 
 /// A client that was suspended or resumed on request.
@@ -63,6 +70,9 @@ pub struct SuspendedInfo {
     pub bytes: u64,
     /// Milliseconds that this took.
     pub ms: u64,
+    /// Whether it was suspended deeply.
+    #[serde(default)]
+    pub deep: bool,
 }
 
 /// How the content of a warm image is on the GPU.

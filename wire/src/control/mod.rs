@@ -227,6 +227,10 @@ pub enum Request {
         pid: i32,
         /// Whether commands wait until `ResumeSuspended`.
         hold: bool,
+        /// Whether to give back the workers' CUDA contexts too. When a process resumes, another worker takes it over, on any GPUs
+        /// of the same kind. A daemon before control version 12 does not know this, and its reply does not say `deep`.
+        #[serde(default)]
+        deep: bool,
     },
     /// Load the GPU memory of the tree's suspended processes again, and let them go on. Answered when all is loaded.
     ResumeSuspended {

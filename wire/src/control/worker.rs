@@ -20,6 +20,9 @@
 //!                LoadProgress -> Loading | Loaded | Failed, from `Load` on
 //!   suspend      (as a dump, up to the `Saved` of a copy that stops the client)     Suspend -> Suspended | Failed
 //!                BringBack -> Done | Busy | Failed, and LoadProgress as in a restore
+//!   move         (Suspend{deep}: the worker has become the client's keeper)     NeedsRoom (unasked): the client has a command
+//!                to the keeper: Kept -> Kept, SaveCode -> Done, HandOver -> HandedOver     to the worker that takes over: as in
+//!                a restore; its Connect names the keeper, and its Open ends the keeper
 //! ```
 //!
 //! A quiesced worker that receives nothing from its daemon for a time gives up the copy under way and opens its ring by
@@ -206,7 +209,18 @@ pub enum WorkerRequest {
         hash_key: [u8; 16],
         /// Whether the client's commands wait until `BringBack`.
         hold: bool,
+        /// Whether the worker gives back all that it has on GPUs, its contexts among it, and from then on only keeps the client
+        /// until another worker takes the client over. Only for workers of [`MOVES`] or later.
+        #[serde(default)]
+        deep: bool,
     },
+    /// What does another worker need to load this client? Only for keepers, the workers of clients that are suspended deeply.
+    /// `SaveCode` gets the code.
+    Kept,
+    /// Another worker is about to take the client over: give it the client's connection, which this worker reads no more. Comes
+    /// with a socket that leads to that worker. When that worker asks there for the client, this one answers and ends, unless a
+    /// later `HandOver` has named another. Only for keepers.
+    HandOver,
     /// Bring the memory of a suspended client, or of one that was loaded warm, back; the client runs when its content is loaded,
     /// which `LoadProgress` tells. `Busy`: the GPU has no room for it now. A client that is not suspended answers `Done`. Only for
     /// workers of [`SUSPENDS`] or later.
@@ -233,6 +247,11 @@ pub enum WorkerRequest {
     Connect {
         /// Pinned memory that the process has mapped.
         pinned: Vec<crate::attach::Pinned>,
+        /// The message by which the process attached, if it was never gone and another worker keeps it. The socket that leads to
+        /// that worker then comes with this, behind the connection. `Open` takes the process over from that worker first. Only
+        /// for workers of [`MOVES`] or later.
+        #[serde(default)]
+        takes_over: Option<Attach>,
     },
     /// For `rekindle ps`.
     Describe,
@@ -320,6 +339,10 @@ pub const LOAD_STEPS: [&str; 4] = ["code", "replay", "map", "content"];
 /// The first control version whose workers say how much memory they need, and what a suspension gives back: `Needs`,
 /// `Description.physical`.
 pub const MAKES_ROOM: u32 = 12;
+
+/// The first control version whose workers suspend clients deeply and take them over from each other: `Suspend { deep }`, `Kept`,
+/// `HandOver`, `Connect { takes_over }`.
+pub const MOVES: u32 = 12;
 
 /// A data file of an image, or of an image that it builds on.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
@@ -434,7 +457,8 @@ pub enum WorkerReply {
         #[serde(default)]
         oldest: u32,
     },
-    /// Sent unasked, at any time: the client finds no device memory. `Room` follows.
+    /// Sent unasked, at any time: the client finds no device memory. `Room` follows. From a keeper, again and again: the client
+    /// has a command, and needs a worker.
     NeedsRoom,
     /// Sent before the answer to a `Load` that asks for it: the worker begins this step.
     LoadStep {
@@ -522,6 +546,17 @@ pub enum WorkerReply {
         /// The pieces that come with this reply.
         pieces: Vec<TemplatePiece>,
     },
+    /// To `Kept`, with the data files, and with the client's part of the manifest as the blob.
+    Kept {
+        /// The data files, in the order of the descriptors.
+        data: Vec<DataFile>,
+        /// As in `Load`.
+        hash_algorithm: u32,
+        /// As in `Load`.
+        hash_key: [u8; 16],
+    },
+    /// To `HandOver`, with the client's connection.
+    HandedOver,
     /// To `Calls`.
     Calls {
         /// The counts, by the places of functions in the driver table.

@@ -108,6 +108,11 @@ pub(super) fn identify(record: &mut Record, client: &Client, namespace_pid: i32,
     });
 }
 
+/// Overwrites the fields of the record of a client that lives on with what the daemon knows for certain.
+pub(in crate::daemon) fn describe_client(record: &mut Record, client: &Client) {
+    identify(record, client, client.namespace_pid() as i32, &[]);
+}
+
 /// The sockets of a process, either as a client or as a process that begins again.
 fn ids_of(process: Process, attached: bool, sockets: &[(Whose, u32)]) -> Vec<u32> {
     let of_it = |(whose, id): &(Whose, u32)| {
@@ -236,13 +241,14 @@ pub(super) fn build<'a>(
     let mut manifest = Manifest::new(now.map_or(0, |it| it.as_secs()), chosen.protocol);
     manifest.protocol_reason.clone_from(&chosen.reason);
     env!("CARGO_PKG_VERSION").clone_into(&mut manifest.rekindle_version);
-    manifest.host = host(workers, &records);
+    manifest.host = describe_host(workers, &records);
     manifest.phases = timeline.phases();
     manifest.clients = records;
     manifest
 }
 
-fn host<'a>(workers: impl Iterator<Item = &'a Attached>, records: &[Record]) -> Host {
+/// The host as its workers, and the records of their clients, describe it.
+pub(in crate::daemon) fn describe_host<'a>(workers: impl Iterator<Item = &'a Attached>, records: &[Record]) -> Host {
     let used = |uuid| {
         let mut gpus = records.iter().flat_map(|it| &it.gpus);
         gpus.any(|gpu| gpu.uuid == uuid)

@@ -58,7 +58,7 @@ use tracing::warn;
 
 use self::error::DumpError;
 pub(super) use self::files::MOST as MOST_DATA_FILES;
-pub(super) use self::manifest::{driver_build, driver_version, gpu, is_unattached};
+pub(super) use self::manifest::{describe_client, describe_host, driver_build, driver_version, gpu, is_unattached};
 use self::not_ours::NotOurs;
 use self::pausing::{Paused, Pausing};
 pub(super) use self::progress::Progress;

@@ -13,7 +13,7 @@ use super::super::checkpoints::DumpGuard;
 use super::super::clients::{Client, ClientState};
 use super::super::moment::wait_for_moment;
 use super::super::quiesce;
-use super::super::{at_once, ipc, message, process, suspend, sys};
+use super::super::{ipc, message, process, suspend, sys};
 use super::error::{DumpError, SaveError};
 use super::freeze::FreezeWatch;
 use super::not_ours::NotOurs;
@@ -57,8 +57,7 @@ impl Pausing {
         let writer = tree.begin_image(dir)?;
         let memory = tree.memory_of(&clients)?;
         // A dump saves memory from the GPU.
-        let woken = at_once(&clients, |client| suspend::wake(daemon, client));
-        woken.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let clients = suspend::wake_held(daemon, clients)?;
         let needed = memory.iter().flatten().sum();
         check_space(&writer, needed)?;
         progress.clients(clients.iter().map(|it| &**it), needed);

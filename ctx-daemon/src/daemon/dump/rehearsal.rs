@@ -1,40 +1,16 @@
-//! A rehearsal: before an image is committed, a spare worker proves that a restore can place a client's code at its addresses.
-//!
-//! Only clients whose log lacks unloaded code need a rehearsal (`ctx-worker/src/checkpoint/cut.rs`). The others are restored by
-//! repeating their log, which needs no proof. The spare worker ends with the rehearsal; an image whose rehearsal fails is
-//! removed.
+//! The rehearsal before an image is committed ([`super::super::rehearsal`]). An image whose rehearsal fails is removed.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
-use rekindle_ctx_worker::state;
-use rekindle_images::{Client as Record, CodeHash, HashKey, ImageError, ImageWriter};
-use rekindle_wire::control::{Limits, WorkerRequest};
-use rekindle_wire::frame::MAX_FDS;
-use tracing::info;
+use rekindle_images::{Client as Record, CodeHash, ImageError, ImageWriter};
 
 use super::super::clients::Client;
-use super::super::grants::Uuid;
-use super::super::pool::{Pool, PoolError};
-use super::super::sys;
-use super::super::worker::{Timeout, Worker, WorkerError};
+use super::super::pool::Pool;
+pub(super) use super::super::rehearsal::is_needed;
+use super::super::rehearsal::{self, RehearsalError};
 use super::error::SaveError;
 use crate::limit::Limit;
-
-/// The worker of a rehearsal. No client ever gets it.
-struct Spare(Arc<Worker>);
-
-impl Drop for Spare {
-    fn drop(&mut self) {
-        self.0.kill();
-    }
-}
-
-/// Whether a client's part of the manifest must be rehearsed.
-pub(super) fn is_needed(record: &Record) -> bool {
-    state::is_cut(&record.worker_state)
-}
 
 /// Proves that the code of the client can be placed again. The worker may not be idle for longer than the limit.
 pub(super) fn rehearse(
@@ -44,44 +20,15 @@ pub(super) fn rehearse(
     record: &Record,
     limit: Limit,
 ) -> Result<(), SaveError> {
-    let began = std::time::Instant::now();
-    let spare = take(pool, client).map_err(|error| SaveError::no_rehearsal(client, &error))?;
     let blob = record.to_bytes()?;
     let code = code_files(writer, record)?;
-    load(&spare.0, writer, &blob, &code, limit).map_err(|error| SaveError::not_rehearsed(client, &error))?;
-    info!(%client, ms = began.elapsed().as_millis() as u64, "a rehearsal has shown that its code can be placed again");
-    Ok(())
-}
-
-/// Takes a worker that sees the same GPUs as the client's worker.
-fn take(pool: &Pool, client: &Client) -> Result<Spare, PoolError> {
-    let gpus = |devices: &[rekindle_wire::attach::Device]| devices.iter().map(|it| it.uuid).collect::<Vec<Uuid>>();
-    let (seen, usual) = (gpus(&client.worker.attached().devices), gpus(&pool.devices()?));
-    let other = (seen != usual).then_some(seen);
-    pool.take(&client.attach.settings, other.as_deref()).map(Spare)
+    rehearsal::rehearse(pool, client, writer.key().into(), (&blob, &code), limit).map_err(|error| match error {
+        RehearsalError::NoWorker(error) => SaveError::no_rehearsal(client, &error),
+        RehearsalError::Failed(error) => SaveError::not_rehearsed(client, &error),
+    })
 }
 
 fn code_files(writer: &ImageWriter, record: &Record) -> Result<Vec<(String, OwnedFd)>, ImageError> {
     let hashes: BTreeSet<CodeHash> = record.objects.iter().flat_map(|it| it.code.iter().copied()).collect();
     hashes.into_iter().map(|hash| Ok((hash.to_string(), writer.open_code(hash)?.into()))).collect()
-}
-
-fn load(
-    worker: &Worker,
-    writer: &ImageWriter,
-    blob: &[u8],
-    code: &[(String, OwnedFd)],
-    limit: Limit,
-) -> Result<(), WorkerError> {
-    let timeout = Timeout::WhileItWorks(limit);
-    for files in code.chunks(MAX_FDS) {
-        let request = WorkerRequest::Code { code: files.iter().map(|it| it.0.clone()).collect() };
-        worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), timeout)?;
-    }
-    let (hash_algorithm, hash_key) = HashKey::from(writer.key()).to_parts();
-    let limits = Limits::default();
-    let (data, code) = (Vec::new(), Vec::new());
-    let (rehearsal, early, warm, steps) = (true, false, false, false);
-    let request = WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits, rehearsal, early, warm, steps };
-    worker.ask_with(&request, blob, &[], timeout)
 }

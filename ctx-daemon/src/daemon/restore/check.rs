@@ -74,11 +74,8 @@ impl Failing for CheckError {
 pub(super) fn image(image: &Image) -> Result<(), CheckError> {
     let (mut sockets, mut owners) = (BTreeSet::new(), BTreeMap::new());
     for record in &image.manifest().clients {
-        // The client's interposer comes back with it, and goes on sending the commands that it was built to send.
         if !is_unattached(record) {
-            let served = Dialect::from_parts(record.wire_version, &record.shared_state).is_served();
-            served.map_err(|why| CheckError::NotServed(name(record), why))?;
-            state::check(record.worker_version).map_err(|why| CheckError::NotRead(name(record), why))?;
+            self::record(record)?;
         }
         for id in &record.socket_ids {
             if !sockets.insert(*id) {
@@ -107,13 +104,29 @@ pub(super) fn code(image: &Image) -> Result<(), CheckError> {
     Ok(())
 }
 
+/// Checks that the client's commands are served, and its worker's state is read, by workers of this release.
+pub(in crate::daemon) fn record(record: &Record) -> Result<(), CheckError> {
+    // The client's interposer comes back with it, and goes on sending the commands that it was built to send.
+    let served = Dialect::from_parts(record.wire_version, &record.shared_state).is_served();
+    served.map_err(|why| CheckError::NotServed(name(record), why))?;
+    state::check(record.worker_version).map_err(|why| CheckError::NotRead(name(record), why))
+}
+
 /// Compares the dump's GPUs with those of the workers, which are in the order of the clients that have one.
 pub(super) fn devices(manifest: &Manifest, workers: &[&Attached], allowed: Allowances) -> Result<(), CheckError> {
-    let host = &manifest.host;
+    devices_of(&manifest.host, attached(manifest).zip(workers.iter().copied()), allowed)
+}
+
+/// Compares the GPUs that clients had on a host with those of the workers that they are to have.
+pub(in crate::daemon) fn devices_of<'a>(
+    host: &Host,
+    pairs: impl Iterator<Item = (&'a Record, &'a Attached)>,
+    allowed: Allowances,
+) -> Result<(), CheckError> {
     let mut needed = BTreeMap::<u32, (u64, u64)>::new();
     // Differences that can be allowed come last, so that an operator does not allow one in vain.
     let mut different = Vec::new();
-    for (record, worker) in attached(manifest).zip(workers) {
+    for (record, worker) in pairs {
         let driver = other_driver(host, worker);
         for used in &record.gpus {
             let device = worker.devices.get(used.ordinal as usize);

@@ -142,7 +142,7 @@ impl Restore {
         daemon.share(&client)?;
         daemon.clients.records.keep(restored.worker.process(), process, connection.as_fd());
         let limit = daemon.config.timeouts.stall;
-        send_memory(&restored.worker, connection, memory, limit).map_err(|error| self.failure(place, error))
+        send_memory(&restored.worker, connection, None, memory, limit).map_err(|error| self.failure(place, error))
     }
 }
 
@@ -159,11 +159,21 @@ fn attach_of(record: &Record, cookie: u64) -> Attach {
     }
 }
 
-/// Hands a process's connection and memory to its worker, in as many messages as it takes.
+/// Hands a process's connection and memory to its worker, in as many messages as it takes. `keeper`: the process runs, and this
+/// worker takes it over from its keeper, to which the socket leads; with the message by which the process attached.
 ///
 /// Pinning takes as long as there is memory, so the limit is how long the worker may do nothing.
-fn send_memory(worker: &Worker, connection: UnixStream, memory: SharedMemory, limit: Limit) -> Result<(), WorkerError> {
-    let fixed = [OwnedFd::from(connection), memory.ring.into(), memory.staging.into()];
+pub(in crate::daemon) fn send_memory(
+    worker: &Worker,
+    connection: UnixStream,
+    keeper: Option<(Attach, OwnedFd)>,
+    memory: SharedMemory,
+    limit: Limit,
+) -> Result<(), WorkerError> {
+    let (takes_over, keeper) = keeper.unzip();
+    let mut fixed = vec![OwnedFd::from(connection)];
+    fixed.extend(keeper);
+    fixed.extend([memory.ring.into(), memory.staging.into()]);
     let (pinned, files): (Vec<Pinned>, Vec<_>) = memory.pinned.into_iter().unzip();
     let files: Vec<i32> = files.iter().map(AsRawFd::as_raw_fd).collect();
     let in_last = pinned.len().min(MAX_FDS - fixed.len());
@@ -178,5 +188,5 @@ fn send_memory(worker: &Worker, connection: UnixStream, memory: SharedMemory, li
     let mut fds = sys::raw(&fixed);
     fds.extend(last_files);
     let pinned = last_pinned.to_vec();
-    worker.ask(&WorkerRequest::Connect { pinned }, &fds, timeout)
+    worker.ask(&WorkerRequest::Connect { pinned, takes_over }, &fds, timeout)
 }

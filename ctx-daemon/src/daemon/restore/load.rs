@@ -84,16 +84,16 @@ pub(super) fn share(manifest: &Manifest, workers: &[Arc<Worker>], limit: Limit) 
 
 /// How workers load.
 #[derive(Clone, Copy)]
-pub(super) struct How {
-    pub(super) limits: Limits,
-    pub(super) mode: Mode,
+pub(in crate::daemon) struct How {
+    pub(in crate::daemon) limits: Limits,
+    pub(in crate::daemon) mode: Mode,
     /// How long a worker may be idle.
-    pub(super) limit: Limit,
+    pub(in crate::daemon) limit: Limit,
 }
 
 /// When the content of device memory is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(in crate::daemon) enum Mode {
     /// Before the worker answers.
     Whole,
     /// Last, after the answer: a process need not wait for it.
@@ -241,17 +241,17 @@ impl Files for Content {
 }
 
 /// The part of an image that one worker loads.
-pub(super) struct Load {
-    hash: HashKey,
-    blob: Vec<u8>,
+pub(in crate::daemon) struct Load {
+    pub(in crate::daemon) hash: HashKey,
+    pub(in crate::daemon) blob: Vec<u8>,
     /// The data files of the image, and of the images that it builds on.
-    data: Vec<(DataFile, OwnedFd)>,
-    code: Vec<CodeFile>,
-    how: How,
+    pub(in crate::daemon) data: Vec<(DataFile, OwnedFd)>,
+    pub(in crate::daemon) code: Vec<CodeFile>,
+    pub(in crate::daemon) how: How,
 }
 
 /// A hash of code, and the file with the code.
-type CodeFile = (String, OwnedFd);
+pub(in crate::daemon) type CodeFile = (String, OwnedFd);
 
 impl Load {
     pub(super) fn new(
@@ -272,7 +272,7 @@ impl Load {
         })
     }
 
-    pub(super) fn run(self, worker: &Worker) -> Result<(), WorkerError> {
+    pub(in crate::daemon) fn run(self, worker: &Worker) -> Result<(), WorkerError> {
         let timeout = Timeout::WhileItWorks(self.how.limit);
         // The last message has room for the rest of both lists.
         let (data_before, data) = split(&self.data, 0);

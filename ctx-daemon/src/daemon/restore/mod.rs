@@ -44,10 +44,15 @@ use rekindle_wire::control::{Allowances, Failing, Failure, Reply, Request};
 use rekindle_wire::frame::{self, FrameError};
 use tracing::{info, warn};
 
+pub(super) use self::check::{CheckError, devices_of as check_devices, record as check_record};
+pub(super) use self::connect::send_memory as connect;
 use self::error::RestoreError;
+pub(super) use self::load::{CodeFile, How as LoadHow, Load, Mode as LoadMode};
 use self::load::{Mode, Work};
 use self::made::Maker;
 use self::phases::{Part, Phases};
+pub(super) use self::place::choose;
+pub(super) use self::shared::{SharedError, SharedMemory, take as take_memory};
 use self::state::Restore;
 pub(super) use self::state::Restores;
 pub(super) use self::warm::{Wanted, WarmImages, forget, list, warm};

@@ -11,7 +11,12 @@ const ORDER: &str = "CUDA_DEVICE_ORDER";
 
 /// The GPUs for a client, in its order, among those that exist here and that it may use; none where a worker that sees all GPUs
 /// has them in that order. If there are too few, the result is shorter: the later comparison with the worker's GPUs reports it.
-pub(super) fn choose(record: &Record, host: &Host, devices: &[Device], may: Option<&[Uuid]>) -> Option<Vec<Uuid>> {
+pub(in crate::daemon) fn choose(
+    record: &Record,
+    host: &Host,
+    devices: &[Device],
+    may: Option<&[Uuid]>,
+) -> Option<Vec<Uuid>> {
     let here: Vec<&Device> = devices.iter().filter(|it| may.is_none_or(|may| may.contains(&it.uuid))).collect();
     let given_few = record.grant.as_ref().is_some_and(|it| !it.all_gpus) || may.is_some();
     let mut recorded: Vec<_> = record.gpus.iter().collect();

@@ -46,7 +46,7 @@ impl Failing for SharedError {
 
 /// The memory that a process shares with its worker.
 #[derive(Debug)]
-pub(super) struct SharedMemory {
+pub(in crate::daemon) struct SharedMemory {
     pub(super) ring: File,
     pub(super) staging: File,
     pub(super) pinned: Vec<(Pinned, File)>,
@@ -59,7 +59,7 @@ pub(super) fn has_ring(pid: i32) -> Result<bool, SharedError> {
 }
 
 /// Takes a process's shared memory. `dumped` is the pinned memory that it had, address and size.
-pub(super) fn take(pid: i32, dumped: &[(u64, u64)]) -> Result<SharedMemory, SharedError> {
+pub(in crate::daemon) fn take(pid: i32, dumped: &[(u64, u64)]) -> Result<SharedMemory, SharedError> {
     let maps = read_maps(pid)?;
     let one = |name, what| {
         let mut files = files(&maps, |it| it.is(name)).into_values();

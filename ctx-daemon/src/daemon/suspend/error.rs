@@ -7,7 +7,9 @@ use thiserror::Error;
 use super::super::clients::Client;
 use super::super::pidns::PidError;
 use super::super::quiesce::QuiesceError;
+use super::super::rehearsal::RehearsalError;
 use super::super::worker::WorkerError;
+use super::moved::{CodeError, MoveError};
 use crate::limit::Limit;
 
 /// Why clients are not suspended or resumed. Those that were to be suspended go on.
@@ -60,6 +62,12 @@ pub(crate) enum SuspendError {
     /// The client for whom others were to be suspended does not wait any more.
     #[error("{0}")]
     NotWanted(String),
+    #[error("{client} cannot resume: {source}; it stays suspended")]
+    NotMoved { client: String, source: MoveError },
+    #[error("{client} cannot be suspended deeply: {source}; it goes on")]
+    Code { client: String, source: CodeError },
+    #[error("{client} cannot be suspended deeply: {source}; it goes on, and can be suspended without --deep")]
+    NotRehearsed { client: String, source: RehearsalError },
     #[error("{client} cannot resume: {source}")]
     NotResumed { client: String, source: WorkerError },
 }
@@ -93,6 +101,10 @@ impl Failing for SuspendError {
             Self::Key(_) => FailureKind::Internal,
             Self::Space { .. } => FailureKind::NoSpace,
             Self::Quiesce(error) => error.kind(),
+            Self::NotMoved { source, .. } => source.kind(),
+            Self::Code { source: CodeError::Worker(error), .. } => error.kind(),
+            Self::Code { source: CodeError::Io(error), .. } => Failing::kind(error),
+            Self::NotRehearsed { source, .. } => source.kind(),
             Self::Client { source, .. } | Self::NotResumed { source, .. } => match source.kind() {
                 // Damage to the content that a suspension keeps: no image is concerned.
                 FailureKind::BadImage => FailureKind::Internal,

@@ -10,13 +10,25 @@ use rekindle_images::{Client as Record, HashKey};
 use rekindle_wire::control::{Copying, DataFile, WorkerReply, WorkerRequest};
 
 use super::super::clients::Client;
+use super::super::pool::Pool;
 use super::super::quiesce::ClosedRing;
+use super::super::rehearsal;
 use super::super::worker::WorkerError;
 use super::error::SuspendError;
+use super::moved::code_files;
 use crate::limit::Limit;
 
 /// The pauses between two questions how far a copy is: short at first.
 const POLL_INTERVAL: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+
+/// How clients are suspended.
+#[derive(Clone, Copy)]
+pub(in crate::daemon) struct How {
+    /// Whether their commands wait until somebody resumes them.
+    pub(in crate::daemon) hold: bool,
+    /// Whether their workers give back all that they have on GPUs.
+    pub(in crate::daemon) deep: bool,
+}
 
 /// A quiesced client, and the files for the content of its memory.
 pub(super) struct Job<'a> {
@@ -43,7 +55,8 @@ impl<'a> Job<'a> {
             compression: "off".to_owned(),
             copying: Copying::Stop,
             precopied: false,
-            // The code stays where it is, so a log that was cut need not be replayed.
+            // The code stays where it is, so a log that was cut need not be replayed. Otherwise
+            // `must_be_movable` has it replayed.
             rehearses: true,
             // The device compares the hashes when the content is back.
             hash_on_device: true,
@@ -80,8 +93,22 @@ impl<'a> Job<'a> {
         self.client.worker.cancel();
     }
 
+    /// Proves that another worker can load what is saved, as far as a dump proves it.
+    pub(super) fn must_be_movable(&self, pool: &Pool, blob: &[u8]) -> Result<(), SuspendError> {
+        let malformed = |_| SuspendError::of(self.client, WorkerError::Protocol("Saved"));
+        let record = Record::from_bytes(blob).map_err(malformed)?;
+        if !rehearsal::is_needed(&record) {
+            return Ok(());
+        }
+        let named = || self.client.to_string();
+        let code = code_files(&self.client.worker, &record, self.limit);
+        let code = code.map_err(|source| SuspendError::Code { client: named(), source })?;
+        let rehearsed = rehearsal::rehearse(pool, self.client, self.key.into(), (blob, &code), self.limit);
+        rehearsed.map_err(|source| SuspendError::NotRehearsed { client: named(), source })
+    }
+
     /// Has the worker give the memory back, whose content is saved. Returns the number of bytes.
-    pub(super) fn give_back(&self, blob: &[u8], hold: bool) -> Result<u64, SuspendError> {
+    pub(super) fn give_back(&self, blob: &[u8], How { hold, deep }: How) -> Result<u64, SuspendError> {
         let failed = |error| SuspendError::of(self.client, error);
         let malformed = |_| failed(WorkerError::Protocol("Saved"));
         let record = Record::from_bytes(blob).map_err(malformed)?;
@@ -93,7 +120,7 @@ impl<'a> Job<'a> {
             data.push(DataFile { depth: it.depth, index: it.index });
         }
         let (hash_algorithm, hash_key) = HashKey::Content(self.key).to_parts();
-        let request = WorkerRequest::Suspend { data, hash_algorithm, hash_key, hold };
+        let request = WorkerRequest::Suspend { data, hash_algorithm, hash_key, hold, deep };
         match self.client.worker.call(&request, blob, &fds, self.limit).map_err(failed)?.reply {
             WorkerReply::Suspended { bytes } => Ok(bytes),
             _ => Err(failed(WorkerError::Protocol("Suspend"))),

@@ -4,6 +4,7 @@
 //!   Suspend          quiesce ─► Save (the client is stopped) ─► Suspend: the worker gives memory back ─► the client runs
 //!                         an error: all rings open                      until it needs its GPU
 //!   ResumeSuspended  BringBack ─► the worker makes memory, loads content ─► LoadProgress ─► done
+//!   deeply suspended: another worker takes the client over, see `moved.rs`
 //! ```
 //!
 //! A suspended client counts as running: its process runs, and its worker brings the memory back by itself when the next
@@ -13,7 +14,9 @@
 
 mod error;
 mod job;
+mod moved;
 mod space;
+mod spot;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -24,17 +27,22 @@ use rekindle_wire::control::{Reply, SuspendedInfo, WorkerReply, WorkerRequest};
 use tracing::{info, warn};
 
 pub(super) use self::error::SuspendError;
+pub(super) use self::job::How;
 use self::job::Job;
+use self::moved::MoveError;
+pub(super) use self::moved::serve_wishes;
 use self::space::Space;
 use super::clients::Client;
 use super::content::wait_for_content;
 use super::dump::files;
 use super::peer::{is_operator, may_checkpoint};
 use super::pidns::PidView;
+use super::process::Process;
 use super::quiesce;
 use super::sys::Credentials;
 use super::worker::WorkerError;
-use super::{Daemon, at_once, process};
+use super::{Daemon, at_once, process, thread};
+use crate::limit::Limit;
 
 /// How often the daemon asks a worker again whether its GPU has room.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -49,8 +57,8 @@ pub(super) struct Asked {
 }
 
 /// Suspends the clients of a tree.
-pub(super) fn suspend(daemon: &Arc<Daemon>, asked: &Asked, hold: bool, fds: Vec<OwnedFd>) -> Reply {
-    match try_suspend(daemon, asked, hold, fds) {
+pub(super) fn suspend(daemon: &Arc<Daemon>, asked: &Asked, how: How, fds: Vec<OwnedFd>) -> Reply {
+    match try_suspend(daemon, asked, how, fds) {
         Ok(suspended) => Reply::Suspended(suspended),
         Err(error) => {
             warn!(pid = asked.pid, "not suspended: {error}");
@@ -64,9 +72,10 @@ pub(super) fn resume(daemon: &Arc<Daemon>, asked: &Asked) -> Reply {
     let resumed = asked.clients(daemon).and_then(|(view, _, clients)| {
         let results = at_once(&clients, |client| {
             let began = Instant::now();
-            let described = client.worker.suspension(daemon.config.timeouts.quiesce.begins());
-            described.map_err(|source| SuspendError::not_resumed(client, source))?;
-            wake(daemon, client).map(|bytes| info_of(&view, client, bytes, began))
+            let client = described(daemon, client)?;
+            let bytes =
+                if client.worker.keeps() { move_client(daemon, &client, moved::held) } else { wake(daemon, &client) };
+            bytes.map(|bytes| info_of(&view, &client, bytes, began))
         });
         results.into_iter().collect()
     });
@@ -75,6 +84,23 @@ pub(super) fn resume(daemon: &Arc<Daemon>, asked: &Asked) -> Reply {
         Err(error) => {
             warn!(pid = asked.pid, "not resumed: {error}");
             Reply::Failed(error.into())
+        }
+    }
+}
+
+/// Has the client's worker be described anew. Another worker may be taking the client over: the result has the one of now.
+fn described(daemon: &Daemon, client: &Arc<Client>) -> Result<Arc<Client>, SuspendError> {
+    let limit = daemon.config.timeouts.quiesce;
+    let mut client = Arc::clone(client);
+    loop {
+        let error = match client.worker.suspension(limit.begins()) {
+            Ok(_) => return Ok(client),
+            Err(error) => error,
+        };
+        let now = daemon.clients.registry.clients().into_iter().find(|it| it.process == client.process);
+        match now.filter(|it| !Arc::ptr_eq(it, &client)) {
+            Some(now) => client = now,
+            None => return Err(SuspendError::not_resumed(&client, error)),
         }
     }
 }
@@ -100,6 +126,43 @@ pub(super) fn wake(daemon: &Daemon, client: &Client) -> Result<u64, SuspendError
     Ok(suspended.bytes)
 }
 
+/// Has another worker take a client over that is suspended deeply; waits for room until the limit. Returns the number of bytes.
+fn move_client(
+    daemon: &Arc<Daemon>,
+    client: &Client,
+    attempt: impl Fn(&Arc<Daemon>, Process) -> Result<(), MoveError>,
+) -> Result<u64, SuspendError> {
+    let limit = daemon.config.timeouts.stall;
+    let bytes = client.worker.was_suspended().map_or(0, |it| it.bytes);
+    let no_room = limit.begins();
+    loop {
+        match attempt(daemon, client.process) {
+            Ok(()) => return Ok(bytes),
+            Err(MoveError::NoRoom { .. }) if !no_room.is_over() => std::thread::sleep(POLL_INTERVAL),
+            Err(MoveError::NoRoom { .. }) => {
+                return Err(SuspendError::NoRoom { client: client.to_string(), bytes, limit });
+            }
+            Err(source) => return Err(SuspendError::NotMoved { client: client.to_string(), source }),
+        }
+    }
+}
+
+/// Brings the memory of clients back whose tree the caller holds. Returns them with the workers that they have then.
+pub(super) fn wake_held(daemon: &Arc<Daemon>, clients: Vec<Arc<Client>>) -> Result<Vec<Arc<Client>>, SuspendError> {
+    let woken = at_once(&clients, |client| {
+        if !client.worker.keeps() {
+            return wake(daemon, client).map(|_| Arc::clone(client));
+        }
+        move_client(daemon, client, moved::bring)?;
+        let moved = daemon.clients.registry.clients_among(&[client.process.pid]);
+        moved
+            .into_iter()
+            .find(|it| it.process == client.process)
+            .ok_or_else(|| SuspendError::NotMoved { client: client.to_string(), source: MoveError::Gone })
+    });
+    woken.into_iter().collect()
+}
+
 impl Asked {
     /// The clients of the tree, which the peer must own.
     fn clients(&self, daemon: &Daemon) -> Result<(PidView, i32, Vec<Arc<Client>>), SuspendError> {
@@ -118,9 +181,10 @@ impl Asked {
 fn try_suspend(
     daemon: &Arc<Daemon>,
     asked: &Asked,
-    hold: bool,
+    how: How,
     fds: Vec<OwnedFd>,
 ) -> Result<Vec<SuspendedInfo>, SuspendError> {
+    let How { hold, deep } = how;
     let directory = fds.into_iter().next();
     if directory.is_some() && !may_checkpoint(asked.peer) {
         return Err(SuspendError::DirectoryNotAllowed);
@@ -132,16 +196,16 @@ fn try_suspend(
     let _hold = daemon.clients.registry.hold(root, quiesce_limit.begins()).map_err(overlaps)?;
     // The tree as it is while nobody joins it.
     let (_, _, all) = asked.clients(daemon)?;
-    let clients = to_suspend(daemon, &all, hold)?;
+    let clients = to_suspend(daemon, &all, how)?;
     let began = Instant::now();
-    let given_back = give_back(daemon, &clients, &How { space, hold, is_wanted: None })?;
+    let given_back = give_back(daemon, &clients, &Giving { space, how, is_wanted: None })?;
     let suspended = given_back.into_iter().map(|(client, bytes)| {
         daemon.oversubscription.forget(client.worker.pid());
-        info_of(&view, &client, bytes, began)
+        SuspendedInfo { deep, ..info_of(&view, &client, bytes, began) }
     });
     let suspended: Vec<_> = suspended.collect();
     for it in &suspended {
-        info!(pid = it.pid, command = it.command, bytes = it.bytes, ms = it.ms, hold, "suspended");
+        info!(pid = it.pid, command = it.command, bytes = it.bytes, ms = it.ms, hold, deep, "suspended");
     }
     Ok(suspended)
 }
@@ -149,40 +213,46 @@ fn try_suspend(
 /// Suspends idle clients, whose trees are held, for another program. `is_wanted` is asked again and again until their memory is
 /// given back: an error lets them go on.
 pub(super) fn make_way(
-    daemon: &Daemon,
+    daemon: &Arc<Daemon>,
     clients: &[Arc<Client>],
     is_wanted: &IsWanted<'_>,
 ) -> Result<Vec<(Arc<Client>, u64)>, SuspendError> {
-    let clients = to_suspend(daemon, clients, false)?;
-    give_back(daemon, &clients, &How { space: Space::new(None), hold: false, is_wanted: Some(is_wanted) })
+    let how = How { hold: false, deep: false };
+    let clients = to_suspend(daemon, clients, how)?;
+    give_back(daemon, &clients, &Giving { space: Space::new(None), how, is_wanted: Some(is_wanted) })
 }
 
 /// Whether clients that are quiesced are still to be suspended.
 type IsWanted<'a> = dyn Fn(&[Arc<Client>]) -> Result<(), SuspendError> + Sync + 'a;
 
-/// How clients are suspended.
-struct How<'a> {
+/// How and why clients give their memory back.
+struct Giving<'a> {
     space: Space,
-    hold: bool,
+    how: How,
     /// Asked again and again if the clients are idle and go for another program.
     is_wanted: Option<&'a IsWanted<'a>>,
 }
 
 /// Suspends these clients, whose trees are held. Returns those that are suspended, with their bytes.
-fn give_back(daemon: &Daemon, clients: &[Arc<Client>], how: &How<'_>) -> Result<Vec<(Arc<Client>, u64)>, SuspendError> {
+fn give_back(
+    daemon: &Arc<Daemon>,
+    clients: &[Arc<Client>],
+    giving: &Giving<'_>,
+) -> Result<Vec<(Arc<Client>, u64)>, SuspendError> {
+    let How { deep, .. } = giving.how;
     let quiesce_limit = daemon.config.timeouts.quiesce;
     let memory = at_once(clients, |client| client.worker.device_memory(quiesce_limit.begins()));
     let memory = memory.into_iter().zip(clients).map(|(bytes, client)| {
         bytes.map(|bytes| bytes.iter().sum::<u64>()).map_err(|error| SuspendError::of(client, error))
     });
     let memory: Vec<u64> = memory.collect::<Result<_, _>>()?;
-    how.space.check(memory.iter().sum())?;
+    giving.space.check(memory.iter().sum())?;
     let files = memory.iter().map(|bytes| {
         let count = files::worth(*bytes, daemon.config.image.file_bytes);
-        (0..count).map(|_| how.space.file()).collect::<Result<Vec<_>, _>>().map_err(SuspendError::File)
+        (0..count).map(|_| giving.space.file()).collect::<Result<Vec<_>, _>>().map_err(SuspendError::File)
     });
     let files: Vec<_> = files.collect::<Result<_, _>>()?;
-    let rings = match how.is_wanted {
+    let rings = match giving.is_wanted {
         None => quiesce::quiesce(clients, quiesce_limit)?,
         Some(_) => quiesce::quiesce_idle(clients, quiesce_limit)?,
     };
@@ -190,13 +260,17 @@ fn give_back(daemon: &Daemon, clients: &[Arc<Client>], how: &How<'_>) -> Result<
     let jobs = rings.iter().zip(files).map(|(ring, files)| Job::new(ring, files, stall));
     let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
     // All are saved before the first gives anything back: an error opens all rings.
-    let saved = match how.is_wanted {
+    let saved = match giving.is_wanted {
         None => at_once(&jobs, Job::save),
         Some(is_wanted) => save_while(&jobs, &|| is_wanted(clients))?,
     };
-    let saved = jobs.iter().zip(saved).map(|(job, blob)| Ok((job, blob?))).collect::<Result<Vec<_>, SuspendError>>();
+    let movable = |job: &Job<'_>, blob: Vec<u8>| {
+        if deep { job.must_be_movable(&daemon.pool, &blob).map(|()| blob) } else { Ok(blob) }
+    };
+    let saved = jobs.iter().zip(saved).map(|(job, blob)| Ok((job, movable(job, blob?)?)));
+    let saved = saved.collect::<Result<Vec<_>, SuspendError>>();
     let saved = saved.inspect_err(|_| jobs.iter().for_each(Job::cancel))?;
-    let given_back = at_once(&saved, |(job, blob)| job.give_back(blob, how.hold));
+    let given_back = at_once(&saved, |(job, blob)| job.give_back(blob, giving.how));
     let failed = given_back.iter().any(Result::is_err);
     let mut suspended = Vec::new();
     let mut first_error = None;
@@ -207,14 +281,19 @@ fn give_back(daemon: &Daemon, clients: &[Arc<Client>], how: &How<'_>) -> Result<
             Ok(bytes) => {
                 let client = Arc::clone(ring.client());
                 ring.suspended();
+                // A keeper is known by its description.
+                let described = client.worker.suspension(quiesce_limit.begins());
+                let described = described.map_err(|source| SuspendError::not_resumed(&client, source));
                 if failed {
-                    let described = client.worker.suspension(quiesce_limit.begins());
-                    let described = described.map_err(|source| SuspendError::not_resumed(&client, source));
-                    described.and_then(|_| wake(daemon, &client)).map_or_else(|error| warn!("{error}"), drop);
+                    let woken = described.and_then(|_| wake_held(daemon, vec![Arc::clone(&client)]));
+                    woken.map_or_else(|error| warn!("{error}"), drop);
                 }
                 suspended.push((client, bytes));
             }
             Err(error) => {
+                if deep {
+                    find_out_later(ring.client(), stall);
+                }
                 first_error.get_or_insert(error);
             }
         }
@@ -249,20 +328,40 @@ fn save_while(
     })
 }
 
-/// The clients that are not suspended yet, all of which can be. Those that are take on `hold`.
-fn to_suspend(daemon: &Daemon, all: &[Arc<Client>], hold: bool) -> Result<Vec<Arc<Client>>, SuspendError> {
+/// Notes in the background whether a worker that has not answered has become its client's keeper after all: the daemon must know
+/// what its `NeedsRoom` means.
+fn find_out_later(client: &Arc<Client>, limit: Limit) {
+    let worker = Arc::clone(&client.worker);
+    let ask = move || {
+        while !worker.is_dead() && worker.suspension(limit.begins()).is_err() {
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    };
+    if let Err(error) = thread("describe", ask) {
+        warn!("{client}: cannot find out whether it is suspended: {error}");
+    }
+}
+
+/// The clients that are not suspended yet, all of which can be. Those that are take on `hold`. Those that are to be suspended deeply,
+/// and are suspended, come back first.
+fn to_suspend(daemon: &Daemon, all: &[Arc<Client>], how: How) -> Result<Vec<Arc<Client>>, SuspendError> {
+    let How { hold, deep } = how;
     let limit = daemon.config.timeouts.quiesce;
     let checked = at_once(all, |client| {
         let named = || client.to_string();
-        if !client.worker.suspends() {
+        if !client.worker.suspends() || deep && !client.worker.moves() {
             return Err(SuspendError::OldWorker { client: named() });
         }
         let failed = |error| SuspendError::of(client, error);
-        if let Some(suspended) = client.worker.suspension(limit.begins()).map_err(failed)? {
-            if hold && !suspended.hold && client.worker.makes_room() {
-                client.worker.hold_suspended(limit).map_err(failed)?;
+        match client.worker.suspension(limit.begins()).map_err(failed)? {
+            Some(suspended) if deep && !suspended.deep => drop(wake(daemon, client)?),
+            Some(suspended) => {
+                if hold && !suspended.hold && !suspended.deep && client.worker.makes_room() {
+                    client.worker.hold_suspended(limit).map_err(failed)?;
+                }
+                return Ok(None);
             }
-            return Ok(None);
+            None => {}
         }
         let (own, others) = client.worker.shares(limit.begins()).map_err(failed)?;
         if !own.is_empty() || !others.is_empty() {
@@ -279,5 +378,6 @@ fn info_of(view: &PidView, client: &Client, bytes: u64, began: Instant) -> Suspe
         command: client.attach.command.clone(),
         bytes,
         ms: began.elapsed().as_millis() as u64,
+        deep: false,
     }
 }

@@ -64,6 +64,11 @@ impl Worker {
         lock(&self.described).suspended
     }
 
+    /// Whether the worker only keeps its client, which is suspended deeply. It stays so until it ends.
+    pub(crate) fn keeps(&self) -> bool {
+        self.was_suspended().is_some_and(|it| it.deep)
+    }
+
     fn described_anew(&self, deadline: Deadline) -> Result<Description, WorkerError> {
         let answered = self.call(&WorkerRequest::Describe, &[], &[], deadline)?;
         self.note(answered).ok_or(WorkerError::Protocol("Describe"))

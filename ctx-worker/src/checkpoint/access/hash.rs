@@ -45,6 +45,15 @@ struct Loaded {
     placed: bool,
 }
 
+/// Memory of a device that outlives contexts.
+#[derive(Clone, Copy)]
+struct Area {
+    address: CUdeviceptr,
+    /// The driver's handle of the physical memory.
+    piece: u64,
+    size: usize,
+}
+
 /// A table of pieces that is on the device.
 pub(crate) struct Table {
     pieces: usize,
@@ -55,17 +64,17 @@ pub(crate) struct Table {
 pub(crate) struct Hasher {
     schedule: Schedule,
     devices: Vec<Option<Loaded>>,
-    /// Memory of each device for schedule, table, hashes, digests; 0 before it is made. The size is the maximum that is ever
+    /// Memory of each device for schedule, table, hashes, digests, once it is made. The size is the maximum that is ever
     /// needed, since later mappings would change where the driver places the client's code. The memory is mapped, so that it
     /// outlives a reset of the context.
-    areas: Vec<CUdeviceptr>,
+    areas: Vec<Option<Area>>,
     most_bytes: u64,
 }
 
 impl Hasher {
     /// A hasher for `devices` devices, and this much memory at a time.
     pub(crate) fn new(key: &ContentKey, devices: usize, most_bytes: u64) -> Self {
-        let areas = vec![0; devices];
+        let areas = vec![None; devices];
         let devices = (0..devices).map(|_| None).collect();
         Self { schedule: key.schedule(), devices, areas, most_bytes }
     }
@@ -121,11 +130,15 @@ impl Hasher {
             checked("cuModuleGetFunction", get(&raw mut finish, module, c"rekindle_finish".as_ptr()))?;
             checked("cuStreamCreate", (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING))?;
         }
-        if self.areas[ordinal] == 0 {
-            let chunks = self.most_bytes as usize / CHUNK + MOST_PIECES;
-            self.areas[ordinal] = map(driver, device, self.digests_at() + chunks * DIGEST)?;
-        }
-        let area = self.areas[ordinal];
+        let area = match self.areas[ordinal] {
+            Some(area) => area.address,
+            None => {
+                let chunks = self.most_bytes as usize / CHUNK + MOST_PIECES;
+                let made = map(driver, device, self.digests_at() + chunks * DIGEST)?;
+                self.areas[ordinal] = Some(made);
+                made.address
+            }
+        };
         // SAFETY: the area begins with room for the schedule, which the driver has taken when the stream is idle.
         unsafe {
             let copy = (driver.cuMemcpyHtoDAsync_v2)(area, bytes.as_ptr().cast(), bytes.len(), stream);
@@ -159,6 +172,19 @@ impl Hasher {
             // SAFETY: the stream is ours, and no kernel of ours runs.
             unsafe { (driver.cuStreamDestroy_v2)(loaded.stream) };
         }
+    }
+
+    /// Gives the memory back that outlives contexts. Nothing is hashed any more.
+    pub(crate) fn leave(&mut self, driver: &Driver) -> Result<(), CallFailed> {
+        let areas = self.areas.iter_mut().filter_map(Option::take);
+        let unmap = |it: Area| {
+            // SAFETY: mapped by `map`, once; no kernel of ours runs.
+            unsafe {
+                checked("cuMemUnmap", (driver.cuMemUnmap)(it.address, it.size))?;
+                checked("cuMemRelease", (driver.cuMemRelease)(it.piece))
+            }
+        };
+        areas.map(unmap).fold(Ok(()), Result::and)
     }
 
     /// The stream in which a device's kernels run, once it is prepared.
@@ -267,7 +293,7 @@ impl Hasher {
 }
 
 /// Maps device memory at an address of the driver's choice.
-fn map(driver: &Driver, device: CUdevice, size: usize) -> Result<CUdeviceptr, CallFailed> {
+fn map(driver: &Driver, device: CUdevice, size: usize) -> Result<Area, CallFailed> {
     let size = size.next_multiple_of(2 << 20);
     let properties = CUmemAllocationProp {
         kind: CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -280,16 +306,16 @@ fn map(driver: &Driver, device: CUdevice, size: usize) -> Result<CUdeviceptr, Ca
         location_id: device,
         flags: CU_MEM_ACCESS_READWRITE,
     };
-    let (mut piece, mut area) = (0_u64, 0);
+    let (mut piece, mut address) = (0_u64, 0);
     // SAFETY: out parameters are locals, structures live through the calls.
     unsafe {
-        checked("cuMemAddressReserve", (driver.cuMemAddressReserve)(&raw mut area, size, 0, 0, 0))?;
+        checked("cuMemAddressReserve", (driver.cuMemAddressReserve)(&raw mut address, size, 0, 0, 0))?;
         let made = (driver.cuMemCreate)((&raw mut piece).cast(), size, &raw const properties, 0);
         checked("cuMemCreate", made)?;
-        checked("cuMemMap", (driver.cuMemMap)(area, size, 0, piece, 0))?;
-        checked("cuMemSetAccess", (driver.cuMemSetAccess)(area, size, &raw const access, 1))?;
+        checked("cuMemMap", (driver.cuMemMap)(address, size, 0, piece, 0))?;
+        checked("cuMemSetAccess", (driver.cuMemSetAccess)(address, size, &raw const access, 1))?;
     }
-    Ok(area)
+    Ok(Area { address, piece, size })
 }
 
 /// Launches one of the kernels.

@@ -32,7 +32,7 @@ pub fn cuCtxCreate_v2(out: Out<CUcontext>, flags: u32, dev: CUdevice) -> CUresul
         crate::context::process_is_well()?;
         let handle = handles::next();
         out.put(handle)?;
-        handles::insert(handle, contexts::create(handle, device, flags));
+        handles::insert(handle, contexts::create(handle, device, flags)?);
         current::push(handle);
         Ok(())
     })

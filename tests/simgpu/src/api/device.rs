@@ -135,7 +135,7 @@ pub fn cuDevicePrimaryCtxRetain(out: Out<CUcontext>, dev: CUdevice) -> CUresult 
         let mut primary = primary(device);
         if primary.active.is_none() {
             crate::context::process_is_well()?;
-            primary.active = Some(contexts::create(device.primary, device, primary.flags));
+            primary.active = Some(contexts::create(device.primary, device, primary.flags)?);
         }
         out.put(device.primary)?;
         primary.retained += 1;

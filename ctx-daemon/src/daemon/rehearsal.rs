@@ -1,0 +1,98 @@
+//! A rehearsal: a spare worker proves that another worker can place a client's code at its addresses, before an image is committed
+//! or the client is suspended deeply.
+//!
+//! Only clients whose log lacks unloaded code need a rehearsal (`ctx-worker/src/checkpoint/cut.rs`). The others are restored by
+//! repeating their log, which needs no proof. The spare worker ends with the rehearsal.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rekindle_ctx_worker::state;
+use rekindle_images::{Client as Record, HashKey};
+use rekindle_wire::control::{Failing, FailureKind, Limits, WorkerRequest};
+use rekindle_wire::frame::MAX_FDS;
+use thiserror::Error;
+use tracing::info;
+
+use super::clients::Client;
+use super::grants::Uuid;
+use super::pool::{Pool, PoolError};
+use super::sys;
+use super::worker::{Timeout, Worker, WorkerError};
+use crate::limit::Limit;
+
+/// The worker of a rehearsal. No client ever gets it.
+struct Spare(Arc<Worker>);
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        self.0.kill();
+    }
+}
+
+/// Whether a client's part of the manifest must be rehearsed.
+pub(crate) fn is_needed(record: &Record) -> bool {
+    state::is_cut(&record.worker_state)
+}
+
+/// Why nothing is proved.
+#[derive(Debug, Error)]
+pub(crate) enum RehearsalError {
+    #[error("no worker rehearses whether another can load its code: {0}")]
+    NoWorker(PoolError),
+    #[error("another worker cannot place its code where it is: {0}")]
+    Failed(WorkerError),
+}
+
+impl Failing for RehearsalError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::NoWorker(error) => error.kind(),
+            Self::Failed(error) => error.kind(),
+        }
+    }
+}
+
+/// Proves that code in these files can be placed again for the client whose part of a manifest the blob is. The worker may not be
+/// idle for longer than the limit.
+pub(crate) fn rehearse(
+    pool: &Pool,
+    client: &Client,
+    key: HashKey,
+    (blob, code): (&[u8], &[(String, OwnedFd)]),
+    limit: Limit,
+) -> Result<(), RehearsalError> {
+    let began = std::time::Instant::now();
+    let spare = take(pool, client).map_err(RehearsalError::NoWorker)?;
+    load(&spare.0, key, blob, code, limit).map_err(RehearsalError::Failed)?;
+    info!(%client, ms = began.elapsed().as_millis() as u64, "a rehearsal has shown that its code can be placed again");
+    Ok(())
+}
+
+/// Takes a worker that sees the same GPUs as the client's worker.
+fn take(pool: &Pool, client: &Client) -> Result<Spare, PoolError> {
+    let gpus = |devices: &[rekindle_wire::attach::Device]| devices.iter().map(|it| it.uuid).collect::<Vec<Uuid>>();
+    let (seen, usual) = (gpus(&client.worker.attached().devices), gpus(&pool.devices()?));
+    let other = (seen != usual).then_some(seen);
+    pool.take(&client.attach.settings, other.as_deref()).map(Spare)
+}
+
+fn load(
+    worker: &Worker,
+    key: HashKey,
+    blob: &[u8],
+    code: &[(String, OwnedFd)],
+    limit: Limit,
+) -> Result<(), WorkerError> {
+    let timeout = Timeout::WhileItWorks(limit);
+    for files in code.chunks(MAX_FDS) {
+        let request = WorkerRequest::Code { code: files.iter().map(|it| it.0.clone()).collect() };
+        worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), timeout)?;
+    }
+    let (hash_algorithm, hash_key) = key.to_parts();
+    let limits = Limits::default();
+    let (data, code) = (Vec::new(), Vec::new());
+    let (rehearsal, early, warm, steps) = (true, false, false, false);
+    let request = WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits, rehearsal, early, warm, steps };
+    worker.ask_with(&request, blob, &[], timeout)
+}
