@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rekindle_images::{Client as Record, CodeHash, HashKey, Host, ImageError};
-use rekindle_wire::attach::{Attach, CHOSEN_PROTOCOL};
+use rekindle_wire::attach::{Attach, CHOSEN_PROTOCOL, Device};
 use rekindle_wire::control::{DataFile, Failing, FailureKind, WorkerReply, WorkerRequest};
 use thiserror::Error;
 use tracing::{info, warn};
@@ -144,6 +144,8 @@ pub(super) fn bring(daemon: &Arc<Daemon>, process: Process) -> Result<(), MoveEr
     }
     let began = Instant::now();
     let limit = daemon.config.timeouts.stall;
+    // Where there is no room, this is tried again and again: what the keeper has is asked for later.
+    find_room(daemon, &client, &client.worker.device_memory_then())?;
     let kept = Kept::of(&client, limit)?;
     let mut new = take_worker(daemon, &client, &kept)?;
     let code = code_files(&client.worker, &kept.record, limit)?;
@@ -299,29 +301,13 @@ pub(crate) enum CodeError {
 /// Takes a worker for the client, on GPUs that have room.
 fn take_worker(daemon: &Daemon, client: &Client, kept: &Kept) -> Result<New, MoveError> {
     restore::check_record(&kept.record)?;
-    let devices = daemon.pool.devices()?;
-    let may = client.allowed.gpus();
-    let needs = kept.needs();
-    let no_room = || MoveError::NoRoom { bytes: needs.iter().sum() };
+    let (may, needs) = (client.allowed.gpus(), kept.needs());
     let mut wanted = kept.record.clone();
-    if let Some(spots) = spots(daemon, may) {
-        let model = |uuid: Uuid| devices.iter().find(|it| it.uuid == uuid).map(gpu);
-        let is_like = |one: Uuid, other: Uuid| match (kept.host.gpus.iter().find(|it| it.uuid == one), model(other)) {
-            (Some(one), Some(other)) => {
-                one.name == other.name
-                    && (one.compute_major, one.compute_minor) == (other.compute_major, other.compute_minor)
-                    && (one.multiprocessors, one.total_memory) == (other.multiprocessors, other.total_memory)
-            }
-            _ => false,
-        };
-        wanted.gpus.sort_by_key(|it| it.ordinal);
-        let had: Vec<Uuid> = wanted.gpus.iter().map(|it| it.uuid).collect();
-        let chosen = spot::choose(&had, &needs, &spots, is_like).ok_or_else(no_room)?;
-        for (gpu, uuid) in wanted.gpus.iter_mut().zip(chosen) {
-            gpu.uuid = uuid;
-        }
+    wanted.gpus.sort_by_key(|it| it.ordinal);
+    if let Some(chosen) = find_room(daemon, client, &needs)? {
+        wanted.gpus.iter_mut().zip(chosen).for_each(|(gpu, uuid)| gpu.uuid = uuid);
     }
-    let gpus = restore::choose(&wanted, &kept.host, &devices, may);
+    let gpus = restore::choose(&wanted, &kept.host, &daemon.pool.devices()?, may);
     let settings = client.attach.settings.clone();
     let new = New { worker: daemon.pool.take(&settings, gpus.as_deref())?, has_client: false };
     if !new.worker.moves() {
@@ -336,9 +322,27 @@ fn take_worker(daemon: &Daemon, client: &Client, kept: &Kept) -> Result<New, Mov
     if let Ok(memory) = new.worker.memory()
         && needs.iter().zip(&memory).any(|(needs, memory)| memory.free < *needs)
     {
-        return Err(no_room());
+        return Err(MoveError::NoRoom { bytes: needs.iter().sum() });
     }
     Ok(new)
+}
+
+/// The GPUs, in the order of those that the client had, that have room for so many bytes each; none where that is not known.
+fn find_room(daemon: &Daemon, client: &Client, needs: &[u64]) -> Result<Option<Vec<Uuid>>, MoveError> {
+    let Some(spots) = spots(daemon, client.allowed.gpus()) else { return Ok(None) };
+    let (had, here) = (&client.worker.attached().devices, daemon.pool.devices()?);
+    let model = |all: &[Device], uuid: Uuid| all.iter().find(|it| it.uuid == uuid).map(gpu);
+    let is_like = |one: Uuid, other: Uuid| match (model(had, one), model(&here, other)) {
+        (Some(one), Some(other)) => {
+            one.name == other.name
+                && (one.compute_major, one.compute_minor) == (other.compute_major, other.compute_minor)
+                && (one.multiprocessors, one.total_memory) == (other.multiprocessors, other.total_memory)
+        }
+        _ => false,
+    };
+    let had: Vec<Uuid> = had.iter().map(|it| it.uuid).collect();
+    let chosen = spot::choose(&had, needs, &spots, is_like);
+    chosen.map(Some).ok_or_else(|| MoveError::NoRoom { bytes: needs.iter().sum() })
 }
 
 /// The GPUs that the client may use, with what is free on them; `None` where no spare worker says so.

@@ -64,6 +64,11 @@ impl Worker {
         lock(&self.described).suspended
     }
 
+    /// The memory of its client on each device when the worker was last described.
+    pub(crate) fn device_memory_then(&self) -> Vec<u64> {
+        lock(&self.described).device_memory.clone()
+    }
+
     /// Whether the worker only keeps its client, which is suspended deeply. It stays so until it ends.
     pub(crate) fn keeps(&self) -> bool {
         self.was_suspended().is_some_and(|it| it.deep)
