@@ -25,8 +25,8 @@ use super::grants::{GrantError, ShareError};
 use super::memfd::{self, MemfdError};
 use super::pool::PoolError;
 use super::process::{self, Process};
-use super::worker::WorkerError;
-use super::{Daemon, oversubscribe, protocol, sys};
+use super::worker::{Need, WorkerError};
+use super::{Daemon, protocol, sys};
 use crate::limit::Limit;
 
 /// How long a worker may take to map the client's memory and answer the client.
@@ -158,10 +158,13 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
     let (needed, needy, client_process) = (Arc::downgrade(daemon), Arc::downgrade(worker), client.process);
     worker.on_need(move |need| {
         let (Some(daemon), Some(worker)) = (needed.upgrade(), needy.upgrade()) else { return };
-        if worker.keeps() {
-            daemon.moves.want(client_process);
-        } else {
-            oversubscribe::needed_by(&daemon, &worker, need);
+        let makes_room = daemon.config.gpu.oversubscribe && worker.makes_room();
+        match need {
+            _ if worker.keeps() => daemon.moves.want(client_process),
+            Need::Room => daemon.copying.memory_pressure.needed_by(&worker, makes_room),
+            Need::Free(free) if makes_room => daemon.oversubscription.wish(&worker, free),
+            // Nobody has asked.
+            Need::Free(_) => {}
         }
     });
     let oversubscription = Arc::clone(&daemon.oversubscription);

@@ -118,6 +118,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
     let daemon = Arc::new(Daemon::start(config, sandbox)?);
     host_memory::prepare();
     suspend::serve_wishes(&daemon)?;
+    oversubscribe::serve_wishes(&daemon)?;
     for acceptor in listener.acceptors()? {
         let accepting = Arc::clone(&daemon);
         thread("listener", move || acceptor.accept_all(&accepting))?;

@@ -33,7 +33,7 @@ use self::victims::{Candidate, Choice, Gpu, choose};
 use super::clients::Client;
 use super::process;
 use super::suspend::{self, SuspendError};
-use super::worker::{Need, Worker, WorkerError};
+use super::worker::{Worker, WorkerError};
 use super::{Daemon, thread};
 use crate::limit::{Deadline, Limit};
 
@@ -65,15 +65,20 @@ enum NotMade {
     Stopping,
 }
 
-/// A worker's client finds no memory. The thread that reads the worker's answers calls this.
-pub(crate) fn needed_by(daemon: &Arc<Daemon>, worker: &Arc<Worker>, need: Need) {
-    let makes_room = daemon.config.gpu.oversubscribe && worker.makes_room();
-    let free = match need {
-        Need::Room => return daemon.copying.memory_pressure.needed_by(worker, makes_room),
-        Need::Free(free) if makes_room => free,
-        // Nobody has asked.
-        Need::Free(_) => return,
-    };
+/// Makes room for workers whose clients find no memory, as long as the daemon lives.
+pub(super) fn serve_wishes(daemon: &Arc<Daemon>) -> std::io::Result<()> {
+    let daemon = Arc::clone(daemon);
+    thread("rooms", move || {
+        loop {
+            let (worker, free) = daemon.oversubscription.next_wish();
+            begin(&daemon, &worker, free);
+        }
+    })
+    .map(drop)
+}
+
+/// Begins to make room for a worker, unless that goes on already.
+fn begin(daemon: &Arc<Daemon>, worker: &Arc<Worker>, free: Vec<u64>) {
     let Some(asking) = daemon.oversubscription.begin(worker.pid(), &free) else { return };
     debug!(worker = worker.pid(), ?free, "its client needs GPU memory: looking for programs that are idle");
     let (making, asker) = (Arc::clone(daemon), Arc::clone(worker));

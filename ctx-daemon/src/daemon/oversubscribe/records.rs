@@ -1,13 +1,14 @@
 //! What the daemon knows of the room that it makes: who asks for it, on which GPUs it is at work, and who was suspended for whom.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::victims::Gpu;
 use crate::daemon::process::Process;
-use crate::daemon::{lock, wait_timeout};
+use crate::daemon::worker::Worker;
+use crate::daemon::{lock, wait, wait_timeout};
 
 /// How often a turn that has not come looks whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(100);
@@ -23,6 +24,8 @@ pub(crate) struct Oversubscription {
 
 #[derive(Default)]
 struct Inner {
+    /// The workers whose clients find no memory and that nobody has looked after yet, with what must be free on each device.
+    wishes: VecDeque<(Arc<Worker>, Vec<u64>)>,
     /// The workers that room is being made for, by their pids, with what they have said meanwhile that they need.
     askers: HashMap<i32, Option<Vec<u64>>>,
     /// The GPUs on which room is being made.
@@ -45,6 +48,23 @@ pub(crate) struct SuspendedFor {
 }
 
 impl Oversubscription {
+    /// A worker's client finds no memory: so many bytes must be free on each device.
+    pub(crate) fn wish(&self, worker: &Arc<Worker>, free: Vec<u64>) {
+        lock(&self.inner).wishes.push_back((Arc::clone(worker), free));
+        self.changed.notify_all();
+    }
+
+    /// Waits for a worker whose client finds no memory.
+    pub(super) fn next_wish(&self) -> (Arc<Worker>, Vec<u64>) {
+        let mut inner = lock(&self.inner);
+        loop {
+            match inner.wishes.pop_front() {
+                Some(wish) => return wish,
+                None => inner = wait(&self.changed, inner),
+            }
+        }
+    }
+
     /// Begins to make room for a worker that needs so many bytes on each device. If room is being made for it already, the need
     /// is kept until then.
     pub(super) fn begin(self: &Arc<Self>, worker: i32, free: &[u64]) -> Option<Asking> {
