@@ -95,11 +95,18 @@ fn an_image_whose_criu_files_were_overwritten_is_refused_until_the_next_dump_is_
         ensure!(id(&image.dir)? != first, "{moment:?}: it is still the old image");
         GpuImage::open(&dir)?.check_companion()?;
     }
+    // The image is of the time between these two, and later the program is far ahead of it.
+    let before = app.progress()?;
     let image = dump_into(&node, &app, &dir)?;
-    let later = app.progress()?;
+    let later = app.progress()? + 500;
+    app.reaches(later)?;
     app.kill()?;
     let app = node.restore(&image)?;
-    ensure!(app.position()? <= later + 1, "it was restored from another image");
+    let position = app.position()?;
+    ensure!(
+        (before..later).contains(&position),
+        "it was restored from another image: {position}, not {before}..{later}"
+    );
     app.kill()?;
     drop(gate);
     node.finish()
