@@ -697,7 +697,7 @@ fn an_image_shows_what_its_last_restore_took() {
     let phases = vec![RestorePhase { name: "check".to_owned(), duration_ns: 3_000_000, bytes: 0 }];
     let last = LastRestore { running_ns: 5_000_000, loaded_ns: 7_000_000, phases, ..LastRestore::default() };
     assert!(!on("inspect", dir.path(), false).1.contains("last restore"));
-    assert!(last.write(image.dir(), image.manifest_hash()).unwrap());
+    LastRestore::begin(image.dir()).unwrap().write(&last, image.manifest_hash()).unwrap();
     let (code, out, _) = on("inspect", dir.path(), false);
     assert_eq!(code, 0);
     assert!(out.contains("last restore  1970-01-01") && out.contains("  check           3.0 ms\n"), "{out}");

@@ -1,5 +1,5 @@
-//! What the last restore of an image was like: `rekindle-restore.json`, which the daemon writes beside the image when all of
-//! it is loaded.
+//! What the last restore of an image was like: `rekindle-restore.json`, which the daemon makes beside the image when the processes
+//! are about to run, and writes when all of it is loaded.
 //!
 //! ```text
 //!   {"version": 1, "manifest": CHECKSUM, "restore": {...}}
@@ -9,8 +9,9 @@
 //! counts as none. It is not synced: one that a crash has cut short cannot be read. Whoever writes last wins.
 
 use std::fmt;
+use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +21,6 @@ use crate::hash::Checksum;
 use crate::inspect::{Duration, Rate, Size, plain, utc};
 use crate::limits::MAX_LAST_RESTORE;
 use crate::names::{LAST_RESTORE, last_restore_temporary};
-use crate::record::CommitRecord;
 use crate::sys;
 
 /// The version of the file. A field that an older reader may ignore does not raise it.
@@ -108,27 +108,55 @@ impl LastRestore {
         (stored.manifest == manifest.to_string()).then_some(stored.restore)
     }
 
-    /// Writes it beside the image with this manifest, in place of a former one. Returns whether that image is still there.
+    /// Makes the file beside an image, in place of a former one, while the directory is in use. It has no account yet, and counts
+    /// as none.
     ///
     /// # Errors
     /// [`ImageError::NoSpace`], [`ImageError::Io`]: the directory is as it was.
-    pub fn write(&self, dir: &ImageDir, manifest: Checksum) -> Result<bool, ImageError> {
-        let stored = Stored { version: VERSION, manifest: manifest.to_string(), restore: self };
+    pub fn begin(dir: &ImageDir) -> Result<Account, ImageError> {
+        let temporary = last_restore_temporary(u64::from_le_bytes(sys::random_bytes()?));
+        let (dir, file) = (dir.try_clone()?, dir.create_file(&temporary)?);
+        match dir.rename(&temporary, LAST_RESTORE) {
+            Ok(()) => Ok(Account { dir, file }),
+            Err(error) => {
+                // The first failure says more. A file that stays is removed by the next writer.
+                let _ = dir.remove(&temporary);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// The file of a restore that goes on. A directory that is being removed, or gets another image, meanwhile gets no file any more:
+/// whatever is written goes into the file that was made, with a name or without.
+#[derive(Debug)]
+pub struct Account {
+    dir: ImageDir,
+    file: File,
+}
+
+impl Account {
+    /// Writes the account of the image with this manifest.
+    ///
+    /// # Errors
+    /// [`ImageError::NoSpace`], [`ImageError::Io`]: the file counts as none.
+    pub fn write(mut self, restore: &LastRestore, manifest: Checksum) -> Result<(), ImageError> {
+        let stored = Stored { version: VERSION, manifest: manifest.to_string(), restore };
         let text =
             serde_json::to_vec_pretty(&stored).map_err(|error| ImageError::io("write", LAST_RESTORE, error.into()))?;
-        let temporary = last_restore_temporary(u64::from_le_bytes(sys::random_bytes()?));
-        // No lock: a dump that begins now must not be refused. If it comes in between, the file names another manifest.
-        if CommitRecord::read(dir)?.is_none_or(|record| record.manifest_hash != manifest) {
-            return Ok(false);
+        self.file.write_all(&text).map_err(|error| ImageError::write(LAST_RESTORE, text.len() as u64, error))
+    }
+
+    /// Removes the file, if it still has its name: the restore has failed.
+    pub fn remove(self) {
+        let same = |now: (File, u64)| {
+            let (now, own) = (now.0.metadata().ok()?, self.file.metadata().ok()?);
+            ((now.dev(), now.ino()) == (own.dev(), own.ino())).then_some(())
+        };
+        if self.dir.open_file(LAST_RESTORE).ok().flatten().and_then(same).is_some() {
+            // A file that stays counts as none.
+            let _ = self.dir.remove(LAST_RESTORE);
         }
-        let mut file = dir.create_file(&temporary)?;
-        let written = file.write_all(&text).map_err(|error| ImageError::write(&temporary, text.len() as u64, error));
-        let named = written.and_then(|()| dir.rename(&temporary, LAST_RESTORE));
-        if named.is_err() {
-            // The first failure says more. A file that stays is removed by the next writer.
-            let _ = dir.remove(&temporary);
-        }
-        named.map(|()| true)
     }
 }
 
@@ -203,6 +231,10 @@ mod tests {
         (dir, image)
     }
 
+    fn write(restore: &LastRestore, image: &Image) {
+        LastRestore::begin(image.dir()).unwrap().write(restore, image.manifest_hash()).unwrap();
+    }
+
     fn file(dir: &Path) -> std::path::PathBuf {
         dir.join(LAST_RESTORE)
     }
@@ -213,7 +245,7 @@ mod tests {
         assert_eq!(image.last_restore(), None);
         let before = sample::names(dir.path());
         for loaded in [2_000_000_000, 1_000_000_000] {
-            assert!(restore(loaded).write(image.dir(), image.manifest_hash()).unwrap());
+            write(&restore(loaded), &image);
             assert_eq!(image.last_restore(), Some(restore(loaded)));
         }
         assert_eq!(sample::names(dir.path()).len(), before.len() + 1, "nothing else is left");
@@ -223,7 +255,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_counts_as_none() {
         let (dir, image) = image();
-        restore(1).write(image.dir(), image.manifest_hash()).unwrap();
+        write(&restore(1), &image);
         let good = fs::read_to_string(file(dir.path())).unwrap();
         let newer = good.replace("\"version\": 1", "\"version\": 2");
         let other = good.replace(&image.manifest_hash().to_string(), &"0".repeat(32));
@@ -245,19 +277,19 @@ mod tests {
     fn a_link_is_neither_followed_nor_written_through() {
         let (dir, image) = image();
         let elsewhere = dir.path().join("elsewhere");
-        restore(1).write(image.dir(), image.manifest_hash()).unwrap();
+        write(&restore(1), &image);
         fs::rename(file(dir.path()), &elsewhere).unwrap();
         symlink(&elsewhere, file(dir.path())).unwrap();
         assert_eq!(image.last_restore(), None);
         let before = fs::read(&elsewhere).unwrap();
-        assert!(restore(2).write(image.dir(), image.manifest_hash()).unwrap());
+        write(&restore(2), &image);
         assert_eq!((fs::read(&elsewhere).unwrap(), image.last_restore()), (before, Some(restore(2))));
     }
 
     #[test]
     fn another_image_in_the_directory_does_not_get_it_and_the_next_dump_removes_it() {
         let (dir, image) = image();
-        restore(1).write(image.dir(), image.manifest_hash()).unwrap();
+        write(&restore(1), &image);
         // An image that is given up leaves the one that is there with its last restore.
         let again = || {
             let options = crate::CreateOptions { replace: true, ..sample::options() };
@@ -267,16 +299,31 @@ mod tests {
         };
         again().0.abort().unwrap();
         assert_eq!(image.last_restore(), Some(restore(1)));
+        let [late, given_up] = [(); 2].map(|()| LastRestore::begin(image.dir()).unwrap());
         let (writer, manifest) = again();
         writer.commit(manifest).unwrap();
         assert!(!file(dir.path()).exists());
-        // A daemon that restored the former image comes late.
-        assert!(!restore(1).write(image.dir(), image.manifest_hash()).unwrap());
+        // Daemons that restored the former image come late.
+        late.write(&restore(1), image.manifest_hash()).unwrap();
+        given_up.remove();
         assert!(!file(dir.path()).exists());
+        let late = LastRestore::begin(image.dir()).unwrap();
         let removed = ImageDir::open(dir.path()).unwrap();
         ImageWriter::remove_image(removed).unwrap();
-        assert!(!restore(1).write(image.dir(), image.manifest_hash()).unwrap());
+        late.write(&restore(1), image.manifest_hash()).unwrap();
         assert_eq!(sample::names(dir.path()), [""; 0]);
+    }
+
+    #[test]
+    fn a_restore_that_fails_removes_its_own_file_only() {
+        let (dir, image) = image();
+        let first = LastRestore::begin(image.dir()).unwrap();
+        assert_eq!(image.last_restore(), None);
+        let second = LastRestore::begin(image.dir()).unwrap();
+        first.remove();
+        assert!(file(dir.path()).exists());
+        second.remove();
+        assert!(!file(dir.path()).exists());
     }
 
     #[test]

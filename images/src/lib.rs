@@ -123,7 +123,7 @@ pub use hash::{CheckpointId, Checksum, CodeHash, HashKey, Hasher, InitialHash, N
 pub use image::Image;
 pub use inspect::{ByteSummary, ClientSummary, GpuSummary, ObjectSummary, ParentSummary, PhaseSummary, Summary};
 pub use known::Known;
-pub use last_restore::{LastRestore, RestorePhase, RestoredClient};
+pub use last_restore::{Account, LastRestore, RestorePhase, RestoredClient};
 pub use limits::{BLOCK, FORMAT_VERSION, PIECE_LENGTH};
 pub use manifest::{
     Allocation, Blob, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Grant, Host, Manifest, Object,

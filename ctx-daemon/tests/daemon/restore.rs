@@ -337,8 +337,8 @@ fn a_watcher_hears_how_far_a_restore_is_and_an_account_is_kept_beside_the_image(
     let account = image.last_restore().unwrap();
     assert_eq!((Some(account.running_ns), Some(account.loaded_ns)), (info.running_ns, info.loaded_ns));
     assert_eq!(account.clients[0].command, "app");
-    let more: Vec<_> = names_in(dir.path()).difference(&before).cloned().collect();
-    assert_eq!(more, ["rekindle-restore.json"]);
+    // No file is made after the processes run: somebody may be removing the directory.
+    assert!(names_in(dir.path()) == before && before.contains("rekindle-restore.json"));
     assert!(image.verify(|_| ()).is_good());
     drop((session, watch));
 

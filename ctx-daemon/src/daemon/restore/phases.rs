@@ -13,7 +13,9 @@
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rekindle_images::{Checksum, Client as Record, Image, ImageDir, LastRestore, RestorePhase, RestoredClient};
+use rekindle_images::{
+    Account, Checksum, Client as Record, Image, ImageDir, LastRestore, RestorePhase, RestoredClient,
+};
 use rekindle_wire::control::{Failure, FailureKind, LOAD_STEPS, LoadTimes, PhaseInfo, RestoreInfo, RestoredInfo};
 use tracing::debug;
 
@@ -81,8 +83,10 @@ struct State {
     /// Whether the account of the restore was written, if it can be.
     over: bool,
     failure: Option<Failure>,
-    /// The image that the account is written beside; none when it is written, or is not to be written.
+    /// The image that the account is written beside, until the file is made.
     image: Option<(ImageDir, Checksum)>,
+    /// The file of the account, made while CRIU still has the directory: whoever removes it afterwards finds no new file there.
+    file: Option<(Account, Checksum)>,
     /// The watchers who must hear that the processes are about to run, and have not.
     unaware: usize,
 }
@@ -117,6 +121,7 @@ impl Default for Phases {
             over: false,
             failure: None,
             image: None,
+            file: None,
             unaware: 0,
         };
         Self { began: now, state: Mutex::new(state), heard: Condvar::new() }
@@ -186,11 +191,20 @@ impl Phases {
 
     /// The rings are open: the processes may run.
     pub(super) fn runs(self: &Arc<Self>) {
+        let now = Instant::now();
+        let image = {
+            let mut state = lock(&self.state);
+            state.ends(Part::Open, now);
+            state.image.take()
+        };
+        let file = image.and_then(|(dir, manifest)| {
+            let begun = LastRestore::begin(&dir).inspect_err(|error| debug!(%error, "no account is written"));
+            Some((begun.ok()?, manifest))
+        });
         {
             let mut state = lock(&self.state);
-            let now = Instant::now();
-            state.ends(Part::Open, now);
             state.running = Some(now.saturating_duration_since(self.began));
+            state.file = file;
         }
         self.end_if_loaded();
     }
@@ -202,6 +216,11 @@ impl Phases {
             state.failure.get_or_insert_with(|| failure.clone());
         }
         state.image = None;
+        let file = state.file.take();
+        drop(state);
+        if let Some((file, _)) = file {
+            file.remove();
+        }
     }
 
     /// The restore's connection has closed.
@@ -239,7 +258,7 @@ impl Phases {
 
     /// Writes the account when the processes run and everything is loaded. The disk may be slow, so a thread of its own does it.
     fn end_if_loaded(self: &Arc<Self>) {
-        let (account, image) = {
+        let (account, file) = {
             let mut state = lock(&self.state);
             let all = state.clients.iter().all(|it| it.over);
             if state.running.is_none() || !all || state.loaded.is_some() || state.failure.is_some() {
@@ -247,14 +266,14 @@ impl Phases {
             }
             let loaded = self.began.elapsed();
             state.loaded = Some(loaded);
-            (state.account(), state.image.take())
+            (state.account(), state.file.take())
         };
         let phases = Arc::clone(self);
         let write = move || {
-            match image.map(|(dir, manifest)| account.write(&dir, manifest)) {
-                Some(Err(error)) => debug!(%error, "cannot write an account of the restore"),
-                Some(Ok(false)) => debug!("the restored image has been replaced or removed"),
-                Some(Ok(true)) | None => {}
+            if let Some((file, manifest)) = file
+                && let Err(error) = file.write(&account, manifest)
+            {
+                debug!(%error, "cannot write an account of the restore");
             }
             lock(&phases.state).over = true;
         };
