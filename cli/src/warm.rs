@@ -19,8 +19,9 @@ pub(crate) struct Options {
     /// The image directory [default: list the warm images]
     dir: Option<PathBuf>,
     /// Have the content of GPU memory on the GPU too: `each` waiting worker has it, so that a restore loads nothing; or it is
-    /// there `once`, and each restore copies it on the GPU
-    #[arg(long, value_name = "each|once", requires = "dir", num_args = 0..=1, default_missing_value = "each", require_equals = true)]
+    /// there `once`, and each restore copies it on the GPU; or it is `shared`, and restored programs have memory of their own only
+    /// for what they write
+    #[arg(long, value_name = "each|once|shared", requires = "dir", num_args = 0..=1, default_missing_value = "each", require_equals = true)]
     resident: Option<Where>,
     /// The number of restores for which workers wait; with 0 only the image's files are kept in host memory
     #[arg(long, value_name = "N", default_value_t = 1, requires = "dir")]
@@ -40,6 +41,7 @@ pub(crate) struct Options {
 enum Where {
     Each,
     Once,
+    Shared,
 }
 
 impl From<Where> for Resident {
@@ -47,6 +49,7 @@ impl From<Where> for Resident {
         match it {
             Where::Each => Self::Each,
             Where::Once => Self::Once,
+            Where::Shared => Self::Shared,
         }
     }
 }
@@ -86,6 +89,7 @@ fn table(images: &[WarmInfo]) -> String {
             None => "",
             Some(Resident::Each) => ", resident",
             Some(Resident::Once) => ", resident once",
+            Some(Resident::Shared) => ", shared",
         };
         let directory = output::plain(&it.directory);
         vec![

@@ -212,6 +212,7 @@ impl Decoder {
                 workers: Some(it.workers).filter(|it| *it != 0),
                 // A later version's protocol is unknown here: a restored process can be checkpointed by another protocol.
                 protocol: it.protocol.parse().ok(),
+                share: it.share,
             }),
             blobs: each(from.blobs, |it| {
                 Ok(Blob {

@@ -198,6 +198,7 @@ fn grant(from: &Grant) -> proto::Grant {
         pinned_memory: from.pinned_memory.unwrap_or(0),
         workers: from.workers.unwrap_or(0),
         protocol: from.protocol.map(|it| it.as_str().to_owned()).unwrap_or_default(),
+        share: from.share,
         ..Default::default()
     }
 }

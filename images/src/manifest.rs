@@ -301,6 +301,8 @@ pub struct Grant {
     pub workers: Option<u32>,
     /// The protocol that the container's processes are to be checkpointed by.
     pub protocol: Option<Protocol>,
+    /// Whether instances of one image of the container may share GPU memory that they only read.
+    pub share: bool,
 }
 
 /// An environment variable.

@@ -18,6 +18,9 @@ const WORKERS: &str = "dev.rekindle/workers";
 /// The protocol of checkpoints: `auto`, `stop`, `clone`, `cow` or `recopy`. The daemon checks the value.
 const PROTOCOL: &str = "dev.rekindle/protocol";
 
+/// `true` lets instances of one image of the container share GPU memory that they only read.
+const SHARE: &str = "dev.rekindle/share";
+
 /// A wrong annotation.
 #[derive(Debug, Error)]
 pub(crate) enum AnnotationError {
@@ -32,12 +35,7 @@ pub(crate) fn gpus(spec: &Value) -> Result<Option<Vec<String>>, AnnotationError>
     if !spec.is_object() {
         return Err(AnnotationError::Shape);
     }
-    let enabled = match text(spec, ENABLE)? {
-        None => None,
-        Some("true") => Some(true),
-        Some("false") => Some(false),
-        Some(other) => return Err(value(ENABLE, other, "only true and false mean something")),
-    };
+    let enabled = yes_or_no(spec, ENABLE)?;
     let listed = text(spec, GPUS)?.map(|list| {
         let names: Vec<_> = list.split(',').map(str::trim).map(str::to_owned).collect();
         let expected = "it must be all, or numbers or UUIDs of GPUs, separated by commas";
@@ -78,6 +76,20 @@ pub(crate) fn protocol(spec: &Value) -> Result<Option<String>, AnnotationError> 
     Ok(text(spec, PROTOCOL)?.map(str::to_owned))
 }
 
+/// Whether the annotations let instances share memory.
+pub(crate) fn share(spec: &Value) -> Result<bool, AnnotationError> {
+    Ok(yes_or_no(spec, SHARE)? == Some(true))
+}
+
+fn yes_or_no(spec: &Value, name: &'static str) -> Result<Option<bool>, AnnotationError> {
+    match text(spec, name)? {
+        None => Ok(None),
+        Some("true") => Ok(Some(true)),
+        Some("false") => Ok(Some(false)),
+        Some(other) => Err(value(name, other, "only true and false mean something")),
+    }
+}
+
 fn text<'a>(spec: &'a Value, name: &'static str) -> Result<Option<&'a str>, AnnotationError> {
     match spec.get("annotations").and_then(|annotations| annotations.get(name)) {
         None => Ok(None),
@@ -116,6 +128,14 @@ mod tests {
         }
         assert!(parsed(json!({ GPUS: "" })).is_err() && parsed(json!({ GPUS: "0,,1" })).is_err());
         assert!(gpus(&json!([])).is_err());
+    }
+
+    #[test]
+    fn memory_is_shared_only_where_the_annotation_says_so() {
+        let share = |annotations: Value| super::share(&json!({ "annotations": annotations }));
+        assert!(!share(json!({})).unwrap() && !share(json!({ SHARE: "false" })).unwrap());
+        assert!(share(json!({ SHARE: "true" })).unwrap());
+        assert!(share(json!({ SHARE: "yes" })).is_err() && share(json!({ SHARE: true })).is_err());
     }
 
     #[test]

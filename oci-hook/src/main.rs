@@ -164,6 +164,7 @@ fn precreate(args: &HostArgs) -> Result<(), Error> {
     if annotations::gpus(&spec)?.is_some() {
         annotations::limits(&spec)?;
         annotations::protocol(&spec)?;
+        annotations::share(&spec)?;
         let provided = host::find(args.lib_dir.as_deref(), &args.socket)?;
         // podman has mounted the root, and config.json has its absolute path.
         let root = spec::root(&spec, Path::new("/"));

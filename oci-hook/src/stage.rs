@@ -68,8 +68,8 @@ pub(crate) fn create_runtime(state: &[u8], gpus: &[String], lib_dir: &Path, sock
         return Ok(());
     }
     let limits = annotations::limits(&config)?;
-    let protocol = annotations::protocol(&config)?;
-    let request = Request::Grant { container: state.id, pid: state.pid, gpus, limits, protocol };
+    let (protocol, share) = (annotations::protocol(&config)?, annotations::share(&config)?);
+    let request = Request::Grant { container: state.id, pid: state.pid, gpus, limits, protocol, share };
     daemon::ask(socket, &request).map(drop).map_err(StageError::from)
 }
 

@@ -18,7 +18,7 @@ use rekindle_wire::attach::{Answer, Attach, PROTOCOL, SETTINGS};
 use rekindle_wire::control::WorkerRequest;
 use rekindle_wire::{NotServed, frame};
 use thiserror::Error;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::clients::{Client, ClientState, PendingGuard};
 use super::grants::{GrantError, ShareError};
@@ -166,6 +166,11 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
             // Nobody has asked.
             Need::Free(_) => {}
         }
+    });
+    let (faulty, command) = (client.process, client.attach.command.clone());
+    worker.on_fault(move |why| {
+        error!(pid = faulty.pid, command, "killing the process: {why}");
+        faulty.kill();
     });
     let oversubscription = Arc::clone(&daemon.oversubscription);
     let gpus: Vec<_> = worker.attached().devices.iter().map(|it| it.uuid).collect();

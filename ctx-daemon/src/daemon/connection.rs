@@ -160,9 +160,9 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         }
         Request::WarmImages => message::reply(&stream, &restore::list(daemon)),
         Request::ForgetWarm => message::reply(&stream, &restore::forget(daemon, fds)),
-        Request::Grant { container, pid, gpus, limits, protocol } => {
+        Request::Grant { container, pid, gpus, limits, protocol, share } => {
             drop(pending);
-            let asked = grants::Asked { pid, gpus, limits, protocol };
+            let asked = grants::Asked { pid, gpus, limits, protocol, share };
             message::reply(&stream, &grants::grant(daemon, peer, &container, &asked));
         }
         Request::Revoke { container } => message::reply(&stream, &grants::revoke(daemon, &container)),

@@ -22,8 +22,8 @@ use rekindle_wire::access::AccessReport;
 use rekindle_wire::attach::Attached;
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{
-    Failing, Failure, FailureKind, LOADS_BESIDE, LoadTimes, MAKES_ROOM, MOVES, SUSPENDS, Suspension, TemplatePiece,
-    WorkerReply, WorkerRequest,
+    Failing, Failure, FailureKind, LOADS_BESIDE, Learned, LoadTimes, MAKES_ROOM, MOVES, SUSPENDS, Suspension,
+    TemplatePiece, WorkerReply, WorkerRequest,
 };
 use rekindle_wire::frame::{self, FrameError, MAX_FDS, Message};
 use rekindle_wire::ipc::{MAX_PIECES, PIECES_AT_A_TIME, PieceId, Shared, Token};
@@ -197,10 +197,14 @@ pub(crate) struct Worker {
     on_death: Mutex<Option<Action>>,
     on_need: Mutex<Option<OnNeed>>,
     on_load_step: Mutex<Option<StepAction>>,
+    on_learned: Mutex<Option<OnLearned>>,
+    on_fault: Mutex<Option<OnFault>>,
 }
 
 type Action = Arc<dyn Fn() + Send + Sync>;
 type OnNeed = Arc<dyn Fn(Need) + Send + Sync>;
+type OnLearned = Arc<dyn Fn(&Learned, bool) + Send + Sync>;
+type OnFault = Arc<dyn Fn(&str) + Send + Sync>;
 type StepAction = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// A client finds no device memory.
@@ -243,6 +247,8 @@ impl Worker {
             on_death: Mutex::default(),
             on_need: Mutex::default(),
             on_load_step: Mutex::default(),
+            on_learned: Mutex::default(),
+            on_fault: Mutex::default(),
         });
         let reader = Arc::clone(&worker);
         super::thread("worker-channel", move || {
@@ -315,6 +321,17 @@ impl Worker {
     /// Sets the action when the client finds no device memory. The thread that reads the worker's answers runs it.
     pub(crate) fn on_need(&self, action: impl Fn(Need) + Send + Sync + 'static) {
         *lock(&self.on_need) = Some(Arc::new(action));
+    }
+
+    /// Sets the action when commands of the client, which borrows memory, have taught something, and whether it cannot go on. The
+    /// thread that reads the worker's answers runs it.
+    pub(crate) fn on_learned(&self, action: impl Fn(&Learned, bool) + Send + Sync + 'static) {
+        *lock(&self.on_learned) = Some(Arc::new(action));
+    }
+
+    /// Sets the action when the client cannot go on, for the given reason. The same thread runs it.
+    pub(crate) fn on_fault(&self, action: impl Fn(&str) + Send + Sync + 'static) {
+        *lock(&self.on_fault) = Some(Arc::new(action));
     }
 
     /// Sets the action when the worker begins a step of a load. The thread that reads the worker's answers runs it.
@@ -554,6 +571,12 @@ impl Worker {
         })
     }
 
+    /// Has the worker borrow memory from the template that it gets, or got, as these lessons say.
+    pub(crate) fn borrow(&self, learned: &Learned, timeout: Timeout) -> Result<(), WorkerError> {
+        let unreadable = |error: serde_json::Error| WorkerError::Failed(Failure::internal(error.to_string()));
+        self.ask_with(&WorkerRequest::Borrow, &learned.to_bytes().map_err(unreadable)?, &[], timeout)
+    }
+
     /// Has the worker make its shared memory before it loads this client. Returns that memory, and the memory it needs from
     /// others.
     pub(crate) fn make_shared(&self, blob: &[u8], timeout: Timeout) -> Result<MadeShared, WorkerError> {
@@ -677,6 +700,10 @@ impl Worker {
                 action.inspect(|action| action(step));
                 continue;
             }
+            if let WorkerReply::Learned { fault } = &message.body {
+                self.learned(&message.blob, fault.as_deref());
+                continue;
+            }
             let mut state = lock(&self.state);
             match std::mem::replace(&mut *state, State::Idle) {
                 State::Waiting(sender) => {
@@ -692,6 +719,21 @@ impl Worker {
             }
             drop(state);
             self.changed.notify_all();
+        }
+    }
+
+    /// The client's commands have taught something.
+    fn learned(&self, blob: &[u8], fault: Option<&str>) {
+        match Learned::from_bytes(blob) {
+            Ok(learned) => {
+                let action = lock(&self.on_learned).clone();
+                action.inspect(|action| action(&learned, fault.is_some()));
+            }
+            Err(error) => warn!(worker = self.pid(), %error, "what a worker has learned is not readable"),
+        }
+        if let Some(why) = fault {
+            let action = lock(&self.on_fault).clone();
+            action.inspect(|action| action(why));
         }
     }
 
@@ -778,6 +820,7 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Shares => "Shares",
         WorkerRequest::MakeShared { .. } => "MakeShared",
         WorkerRequest::TakeShared { .. } => "TakeShared",
+        WorkerRequest::Borrow => "Borrow",
         WorkerRequest::ExportTemplate { .. } => "ExportTemplate",
         WorkerRequest::TakeTemplate { .. } => "TakeTemplate",
     }

@@ -121,6 +121,43 @@ fn an_image_that_is_resident_once_is_loaded_once() {
 }
 
 #[test]
+fn what_a_client_teaches_reaches_the_next_ones_also_of_the_next_daemon() {
+    let mut daemon = Daemon::start();
+    let teaches = daemon.dir.path().join("teaches");
+    let Restored { dir, process: _ } = dumped(&daemon, "app");
+    assert_eq!(warm(&daemon, dir.path(), 1, Some(Resident::Shared)).unwrap().ready, 1);
+    // The memory is lent before the client is loaded, and what was learned meanwhile comes with the restore.
+    let place = |event: &str| daemon.events().iter().position(|it| it == event).unwrap();
+    assert!(
+        place("spare Borrow []") < place("spare TakeTemplate 2")
+            && place("spare TakeTemplate 2") < place("app Load warm 1")
+    );
+    std::fs::write(&teaches, "7").unwrap();
+    let borrowed = |events: &[String]| events.iter().rfind(|it| it.contains("Borrow")).cloned().unwrap_or_default();
+    let (_first, events) = restored(&daemon, dir.path());
+    assert!(events[0].ends_with("Borrow []") && has(&events, "app BringBack"), "{events:?}");
+    ready(&daemon, 1);
+    let (_second, events) = restored(&daemon, dir.path());
+    assert!(events.iter().any(|it| it.ends_with("Borrow [7]")), "{events:?}");
+    ready(&daemon, 1);
+    std::fs::write(&teaches, "9 it has written what it has borrowed").unwrap();
+    let mut faulty = Client::start(&daemon);
+    let (session, restore) = begin(&daemon, dir.path());
+    faulty.ask("map");
+    faulty.ask(&format!("reattach {restore} 5"));
+    assert_eq!(open(&session, faulty.pid), OPEN);
+    faulty.was_killed();
+    let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+    assert!(log.contains("killing the process: it has written what it has borrowed"), "{log}");
+    std::fs::remove_file(&teaches).unwrap();
+    daemon.kill(libc::SIGTERM);
+    assert!(daemon.wait_for_exit().success());
+    daemon.start_again();
+    assert_eq!(warm(&daemon, dir.path(), 1, Some(Resident::Shared)).unwrap().ready, 1);
+    assert_eq!(borrowed(&daemon.events()), "spare Borrow [7, 9]");
+}
+
+#[test]
 fn more_restores_than_workers_wait_for_load_from_host_memory() {
     let daemon = Daemon::start();
     let Restored { dir, process: _ } = dumped(&daemon, "app");

@@ -15,7 +15,7 @@ use rekindle_images::{
 use rekindle_wire::attach::{Answer, Attach, Attached, CHOSEN_PROTOCOL, Device};
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{
-    self, Failure, FailureKind, LoadTimes, SavedCode, Secured, Suspension, TemplatePiece, Waits, WorkerReply,
+    self, Failure, FailureKind, Learned, LoadTimes, SavedCode, Secured, Suspension, TemplatePiece, Waits, WorkerReply,
     WorkerRequest,
 };
 use rekindle_wire::frame::{self, FrameError, Message};
@@ -45,6 +45,8 @@ struct Worker {
     /// Whether the daemon was told that content is being loaded.
     loading: bool,
     suspended: Option<Suspension>,
+    /// Whether its client borrows memory.
+    borrows: bool,
     is_save_cancelled: bool,
     /// What this worker keeps of a deeply suspended client.
     kept: Option<Kept>,
@@ -86,6 +88,7 @@ pub(crate) fn main(channel: RawFd) -> ! {
         pinned: 0,
         loading: false,
         suspended: None,
+        borrows: false,
         is_save_cancelled: false,
         kept: None,
         other: None,
@@ -177,6 +180,18 @@ impl Worker {
         self.reply_with(reply, &[]);
     }
 
+    /// Tells what the client's commands have taught: the file has the address of an allocation, and perhaps why the client cannot
+    /// go on.
+    fn teach(&self) {
+        let Ok(lesson) = std::fs::read_to_string(self.dir.join("teaches")) else { return };
+        if self.borrows {
+            let (address, fault) = lesson.split_once(' ').unwrap_or((&lesson, ""));
+            let learned = Learned { kernels: Vec::new(), written: vec![address.parse().unwrap()] };
+            let fault = Some(fault.to_owned()).filter(|it| !it.is_empty());
+            self.reply_with(&WorkerReply::Learned { fault }, &learned.to_bytes().unwrap());
+        }
+    }
+
     fn reply_with(&self, reply: &WorkerReply, blob: &[u8]) {
         if frame::send(&self.channel, reply, blob, &[]).is_err() {
             self.note("could not reply");
@@ -259,6 +274,7 @@ impl Worker {
                     assert_eq!(&answer, b"!");
                 }
                 self.reply(&WorkerReply::Done);
+                self.teach();
             }
             WorkerRequest::Reserve { .. } => {
                 self.note("Reserve");
@@ -342,6 +358,12 @@ impl Worker {
                 let file = std::fs::File::open(self.dir.join("events")).unwrap();
                 let fds: Vec<_> = pieces.iter().map(|_| file.as_raw_fd()).collect();
                 frame::send(&self.channel, &WorkerReply::Template { count: 2, pieces }, &[], &fds).unwrap();
+            }
+            WorkerRequest::Borrow => {
+                let learned = Learned::from_bytes(&blob).unwrap();
+                self.note(&format!("Borrow {:?}", learned.written));
+                self.borrows = true;
+                self.reply(&WorkerReply::Done);
             }
             WorkerRequest::TakeTemplate { pieces } => {
                 assert_eq!(pieces.len(), fds.len());

@@ -3,6 +3,7 @@
 pub(crate) mod access;
 pub(crate) mod background;
 mod background_load;
+pub(crate) mod borrowing;
 pub(crate) mod check;
 mod commands;
 pub(crate) mod content;
@@ -31,6 +32,7 @@ use rekindle_cuda_abi::table::Function;
 use self::access::hash::Hasher;
 use self::access::observe::Observation;
 use self::access::tracker::Tracker;
+use self::borrowing::Borrowing;
 use self::content::{ContentLoad, Discarded};
 use self::copying::background::Background;
 use self::copying::guard::Guard;
@@ -57,6 +59,8 @@ pub(crate) struct Checkpoint {
     pub(crate) copying: CopyState,
     /// The load of a restored client's content.
     pub(crate) content: ContentLoad,
+    /// What is known of the writes of a client that borrows memory.
+    pub(crate) borrowing: Option<Borrowing>,
     /// What is left of the content of a client that was suspended.
     pub(crate) discarded: Discarded,
 }
@@ -99,6 +103,7 @@ impl Checkpoint {
             observed: None,
             copying: CopyState::default(),
             content: ContentLoad::default(),
+            borrowing: None,
             discarded: Discarded::default(),
         }
     }

@@ -15,8 +15,10 @@ use rekindle_cuda_abi::types::CUDA_ERROR_OUT_OF_MEMORY;
 use rekindle_images::{Client, DataReader};
 use rekindle_wire::control::{Failing, FailureKind, LoadTimes};
 use thiserror::Error;
+use tracing::info;
 
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::borrowing::Borrowing;
 use crate::checkpoint::content::Content;
 use crate::checkpoint::layers::Layers;
 use crate::checkpoint::load::{check_pieces, content, content_of_memory};
@@ -62,6 +64,8 @@ pub(crate) struct Kept {
     /// Content that is on the devices already.
     pub(crate) template: Template,
     pub(crate) origin: Origin,
+    /// For a client that borrows memory.
+    pub(crate) borrowing: Option<Borrowing>,
 }
 
 /// Where the saved content comes from.
@@ -95,16 +99,17 @@ impl Checkpoint {
         physical(layers.memory)
     }
 
-    /// Gives the client's physical memory back, whose content is saved. Returns the number of bytes.
+    /// Gives the client's physical memory back, whose content is saved. What is borrowed stays if `keep_borrowed` says so. Returns
+    /// the number of bytes.
     ///
     /// # Errors
     /// Errors of the driver. The memory is of no use then.
-    pub(crate) fn give_back(&mut self, layers: &mut Layers<'_>) -> Result<u64, CallFailed> {
+    pub(crate) fn give_back(&mut self, layers: &mut Layers<'_>, keep_borrowed: bool) -> Result<u64, CallFailed> {
         let Layers { call, memory, .. } = layers;
         enter_any(call, memory);
         let driver = call.driver();
         let bytes = physical(memory);
-        let result = release(memory, driver);
+        let result = release(memory, driver, keep_borrowed);
         call.gpu.leave();
         result.map(|()| bytes)
     }
@@ -133,16 +138,25 @@ impl Checkpoint {
             Ok(aliases) => aliases,
             Err(error) => {
                 // The mappings themselves take memory of the device.
-                release(layers.memory, layers.call.driver())?;
+                release(layers.memory, layers.call.driver(), true)?;
                 return Err(error.into());
             }
         };
         check_pieces(&kept.client, &aliases)?;
         let reader = kept.reader.take().ok_or(NotLoaded::Busy)?;
-        let fill = match kept.origin {
+        let mut fill = match kept.origin {
             Origin::Suspension => content_of_memory(layers.memory, &kept.client, reader.key())?,
             Origin::Image => content(layers, &kept.client, reader.key())?,
         };
+        fill.is_there(|job| {
+            let device = layers.memory.devices.get(job.device);
+            job.array.is_none() && device.is_some_and(|it| it.memory.borrowed_at(job.address).is_some())
+        });
+        self.borrowing = kept.borrowing.take();
+        if self.borrowing.is_some() {
+            let bytes: u64 = layers.memory.devices.iter().map(|it| it.memory.borrowed_bytes()).sum();
+            info!(bytes, "the client borrows memory");
+        }
         let times = LoadTimes { map_ns: began.elapsed().as_nanos() as u64, ..LoadTimes::default() };
         let template = std::mem::take(&mut kept.template);
         let content = Content { fill, reader, aliases, template, is_last_use: kept.origin == Origin::Suspension };
@@ -177,10 +191,10 @@ pub(crate) fn is_out_of_memory(error: &NotLoaded) -> bool {
     code == CUDA_ERROR_OUT_OF_MEMORY
 }
 
-/// Releases all physical memory. Returns the first error.
-fn release(memory: &mut Memory, driver: &Driver) -> Result<(), CallFailed> {
+/// Releases all physical memory, or all that is not borrowed. Returns the first error.
+fn release(memory: &mut Memory, driver: &Driver, keep_borrowed: bool) -> Result<(), CallFailed> {
     let of_pieces = memory.vmm.release_physical(driver);
-    let of_devices = memory.devices.iter_mut().map(|device| device.memory.release_physical(driver));
+    let of_devices = memory.devices.iter_mut().map(|device| device.memory.release_physical(driver, keep_borrowed));
     of_devices.fold(of_pieces, Result::and)
 }
 
@@ -191,7 +205,7 @@ fn make(memory: &mut Memory, driver: &Driver) -> Result<(), NotLoaded> {
         if let Err(error) = memory.devices[place].memory.bring_back_physical(driver) {
             // What was made before goes back; the first error is the reason.
             for device in &mut memory.devices[..place] {
-                let _ = device.memory.release_physical(driver);
+                let _ = device.memory.release_physical(driver, true);
             }
             let _ = memory.vmm.release_physical(driver);
             return Err(error.into());

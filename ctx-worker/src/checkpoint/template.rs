@@ -13,9 +13,8 @@
 use std::os::fd::OwnedFd;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::control::{Failing, FailureKind, TemplatePiece};
+use rekindle_wire::control::TemplatePiece;
 use rekindle_wire::window;
-use thiserror::Error;
 use tracing::warn;
 
 use crate::checkpoint::copying::clones;
@@ -23,30 +22,10 @@ use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::Memory;
 use crate::resources::device::Device;
 use crate::resources::ipc;
+use crate::resources::memory::borrowed::TemplateError;
 
 /// The largest piece that is taken. Clients may make large pieces of their own.
 const MOST: u64 = window::CLONE_SIZE;
-
-/// Why a template is not exported or taken.
-#[derive(Debug, Error)]
-pub(crate) enum TemplateError {
-    #[error("a piece of the template is on a device that does not exist, or is no piece")]
-    Unfit,
-    #[error("the template's descriptors did not come with it")]
-    NoDescriptors,
-    #[error("a piece of memory cannot be exported: {}", result_name(*.0))]
-    NotExported(CUresult),
-    #[error("a piece of the template cannot be imported: {}", result_name(*.0))]
-    NotImported(CUresult),
-    #[error(transparent)]
-    Driver(#[from] CallFailed),
-}
-
-impl Failing for TemplateError {
-    fn kind(&self) -> FailureKind {
-        FailureKind::Internal
-    }
-}
 
 /// A template's pieces that are mapped here.
 #[derive(Debug, Default)]
@@ -89,27 +68,38 @@ impl Template {
         if pieces.len() != files.len() {
             return Err(TemplateError::NoDescriptors);
         }
-        self.taken.resize(devices.len(), 0);
         for (piece, file) in pieces.into_iter().zip(files) {
             let ordinal = piece.device as usize;
             let device = devices.get(ordinal).ok_or(TemplateError::Unfit)?;
-            let taken = self.taken[ordinal];
-            let fits = taken.checked_add(piece.size).is_some_and(|end| end <= window::CLONE_SIZE);
             let is_piece = piece.size.is_multiple_of(MEMORY_GRANULARITY) && (1..=MOST).contains(&piece.size);
-            if !fits || !is_piece || piece.address.checked_add(piece.size).is_none() {
+            if !is_piece || piece.address.checked_add(piece.size).is_none() {
                 return Err(TemplateError::Unfit);
             }
-            let base = window::clones(ordinal).start;
-            if taken == 0 {
-                clones::keep_window(driver, base, window::CLONE_SIZE);
-            }
             let real = ipc::import(driver, &file).map_err(TemplateError::NotImported)?;
-            map(driver, (real, piece.size), base + taken, device.device)?;
-            let mapped = Mapped { address: piece.address, size: piece.size, at: base + taken, real };
-            let place = self.pieces.partition_point(|it| it.address < mapped.address);
-            self.pieces.insert(place, mapped);
-            self.taken[ordinal] += piece.size;
+            self.add(driver, (device.device, ordinal), (piece.address, piece.size, real))?;
         }
+        Ok(())
+    }
+
+    /// Maps a piece where it can be read: the address of its content in a client, its size, and the driver's handle.
+    pub(crate) fn add(
+        &mut self,
+        driver: &Driver,
+        (device, ordinal): (CUdevice, usize),
+        (address, size, real): (u64, u64, u64),
+    ) -> Result<(), TemplateError> {
+        self.taken.resize(self.taken.len().max(ordinal + 1), 0);
+        let (base, taken) = (window::clones(ordinal).start, self.taken[ordinal]);
+        if taken.checked_add(size).is_none_or(|end| end > window::CLONE_SIZE) {
+            return Err(TemplateError::Unfit);
+        }
+        if taken == 0 {
+            clones::keep_window(driver, base, window::CLONE_SIZE);
+        }
+        map(driver, (real, size), base + taken, device)?;
+        let place = self.pieces.partition_point(|it| it.address < address);
+        self.pieces.insert(place, Mapped { address, size, at: base + taken, real });
+        self.taken[ordinal] += size;
         Ok(())
     }
 

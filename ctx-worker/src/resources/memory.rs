@@ -8,6 +8,7 @@
 //! Small allocations share slabs of [`MEMORY_GRANULARITY`], at the driver's alignment. A large allocation is a range of its
 //! own, made of pieces that are mapped side by side and given access once.
 
+pub(crate) mod borrowed;
 mod suspend;
 
 use std::cell::Cell;
@@ -22,6 +23,7 @@ use rekindle_wire::ipc::{PieceId, Token};
 use rekindle_wire::window::{self, PHYSICAL_SIZE};
 use thiserror::Error;
 
+use self::borrowed::Borrowed;
 use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::shortage::Shortage;
 use crate::session::share::{Share, What};
@@ -110,6 +112,8 @@ pub(crate) struct DeviceMemory {
     ids: BTreeMap<u64, PieceId>,
     /// Pieces to be mapped at an address in place of new ones, by the driver's handles.
     made: BTreeMap<u64, u64>,
+    /// Allocations behind which a template's pieces are.
+    borrowed: BTreeMap<u64, Borrowed>,
     /// A copy that is under way: the memory that the copy needs stays mapped.
     kept: Option<Arc<dyn BackgroundCopy>>,
     /// The container's share, if memory counts with that of other workers; and the device that it counts for.
@@ -137,6 +141,7 @@ impl DeviceMemory {
             exported: BTreeMap::new(),
             ids: BTreeMap::new(),
             made: BTreeMap::new(),
+            borrowed: BTreeMap::new(),
             kept: None,
             share: None,
             shortage: Cell::default(),
@@ -312,7 +317,7 @@ impl DeviceMemory {
         if device == self.device || !self.shared.insert((base, device)) {
             return Ok(());
         }
-        let result = set_access(driver, base, *length, device, CU_MEM_ACCESS_READWRITE);
+        let result = set_access(driver, base, *length, device, self.peer_access(base));
         if result.is_err() {
             self.shared.remove(&(base, device));
         }
@@ -500,7 +505,10 @@ impl DeviceMemory {
         }
         self.reserve(driver, address + length).inspect_err(|_| self.publish())?;
         let mut pieces = Vec::new();
-        let result = self.map_pieces(driver, address, length, &mut pieces);
+        let result = match self.map_lent(driver, address, length) {
+            Some(lent) => lent.map(|lent| pieces = lent),
+            None => self.map_pieces(driver, address, length, &mut pieces),
+        };
         self.note_result(length, result.as_ref().map_or_else(|failed| failed.code, |()| CUDA_SUCCESS));
         if let Err(error) = result {
             let _ = self.unmap_named(driver, address, length, &pieces);
@@ -511,14 +519,7 @@ impl DeviceMemory {
     }
 
     fn map_pieces(&self, driver: &Driver, address: u64, length: u64, pieces: &mut Vec<u64>) -> Result<(), CallFailed> {
-        let properties = CUmemAllocationProp {
-            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
-            location_type: CU_MEM_LOCATION_TYPE_DEVICE,
-            location_id: self.device,
-            // Another process may ask for any piece.
-            handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-            ..Default::default()
-        };
+        let properties = properties(self.device);
         for (offset, size) in cut(length) {
             let mut piece = self.made.get(&(address + offset)).copied().unwrap_or(0);
             // SAFETY: out parameters are locals, the properties live through the call.
@@ -550,6 +551,7 @@ impl DeviceMemory {
             Backing::Slab { piece, .. } => vec![piece],
         };
         let result = self.unmap_named(driver, base, length, &pieces);
+        self.ends_borrowing(driver, base);
         // The worker does not use addresses again whose unmapping failed.
         if result.is_ok() {
             self.give(base, length);
@@ -600,6 +602,26 @@ impl DeviceMemory {
     }
 }
 
+/// How pieces are made.
+fn properties(device: CUdevice) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+        location_type: CU_MEM_LOCATION_TYPE_DEVICE,
+        location_id: device,
+        // Another process may ask for any piece.
+        handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        ..Default::default()
+    }
+}
+
+/// Unmaps all pieces of a range.
+fn unmap_range(driver: &Driver, address: u64, length: u64) -> Result<(), CallFailed> {
+    cut(length).fold(Ok(()), |result, (offset, size)| {
+        // SAFETY: the range is ours, and nothing uses it any more.
+        result.and(checked("cuMemUnmap", unsafe { (driver.cuMemUnmap)(address + offset, size as usize) }))
+    })
+}
+
 /// Unmaps and releases the first pieces of a range. Returns the first error; the other pieces are released all the same.
 fn unmap_pieces(driver: &Driver, address: u64, length: u64, pieces: &[u64]) -> Result<(), CallFailed> {
     let mut result = Ok(());
@@ -631,6 +653,13 @@ fn first_fit(slab: Range<u64>, used: &BTreeMap<u64, u64>, size: u64) -> Option<u
         at = start + length;
     }
     (slab.end - at >= size).then_some(at)
+}
+
+/// Addresses and sizes of the pieces behind a large allocation; `None` for a small one.
+pub(crate) fn pieces_of(address: u64, size: u64) -> Option<impl Iterator<Item = (u64, u64)>> {
+    let length = size.checked_next_multiple_of(MEMORY_GRANULARITY).filter(|_| size > SMALL)?;
+    address.checked_add(length)?;
+    Some(cut(length).map(move |(offset, size)| (address + offset, size)))
 }
 
 /// Offsets and sizes of the pieces of a range.

@@ -14,6 +14,7 @@ use crate::resources::arrays::ArrayError;
 use crate::resources::broken_image::BrokenImage;
 use crate::resources::job::EngineError;
 use crate::resources::memory::MemoryError;
+use crate::resources::memory::borrowed::TemplateError;
 use crate::resources::vmm::aliases::AliasError;
 use crate::session::failure;
 use crate::session::outcome::Refused;
@@ -34,6 +35,8 @@ pub(crate) enum NotLoaded {
     Alias(#[from] AliasError),
     #[error(transparent)]
     Engine(#[from] EngineError),
+    #[error(transparent)]
+    Template(#[from] TemplateError),
     #[error(transparent)]
     Driver(#[from] CallFailed),
     #[error(transparent)]
@@ -139,6 +142,7 @@ impl Failing for NotLoaded {
             Self::ReadCode { source, .. } | Self::NoDescriptor(source) => Failing::kind(source),
             Self::Alias(_)
             | Self::Driver(_)
+            | Self::Template(_)
             | Self::Refused(_)
             | Self::Replay { .. }
             | Self::Reset { .. }

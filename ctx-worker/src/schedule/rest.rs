@@ -87,6 +87,20 @@ pub(crate) fn busy_stream(call: &mut Call) -> Result<Option<StreamKey>, Broken> 
     Ok(busy)
 }
 
+/// Waits until every stream is idle, for `patience` at most. An error breaks the context, and ends the wait.
+pub(crate) fn comes_to_rest(call: &mut Call, patience: Duration) -> Result<bool, Broken> {
+    let deadline = Instant::now() + patience;
+    let rest = loop {
+        let busy = busy_stream(call)?.is_some();
+        if !busy || Instant::now() >= deadline {
+            break !busy;
+        }
+        std::thread::sleep(Duration::from_micros(20));
+    };
+    let _ = call.enter_own();
+    Ok(rest)
+}
+
 /// The maximum number of kernels that are named.
 const NAMED: usize = 3;
 

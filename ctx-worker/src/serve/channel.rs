@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rekindle_wire::attach::{Attach, Attached, CHOSEN_PROTOCOL, Pinned};
-use rekindle_wire::control::{Failure, FailureKind, WorkerReply, WorkerRequest};
+use rekindle_wire::control::{Failure, FailureKind, Learned, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, Message};
 use rekindle_wire::layout::Shared;
 use rekindle_wire::ring;
@@ -231,6 +231,14 @@ impl Channel {
     pub(crate) fn say_step(&self, step: &str) {
         if let Some(daemon) = self.asker() {
             self.answer(&daemon, WorkerReply::LoadStep { step: step.to_owned() }, Vec::new());
+        }
+    }
+
+    /// Tells the daemon what the client's commands have taught, if it is the one that has asked for that.
+    pub(crate) fn say_learned(&self, asker: Option<&Asker>, learned: &Learned, fault: Option<String>) {
+        let daemon = self.asker().filter(|daemon| asker.is_some_and(|asker| Arc::ptr_eq(asker, daemon)));
+        if let Some((daemon, blob)) = daemon.zip(learned.to_bytes().ok()) {
+            self.answer(&daemon, WorkerReply::Learned { fault }, blob);
         }
     }
 

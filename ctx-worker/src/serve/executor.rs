@@ -12,6 +12,7 @@ use tracing::{error, warn};
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::access::hash::Hasher;
+use crate::checkpoint::borrowing::Trial;
 use crate::checkpoint::engine::Engine;
 use crate::checkpoint::layers::Layers;
 use crate::gpu::Gpu;
@@ -124,13 +125,17 @@ impl Executor {
             None
         };
         let mut payload = Writer::new();
-        let mut outcome = self.carry_out(&header, parameters, &mut payload);
+        let (trial, mut outcome) = match self.own_what_is_written(parameters) {
+            Ok(trial) => (trial, self.carry_out(&header, parameters, &mut payload)),
+            Err(code) => (None, Err(Refused::Code(code))),
+        };
         let mut first = true;
         while is_out_of_memory(&outcome) && is_repeatable(header.call) && self.make_room(header.call, first) {
             first = false;
             payload = Writer::new();
             outcome = self.carry_out(&header, parameters, &mut payload);
         }
+        let executed = matches!(outcome, Ok(Outcome::Done(CUDA_SUCCESS) | Outcome::Later));
         match outcome {
             Ok(Outcome::Later) => {}
             Ok(Outcome::Done(result)) => self.answer(header.reply, result, payload.bytes()),
@@ -149,7 +154,28 @@ impl Executor {
             let (layers, checkpoint) = self.layers();
             checkpoint.watched(layers.call, layers.memory, layers.code, watch);
         }
+        if let Some(trial) = trial {
+            let (mut layers, checkpoint) = self.layers();
+            checkpoint.judge(&mut layers, trial, executed);
+        }
         Ok(())
+    }
+
+    /// Gives memory of its own to what the command under way may write, if the client borrows memory.
+    fn own_what_is_written(&mut self, parameters: &[u8]) -> Result<Option<Trial>, CUresult> {
+        let mut first = true;
+        loop {
+            if self.checkpoint.borrowing.is_none() {
+                return Ok(None);
+            }
+            let (mut layers, checkpoint) = self.layers();
+            let owned = checkpoint.own_what_is_written(&mut layers, parameters);
+            let is_short = matches!(owned, Err(CUDA_ERROR_OUT_OF_MEMORY));
+            if !is_short || !self.make_room(self.call.header.call, first) {
+                return owned;
+            }
+            first = false;
+        }
     }
 
     fn carry_out(
@@ -219,6 +245,7 @@ impl Executor {
         if is_sticky(code) && sticky.load(std::sync::atomic::Ordering::Acquire) == 0 {
             self.collect_prints();
             sticky.store(code, std::sync::atomic::Ordering::Release);
+            self.checkpoint.context_is_lost(&self.memory, code);
         }
     }
 

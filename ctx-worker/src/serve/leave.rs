@@ -20,7 +20,7 @@ impl Executor {
             let (mut layers, checkpoint) = self.layers();
             checkpoint.discarded.clear();
             let bytes = checkpoint.physical(&layers);
-            said("releasing memory", checkpoint.give_back(&mut layers).map(drop));
+            said("releasing memory", checkpoint.give_back(&mut layers, false).map(drop));
             bytes
         };
         let driver = self.driver();

@@ -10,6 +10,7 @@ use rekindle_wire::Dialect;
 use rekindle_wire::command;
 use rekindle_wire::control::{LOAD_STEPS, LoadTimes};
 
+use crate::checkpoint::borrowing;
 use crate::checkpoint::content::Content;
 use crate::checkpoint::layers::Layers;
 use crate::checkpoint::load::{
@@ -24,6 +25,7 @@ use crate::resources::textures::{needs_memory, recorded_memory, recorded_value};
 use crate::resources::vmm::aliases::{Alias, unmap_aliases};
 use crate::serve::code_files;
 use crate::serve::executor::Executor;
+use crate::serve::state::Lent;
 use crate::session::state::{self, Mapped, State};
 
 impl Executor {
@@ -38,7 +40,7 @@ impl Executor {
         begins: impl Fn(&'static str),
         over: impl FnOnce() + Send + 'static,
     ) -> Result<(), NotLoaded> {
-        let (aliases, times) = self.prepare_client(client, &reader, code, begins)?;
+        let (aliases, times) = self.prepare_client(client, &reader, code, |_| Ok(()), begins)?;
         let (layers, checkpoint) = self.layers();
         let fill = content(&layers, client, reader.key())?;
         let Layers { call, memory, .. } = layers;
@@ -52,20 +54,30 @@ impl Executor {
     }
 
     /// Restores everything except the memory that the client shares and the content of device memory, and gives that memory back
-    /// until a restore of the client begins. Returns the saved content, and the number of bytes that were given back. After an
-    /// error the worker cannot be used any more.
+    /// until a restore of the client begins. With `lent` it borrows memory, which stays. Returns the saved content, and the number of
+    /// bytes that were given back. After an error the worker cannot be used any more.
     pub(crate) fn warm_client(
         &mut self,
         client: Box<Client>,
         reader: DataReader,
         code: Vec<(String, File)>,
+        lent: Option<Lent>,
         begins: impl Fn(&'static str),
     ) -> Result<(Kept, u64), NotLoaded> {
-        let (aliases, _) = self.prepare_client(&client, &reader, code, begins)?;
+        let (lent, borrowing) = lent.map(|it| (it.template, it.borrowing)).unzip();
+        let written = borrowing.as_ref().map(|it| it.written().clone()).unwrap_or_default();
+        let mut template = Template::default();
+        let lend = |executor: &mut Self| {
+            let Some(pieces) = lent else { return Ok(()) };
+            let driver = executor.call.driver();
+            template = borrowing::lend(driver, &mut executor.memory, &client.allocations, &written, pieces)?;
+            Ok(())
+        };
+        let (aliases, _) = self.prepare_client(&client, &reader, code, lend, begins)?;
         unmap_aliases(self.call.driver(), &aliases);
         let (mut layers, checkpoint) = self.layers();
-        let bytes = checkpoint.give_back(&mut layers)?;
-        Ok((Kept { client, reader: Some(reader), template: Template::default(), origin: Origin::Image }, bytes))
+        let bytes = checkpoint.give_back(&mut layers, true)?;
+        Ok((Kept { client, reader: Some(reader), template, origin: Origin::Image, borrowing }, bytes))
     }
 
     /// Restores everything except the memory that the client shares and the content of device memory.
@@ -74,6 +86,7 @@ impl Executor {
         client: &Client,
         reader: &DataReader,
         code: Vec<(String, File)>,
+        lend: impl FnOnce(&mut Self) -> Result<(), NotLoaded>,
         begins: impl Fn(&'static str),
     ) -> Result<(Vec<Alias>, LoadTimes), NotLoaded> {
         let dialect = Dialect::from_parts(client.wire_version, &client.shared_state);
@@ -89,6 +102,7 @@ impl Executor {
         let (mut later, first): (Vec<_>, Vec<_>) = client.objects.iter().partition(|o| needs_memory(call(o)));
         let mut holders = self.replay_log(client, &state, first, &kinds)?;
         let replay_ns = steps.next(map_step);
+        lend(self)?;
         restore_allocations(&mut self.memory, self.call.gpu.driver, client)?;
         self.memory.restore_vmm(self.call.gpu.driver)?;
         later.sort_by_key(|object| recorded_value(&object.args));

@@ -29,13 +29,14 @@ use crate::checkpoint::copying::background::Progress;
 use crate::checkpoint::engine::{StageError, small_thread};
 use crate::checkpoint::save::Wanted;
 use crate::resources::code_store::Image;
+use crate::resources::memory::borrowed::TemplateError;
 use crate::resources::pinned::{is_sealed, map_at};
 use crate::schedule::rest::{self, Rest};
 use crate::serve::channel::{self, Asker, Channel, Event};
 use crate::serve::executor::Executor;
 use crate::serve::refusal::Refusal;
 use crate::serve::silence;
-use crate::serve::state::{Closed, How, Spare, State};
+use crate::serve::state::{Closed, How, Lent, Spare, State};
 use crate::transition::{Machine, step};
 
 /// The number of commands executed before other events are checked.
@@ -470,6 +471,25 @@ impl Server {
                     Ok(loaded)
                 });
                 or_failed(loaded)
+            }
+            (WorkerRequest::Borrow, State::Spare(mut spare)) => {
+                let borrowing = self.borrowing(&blob);
+                let done_so = borrowing.map(|borrowing| spare.lent = Some(Lent { template: Vec::new(), borrowing }));
+                (State::Spare(spare), done(done_so))
+            }
+            (WorkerRequest::Borrow, State::Warm(mut warm)) => {
+                let less = self.borrowing(&blob).and_then(|it| self.borrow_less(&mut warm.kept, it));
+                match less {
+                    Ok(()) => (State::Warm(warm), done(Ok(()))),
+                    Err(refusal) => or_failed(Err(refusal)),
+                }
+            }
+            (WorkerRequest::TakeTemplate { pieces }, State::Spare(Spare { lent: Some(mut lent), data, code })) => {
+                let taken = match pieces.len() == fds.len() {
+                    true => Ok(lent.template.extend(pieces.into_iter().zip(fds))),
+                    false => Err(Refusal::from(TemplateError::NoDescriptors)),
+                };
+                (State::Spare(Spare { lent: Some(lent), data, code }), done(taken))
             }
             (WorkerRequest::TakeTemplate { pieces }, State::Warm(mut warm)) => {
                 let taken = self.take_template(&mut warm.kept.template, pieces, fds);

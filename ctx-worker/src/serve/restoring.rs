@@ -9,14 +9,16 @@ use std::time::{Duration, Instant};
 use rekindle_images::{Client, DataReader, HashKey};
 use rekindle_wire::Dialect;
 use rekindle_wire::attach::{Attach, Pinned};
-use rekindle_wire::control::{TemplatePiece, WorkerReply};
+use rekindle_wire::control::{Learned, TemplatePiece, WorkerReply};
 use rekindle_wire::frame::MAX_FDS;
 use rekindle_wire::ring::Consumer;
 use tracing::{error, info};
 
+use crate::checkpoint::borrowing::Borrowing;
 use crate::checkpoint::content::LoadProgress;
-use crate::checkpoint::suspend::{enter_any, is_out_of_memory};
+use crate::checkpoint::suspend::{Kept, enter_any, is_out_of_memory};
 use crate::checkpoint::template::{self, Template};
+use crate::resources::memory::borrowed::TemplateError;
 use crate::serve::channel::{self, Event};
 use crate::serve::executor::Executor;
 use crate::serve::keeper;
@@ -67,7 +69,8 @@ impl Server {
         let reader = DataReader::new(key, spare.data);
         let client = Box::new(Client::from_bytes(blob)?);
         let code = spare.code.into_iter().map(|(hash, file)| (hash, channel::file(file))).collect();
-        let (kept, bytes) = self.executor.warm_client(client, reader, code, self.says_steps(steps))?;
+        let begins = self.says_steps(steps);
+        let (kept, bytes) = self.executor.warm_client(client, reader, code, spare.lent, begins)?;
         Ok(Warm { kept, bytes })
     }
 
@@ -97,6 +100,31 @@ impl Server {
         let exported = template::export(call.driver(), memory, first, MAX_FDS);
         call.gpu.leave();
         Ok(exported?)
+    }
+
+    /// A client is to borrow memory. These are the lessons of others of its image.
+    pub(super) fn borrowing(&self, learned: &[u8]) -> Result<Borrowing, Refusal> {
+        let learned = Learned::from_bytes(learned).map_err(|_| Refusal::Lacks("what was learned is not readable"))?;
+        let (channel, asker) = (Arc::clone(&self.channel), self.channel.asker());
+        let tell = move |learned: &Learned, fault| channel.say_learned(asker.as_ref(), learned, fault);
+        Ok(Borrowing::new(learned, Box::new(tell)))
+    }
+
+    /// More was learned since a client was loaded in advance: what others have written is not borrowed.
+    pub(super) fn borrow_less(&mut self, kept: &mut Kept, borrowing: Borrowing) -> Result<(), Refusal> {
+        let Executor { call, memory, .. } = &mut self.executor;
+        enter_any(call, memory);
+        let driver = call.driver();
+        let given_back = memory.devices.iter_mut().enumerate().try_for_each(|(ordinal, device)| {
+            borrowing.written().iter().try_for_each(|base| {
+                let mut pieces = device.memory.give_back_borrowed(driver, *base)?.into_iter();
+                pieces.try_for_each(|piece| kept.template.add(driver, (device.device, ordinal), piece))
+            })
+        });
+        call.gpu.leave();
+        given_back.map_err(|why: TemplateError| Refusal::from(why))?;
+        kept.borrowing = Some(borrowing);
+        Ok(())
     }
 
     /// Takes content that is on the devices already.

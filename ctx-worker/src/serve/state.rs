@@ -47,9 +47,10 @@ use std::time::Instant;
 
 use rekindle_images::{Client, DataFile};
 use rekindle_wire::attach::Pinned;
-use rekindle_wire::control::Failure;
+use rekindle_wire::control::{Failure, TemplatePiece};
 use rekindle_wire::ring::Consumer;
 
+use crate::checkpoint::borrowing::Borrowing;
 use crate::checkpoint::suspend::Kept;
 use crate::schedule::rest;
 use crate::transition::machine;
@@ -116,6 +117,14 @@ machine! {
 pub(crate) struct Spare {
     pub(crate) data: Vec<(DataFile, File)>,
     pub(crate) code: Vec<(String, OwnedFd)>,
+    /// For a client that is to borrow memory from a template.
+    pub(crate) lent: Option<Lent>,
+}
+
+/// What a client borrows memory from.
+pub(crate) struct Lent {
+    pub(crate) template: Vec<(TemplatePiece, OwnedFd)>,
+    pub(crate) borrowing: Borrowing,
 }
 
 /// A client that is loaded in advance, but for its GPU memory.

@@ -66,7 +66,13 @@ impl Server {
                 (DataFile { depth: it.depth, index: it.index }, channel::file(fd))
             };
             let reader = DataReader::new(key, data.into_iter().zip(fds).map(file));
-            let kept = Kept { client, reader: Some(reader), template: Template::default(), origin: Origin::Suspension };
+            let kept = Kept {
+                client,
+                reader: Some(reader),
+                template: Template::default(),
+                origin: Origin::Suspension,
+                borrowing: None,
+            };
             let (mut layers, checkpoint) = self.executor.layers();
             checkpoint.can_suspend(&mut layers, &kept)?;
             Ok(kept)
@@ -83,7 +89,7 @@ impl Server {
         }
         let (mut layers, checkpoint) = self.executor.layers();
         let began = Instant::now();
-        match checkpoint.give_back(&mut layers) {
+        match checkpoint.give_back(&mut layers, false) {
             Ok(bytes) => {
                 info!(bytes, ms = began.elapsed().as_millis() as u64, hold, "suspended");
                 let suspended = Suspended { consumer: closed.consumer, kept, bytes, hold, waits_since: None };

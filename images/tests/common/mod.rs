@@ -164,6 +164,7 @@ fn client_with(writer: &ImageWriter, index: u32, code: &[CodeHash], counter: &[u
             pinned_memory: None,
             workers: Some(2),
             protocol: Some(Protocol::Cow),
+            share: true,
         }),
     })
 }

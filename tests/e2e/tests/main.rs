@@ -43,6 +43,7 @@ mod replaced;
 mod replay;
 mod rest;
 mod sandbox;
+mod sharing;
 mod silent_daemon;
 mod snapshots;
 mod soak;

@@ -83,6 +83,8 @@ pub enum Resident {
     Each,
     /// Once, and each restore copies it on the GPU.
     Once,
+    /// Once, and restored programs use it together: each has memory of its own for what it writes.
+    Shared,
 }
 
 /// An image that is kept ready for restores, for `rekindle warm`.

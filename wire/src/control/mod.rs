@@ -53,12 +53,14 @@
 
 mod failure;
 mod info;
+mod learned;
 mod worker;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::failure::*;
 pub use self::info::*;
+pub use self::learned::{Learned, LearnedKernel};
 pub use self::worker::*;
 use crate::access::AccessReport;
 use crate::attach::Attach;
@@ -212,6 +214,9 @@ pub enum Request {
         limits: ContainerLimits,
         /// The name of the protocol that these processes are to be checkpointed by, if the container's maker names one.
         protocol: Option<String>,
+        /// Whether instances of one image of the container may share GPU memory that they only read.
+        #[serde(default)]
+        share: bool,
     },
     /// A container is gone, and its grant ends. A container that still exists keeps its grant.
     Revoke {

@@ -15,6 +15,8 @@
 //!   sharing      Export -> Exported | Failed     Import -> Done | Failed     Shares -> Shares     at any time
 //!   restore      MakeShared+, TakeShared*, Data*, Code*, Load -> LoadStep* (if asked for), Done | Failed
 //!                where the `Load` was a warm one: TakeTemplate*, BringBack -> Done | Busy | Failed
+//!                where it is to borrow memory: Borrow, TakeTemplate* before that `Load`, Borrow before `BringBack`,
+//!                Learned (unasked) again and again while the client runs
 //!                ExportTemplate+ -> Template | Failed, once a `Loaded` has said that all content is there
 //!                Pinned*, Connect -> Done | Failed     Open -> Done
 //!                LoadProgress -> Loading | Loaded | Failed, from `Load` on
@@ -232,11 +234,16 @@ pub enum WorkerRequest {
         first: usize,
     },
     /// Copy content from these pieces when `BringBack` comes, instead of loading it. They come with the descriptors of the
-    /// pieces, in order. Any number of times, after a warm `Load`. Only for workers of [`WARMS`] or later.
+    /// pieces, in order. Any number of times, after a warm `Load`, or after a `Borrow` and before the warm `Load`. Only for
+    /// workers of [`WARMS`] or later.
     TakeTemplate {
         /// The pieces.
         pieces: Vec<TemplatePiece>,
     },
+    /// Map large pieces of the template, which `TakeTemplate` brings after this, instead of copying them: for reading only, until
+    /// the client writes there. Comes with what other clients of the image have taught as the blob, a [`super::Learned`] in JSON.
+    /// Sent again before `BringBack`, with what was learned meanwhile. Only for workers of [`LENDS`] or later.
+    Borrow,
     /// Memfds of pinned memory for the `Connect` that follows, where `Connect` has more than one message can carry. They come
     /// with this, in order. Any number of times.
     Pinned {
@@ -343,6 +350,9 @@ pub const MAKES_ROOM: u32 = 12;
 /// The first control version whose workers suspend clients deeply and take them over from each other: `Suspend { deep }`, `Kept`,
 /// `HandOver`, `Connect { takes_over }`.
 pub const MOVES: u32 = 12;
+
+/// The first control version whose workers borrow memory from a template: `Borrow`, `Learned`.
+pub const LENDS: u32 = 13;
 
 /// A data file of an image, or of an image that it builds on.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
@@ -545,6 +555,12 @@ pub enum WorkerReply {
         count: usize,
         /// The pieces that come with this reply.
         pieces: Vec<TemplatePiece>,
+    },
+    /// Unasked, to the daemon that has sent `Borrow`: what the client's commands have taught since the last time, as the blob, a
+    /// [`super::Learned`] in JSON.
+    Learned {
+        /// Why the client cannot go on: it has written memory that it has borrowed.
+        fault: Option<String>,
     },
     /// To `Kept`, with the data files, and with the client's part of the manifest as the blob.
     Kept {

@@ -105,6 +105,7 @@ pub(super) fn identify(record: &mut Record, client: &Client, namespace_pid: i32,
         pinned_memory: it.limits.pinned_memory,
         workers: it.limits.workers,
         protocol: it.protocol,
+        share: it.share,
     });
 }
 

@@ -34,6 +34,8 @@ pub(crate) struct Container {
     pub(crate) limits: ContainerLimits,
     /// The protocol that the container's annotation asks for.
     pub(crate) protocol: Option<Protocol>,
+    /// Whether its annotation lets instances of its images share GPU memory.
+    pub(crate) share: bool,
 }
 
 impl Container {
@@ -53,6 +55,7 @@ impl Container {
     pub(super) fn add(&mut self, before: &Self) {
         self.more.clone_from(&before.more);
         self.protocol = self.protocol.or(before.protocol);
+        self.share |= before.share;
         self.gpus = match (self.gpus.take(), &before.gpus) {
             (Some(mut gpus), Some(more)) => {
                 gpus.extend(more.iter().filter(|it| !gpus.contains(it)).copied().collect::<Vec<_>>());

@@ -38,6 +38,8 @@ struct Kept {
     /// The name of the protocol. Files of older daemons lack it.
     #[serde(default)]
     protocol: Option<String>,
+    #[serde(default)]
+    share: bool,
 }
 
 /// Writes a container's file completely or not at all.
@@ -57,6 +59,7 @@ pub(super) fn keep(dir: &Path, container: &Container) -> io::Result<()> {
         pinned_memory,
         workers,
         protocol: container.protocol.map(|it| it.as_str().to_owned()),
+        share: container.share,
     };
     state_dir::write(&path(dir, container), &serde_json::to_vec(&kept)?)
 }
@@ -143,6 +146,7 @@ fn read(path: &Path, boot: &str) -> Option<Container> {
             workers: kept.workers,
         },
         protocol: kept.protocol.and_then(|it| it.parse().ok()),
+        share: kept.share,
     })
 }
 
@@ -166,7 +170,7 @@ mod tests {
         let first = Process::with_pid(child.id() as i32).unwrap();
         let limits = ContainerLimits { workers: Some(3), ..ContainerLimits::default() };
         let grants = Grants::load(&state, true);
-        let given = Given { gpus: Some(vec![[1; 16]]), limits, protocol: Some(Protocol::Recopy) };
+        let given = Given { gpus: Some(vec![[1; 16]]), limits, protocol: Some(Protocol::Recopy), share: true };
         // In a namespace that only this process is in, only a cgroup tells the container apart, and this process is in it too.
         if grants.give("c", first, given).is_err() {
             child.kill().unwrap();
@@ -181,6 +185,7 @@ mod tests {
         assert_eq!(allowed.gpus(), Some(&[[2; 16], [1; 16]][..]));
         assert_eq!(allowed.limits(), limits);
         assert_eq!(allowed.container.as_ref().unwrap().protocol, Some(Protocol::Recopy));
+        assert!(allowed.container.as_ref().unwrap().share);
         assert_eq!(fs::read_dir(&state).unwrap().count(), 1, "what makes no sense is removed");
 
         child.kill().unwrap();

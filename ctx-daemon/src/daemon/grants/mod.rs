@@ -136,6 +136,7 @@ struct Given {
     gpus: Option<Vec<Uuid>>,
     limits: ContainerLimits,
     protocol: Option<Protocol>,
+    share: bool,
 }
 
 /// All grants.
@@ -199,9 +200,9 @@ impl Grants {
         }
         let id = place.cgroups.name().unwrap_or(&recorded.container);
         let gpus = (!recorded.all_gpus).then(|| sees.to_vec());
-        let Recorded { device_memory, pinned_memory, workers, protocol, .. } = *recorded;
+        let Recorded { device_memory, pinned_memory, workers, protocol, share, .. } = *recorded;
         let limits = ContainerLimits { device_memory, pinned_memory, workers };
-        let container = self.give(id, first, Given { gpus, limits, protocol })?;
+        let container = self.give(id, first, Given { gpus, limits, protocol, share })?;
         info!(container = id, "a restored container has what its image says that it was given");
         Ok(Allowed { container: Some(container) })
     }
@@ -213,9 +214,10 @@ impl Grants {
         let process = sys::pidfd_open(first.pid).map_err(|source| examined(first, source))?;
         let mut more = known.more.clone();
         more.push(there.cgroups.clone());
-        let Container { id, place, gpus, limits, protocol, .. } = &**known;
+        let Container { id, place, gpus, limits, protocol, share, .. } = &**known;
         let (id, place, gpus) = (id.clone(), place.clone(), gpus.clone());
-        let container = Container { id, first, process, place, more, gpus, limits: *limits, protocol: *protocol };
+        let (limits, protocol, share) = (*limits, *protocol, *share);
+        let container = Container { id, first, process, place, more, gpus, limits, protocol, share };
         self.keep(&container)?;
         *known = Arc::new(container);
         Ok(Some(Arc::clone(known)))
@@ -234,9 +236,9 @@ impl Grants {
             return Err(GrantError::Nameless(id.to_owned()));
         }
         let process = sys::pidfd_open(first.pid).map_err(|source| examined(first, source))?;
-        let Given { gpus, limits, protocol } = given;
+        let Given { gpus, limits, protocol, share } = given;
         let id = id.to_owned();
-        let mut container = Container { id, first, process, place, more: Vec::new(), gpus, limits, protocol };
+        let mut container = Container { id, first, process, place, more: Vec::new(), gpus, limits, protocol, share };
         if !first.is_alive() {
             return Err(GrantError::Gone(first.pid));
         }

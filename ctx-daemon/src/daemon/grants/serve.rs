@@ -22,6 +22,7 @@ pub(crate) struct Asked {
     pub(crate) gpus: Vec<String>,
     pub(crate) limits: ContainerLimits,
     pub(crate) protocol: Option<String>,
+    pub(crate) share: bool,
 }
 
 /// Checks the name's length. A name that is too long is not logged.
@@ -61,6 +62,7 @@ fn try_grant(daemon: &Daemon, peer: Credentials, container: &str, asked: &Asked)
         limits: within(asked.limits, daemon.config.clients.of_container)?,
         protocol: protocol
             .map_err(|error: UnknownProtocol| Failure::refused(format!("annotation dev.rekindle/protocol: {error}")))?,
+        share: asked.share,
     };
     let container = daemon.grants.give(container, first, given)?;
     Ok(Reply::Granted { gpus: names_of(&container, &devices) })

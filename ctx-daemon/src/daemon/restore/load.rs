@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rekindle_images::{Client as Record, CodeHash, DataFile as DataFileName, HashKey, Image, Manifest};
-use rekindle_wire::control::{DataFile, Failure, FailureKind, Limits, WorkerReply, WorkerRequest};
+use rekindle_wire::control::{DataFile, Failure, FailureKind, Learned, Limits, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::MAX_FDS;
 use rekindle_wire::ipc::{PIECES_AT_A_TIME, PieceId};
 use tracing::{debug, info};
@@ -110,6 +110,8 @@ pub(super) enum Work {
         /// Whether the process need not wait for the content.
         early: bool,
         limit: Limit,
+        /// For a client that borrows memory: what others of the image have taught.
+        learned: Option<Learned>,
     },
     /// Everything is loaded.
     Nothing,
@@ -132,7 +134,10 @@ impl Work {
     fn run(self, worker: &Worker) -> Result<(), WorkerError> {
         match self {
             Self::Load(load) => load.run(worker),
-            Self::BringBack { limit, .. } => {
+            Self::BringBack { limit, learned, .. } => {
+                if let Some(learned) = learned {
+                    worker.borrow(&learned, Timeout::WhileItWorks(limit))?;
+                }
                 match worker.call(&WorkerRequest::BringBack, &[], &[], Timeout::WhileItWorks(limit))?.reply {
                     WorkerReply::Done => Ok(()),
                     WorkerReply::Busy { what } => Err(WorkerError::Failed(Failure::new(FailureKind::Refused, what))),

@@ -237,8 +237,12 @@ impl Checking {
         let gpus = load::choose_gpus(daemon, manifest, restorer.gpus())?;
         let taken = warm.as_ref().and_then(|it| it.take(&gpus));
         let loaded = taken.as_ref().map(|it| it.loaded);
+        let mut learned = Vec::new();
         let workers = match taken {
-            Some(taken) => taken.workers,
+            Some(taken) => {
+                learned = taken.learned.unwrap_or_default();
+                taken.workers
+            }
             None => load::take_workers(manifest, &gpus, |settings, gpus| daemon.pool.take(settings, gpus))?,
         };
         phases.ends(Part::Workers);
@@ -252,7 +256,10 @@ impl Checking {
         let early = daemon.config.restore.run_before_loaded;
         let works = match loaded {
             Some(true) => workers.iter().map(|_| Work::Nothing).collect(),
-            Some(false) => workers.iter().map(|_| Work::BringBack { early, limit }).collect(),
+            Some(false) => {
+                let mut learned = learned.into_iter();
+                workers.iter().map(|_| Work::BringBack { early, limit, learned: learned.next() }).collect()
+            }
             None => {
                 let shared = load::share(manifest, &workers, limit)?;
                 // An importer's commands would not wait for content that another worker loads.

@@ -20,7 +20,26 @@ impl Tracker {
     /// The accesses that a command may make that is about to go to the driver, whose context is current. An unknown command may
     /// access everything.
     pub(crate) fn access(&mut self, client: &ClientView<'_>, header: &CommandHeader, parameters: &[u8]) -> Access {
-        let mut access = Access::nothing();
+        self.accesses(client, header, parameters, Access::nothing())
+    }
+
+    /// Like [`Tracker::access`], and tells the writes of kernels by the parameters that name them.
+    pub(crate) fn access_by_slots(
+        &mut self,
+        client: &ClientView<'_>,
+        header: &CommandHeader,
+        parameters: &[u8],
+    ) -> Access {
+        self.accesses(client, header, parameters, Access::nothing_by_slots())
+    }
+
+    fn accesses(
+        &mut self,
+        client: &ClientView<'_>,
+        header: &CommandHeader,
+        parameters: &[u8],
+        mut access: Access,
+    ) -> Access {
         self.gathered.update(client);
         if header.call < command::FIRST {
             if let Some(fill) = self.fills.get(header.call) {

@@ -12,13 +12,20 @@ use super::signature;
 use crate::resources::units::Unit;
 use crate::session::objects::Object;
 
+/// From a function to its kernel or module, to the library.
+const STEPS: usize = 4;
+
 /// A kernel has at most 32764 bytes of parameters.
 const MOST_PARAMETERS: usize = 32 << 10;
 
 /// The tracker's knowledge of a function.
 pub(super) struct Function {
+    /// No other function has had this number.
+    pub(super) number: u64,
     /// The driver's handle. If it changes under the same handle of the client, the function is another one.
     pub(super) real: u64,
+    /// The hash of the code that the function belongs to; empty where it is not known.
+    pub(super) code: String,
     pub(super) name: String,
     pub(super) class: Class,
     /// Where pointers to constants lie in the parameters.
@@ -61,7 +68,15 @@ pub(super) fn ask(client: &ClientView<'_>, object: &Object, wrong: &std::collect
         Some(layout) => classify(&name, &layout),
         None => (Class::Everything, Vec::new()),
     };
-    Function { real: object.real, name, class, constant, globals: (0, Vec::new()) }
+    Function {
+        number: 0,
+        real: object.real,
+        code: code(client, object),
+        name,
+        class,
+        constant,
+        globals: (0, Vec::new()),
+    }
 }
 
 /// Offsets and sizes of all parameters; `None` if the driver does not return them.
@@ -92,12 +107,23 @@ fn classify(name: &str, layout: &[(usize, usize)]) -> (Class, Vec<Range<usize>>)
     (Class::Signature, pointers.map(|(_, (offset, size))| *offset..offset + size).collect())
 }
 
+/// The hash of the code that a function belongs to.
+fn code(client: &ClientView<'_>, function: &Object) -> String {
+    let mut at = function.parent;
+    for _ in 0..STEPS {
+        if let Some(image) = client.code.loaded.get(&at) {
+            return image.hash.to_string();
+        }
+        at = client.session.objects.get(at).map_or(0, |object| object.parent);
+    }
+    String::new()
+}
+
 /// The variables of the code to which a function belongs, in all contexts.
 pub(super) fn globals(client: &ClientView<'_>, handle: u64) -> Vec<Unit> {
     let mut units = Vec::new();
     let mut at = handle;
-    // From a function to its kernel or module, to the library.
-    for _ in 0..4 {
+    for _ in 0..STEPS {
         let of_this = client.code.globals.iter().filter(|((parent, _), _)| *parent == at);
         units.extend(of_this.flat_map(|(_, placed)| placed.iter().map(|g| Unit::new(g.address, g.size))));
         match client.session.objects.get(at) {

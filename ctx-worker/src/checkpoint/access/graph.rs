@@ -4,12 +4,13 @@
 use rekindle_wire::codec::Reader;
 use rekindle_wire::command::Launch;
 use rekindle_wire::graph::{Program, Task};
+use rekindle_wire::window;
 
 use super::client::ClientView;
 use super::params::Class;
 use super::ranges::{ends, fill};
 use super::set::Access;
-use super::tracker::{GraphNames, Tracker};
+use super::tracker::{GraphNames, Tracker, Value};
 
 impl Tracker {
     /// Adds the accesses that a launch of a graph may make.
@@ -21,8 +22,17 @@ impl Tracker {
         }
         let Some(names) = self.graphs.get(&handle) else { return };
         access.functions.extend(&names.functions);
-        for &(address, bytes, written) in &names.ranges {
-            self.gathered.overlapping(client, address, bytes, |unit| access.add(unit, written));
+        if access.slots.is_some() {
+            for &(slot, address) in &names.slots {
+                self.gathered.overlapping(client, address, 1, |unit| access.add_slot(slot, unit));
+            }
+            for &(address, bytes) in &names.exact {
+                self.gathered.overlapping(client, address, bytes, |unit| access.add(unit, true));
+            }
+        } else {
+            for &(address, bytes, written) in &names.ranges {
+                self.gathered.overlapping(client, address, bytes, |unit| access.add(unit, written));
+            }
         }
         // A kernel may have made a mispredicted write since.
         let everything = |function: &u64| self.function(*function).is_none_or(|(c, _)| c == Class::Everything);
@@ -43,19 +53,28 @@ impl Tracker {
                     };
                     names.functions.push(launch.function);
                     let values = self.values(client, &launch).unwrap_or_default();
-                    names.ranges.extend(values.into_iter().map(|(value, written)| (value, 1, written)));
+                    let slot = |it: &Value| {
+                        let written = it.written && window::device_of(it.value).is_some();
+                        Some((it.slot.filter(|_| written)?, it.value))
+                    };
+                    names.slots.extend(values.iter().filter_map(slot));
+                    names.ranges.extend(values.into_iter().map(|it| (it.value, 1, it.written)));
                 }
                 Task::Copy { target, source, size } => {
+                    names.exact.extend(ends(&[(*target, true)], *size).map(|(address, bytes, _)| (address, bytes)));
                     names.ranges.extend(ends(&[(*target, true), (*source, false)], *size));
                 }
                 Task::Fill { address, pitch, element, width, height, .. } => {
                     let bytes = fill(*pitch, u64::from(*element), *width, *height);
+                    names.exact.push((*address, bytes));
                     names.ranges.push((*address, bytes, true));
                 }
             }
         }
         names.ranges.sort_unstable();
         names.ranges.dedup();
+        names.slots.sort_unstable();
+        names.slots.dedup();
         names
     }
 }

@@ -12,7 +12,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rekindle_images::ImageError;
 use rekindle_images::content::{ContentHash, ContentKey};
@@ -30,7 +30,7 @@ use crate::gpu::Gpu;
 use crate::gpu::driver::{CallFailed, Driver};
 use crate::resources::units::Unit;
 use crate::resources::{Code, Memory};
-use crate::schedule::rest::{Broken, busy_stream};
+use crate::schedule::rest::{Broken, comes_to_rest};
 use crate::session::Session;
 use crate::session::call::Call;
 
@@ -234,20 +234,6 @@ impl Observation {
         }
         Ok(Some(content))
     }
-}
-
-/// Waits until every stream is idle, for `patience` at most. An error breaks the context, and ends the wait.
-fn comes_to_rest(call: &mut Call, patience: Duration) -> Result<bool, Broken> {
-    let deadline = Instant::now() + patience;
-    let rest = loop {
-        let busy = busy_stream(call)?.is_some();
-        if !busy || Instant::now() >= deadline {
-            break !busy;
-        }
-        std::thread::sleep(Duration::from_micros(20));
-    };
-    let _ = call.enter_own();
-    Ok(rest)
 }
 
 /// Counts a command.

@@ -38,21 +38,27 @@ impl TensorMaps {
     }
 }
 
-/// Calls `named` with every value in the parameters that may be an address, and whether the memory there may be written: each
-/// word that is aligned to 8 bytes, and the tensor address of each tensor map. `constant` is where pointers to constants lie.
-pub(crate) fn scan(parameters: &[u8], constant: &[Range<usize>], maps: &TensorMaps, mut named: impl FnMut(u64, bool)) {
+/// Calls `named` with every value in the parameters that may be an address, its offset, and whether the memory there may be
+/// written: each word that is aligned to 8 bytes, and the tensor address of each tensor map. `constant` is where pointers to
+/// constants lie.
+pub(crate) fn scan(
+    parameters: &[u8],
+    constant: &[Range<usize>],
+    maps: &TensorMaps,
+    mut named: impl FnMut(u64, usize, bool),
+) {
     let words = parameters.as_chunks::<8>().0;
     for (i, word) in words.iter().enumerate() {
         let at = i * 8;
         let read_only = constant.iter().any(|range| range.contains(&at));
-        named(u64::from_le_bytes(*word), !read_only);
+        named(u64::from_le_bytes(*word), at, !read_only);
     }
     if maps.0.is_empty() {
         return;
     }
     for at in (0..parameters.len()).step_by(MAP_ALIGN) {
         if let Some(address) = parameters.get(at..at + BYTES).and_then(|bytes| maps.find(bytes)) {
-            named(address, true);
+            named(address, at, true);
         }
     }
 }
@@ -64,7 +70,7 @@ mod tests {
 
     fn found(parameters: &[u8], constant: &[Range<usize>], maps: &TensorMaps) -> Vec<(u64, bool)> {
         let mut found = Vec::new();
-        scan(parameters, constant, maps, |value, written| found.push((value, written)));
+        scan(parameters, constant, maps, |value, _, written| found.push((value, written)));
         found
     }
 
@@ -75,6 +81,17 @@ mod tests {
         bytes.extend([1, 2, 3]);
         let expected = [(words[0], false), (7, true), (words[2], true)];
         assert_eq!(found(&bytes, std::slice::from_ref(&(0..8)), &TensorMaps::default()), expected);
+    }
+
+    #[test]
+    fn each_value_has_its_offset() {
+        let mut maps = TensorMaps::default();
+        maps.add([9; BYTES], 7);
+        let mut bytes = vec![0; 64];
+        bytes.extend([9; BYTES]);
+        let mut offsets = Vec::new();
+        scan(&bytes, &[], &maps, |value, at, _| offsets.push((value, at)));
+        assert!(offsets.contains(&(0, 56)) && offsets.contains(&(7, 64)), "{offsets:?}");
     }
 
     #[test]

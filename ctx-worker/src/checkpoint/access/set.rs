@@ -34,6 +34,15 @@ impl Set {
     }
 }
 
+/// A parameter of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Slot {
+    /// The client's handle of the kernel.
+    pub(crate) function: u64,
+    /// The offset among the parameters, in bytes.
+    pub(crate) offset: u32,
+}
+
 /// The accesses that a command may make. There is no default: unknown accesses are [`Access::unknown`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Access {
@@ -45,17 +54,24 @@ pub(crate) struct Access {
     pub(crate) functions: Vec<u64>,
     /// For a launch, how many units its parameters name.
     pub(crate) named: usize,
+    /// Where it is asked for: the units that kernels may write, each with the parameter that names it. `writes` lacks them then.
+    pub(crate) slots: Option<Vec<(Slot, Unit)>>,
 }
 
 impl Access {
     /// No access: the command is known not to use memory.
     pub(crate) const fn nothing() -> Self {
-        Self { reads: Set::none(), writes: Set::none(), functions: Vec::new(), named: 0 }
+        Self { reads: Set::none(), writes: Set::none(), functions: Vec::new(), named: 0, slots: None }
+    }
+
+    /// No access, of a command whose kernels' writes are to be told by parameters.
+    pub(super) fn nothing_by_slots() -> Self {
+        Self { slots: Some(Vec::new()), ..Self::nothing() }
     }
 
     /// Every access: nothing is known of the command.
     pub(crate) const fn unknown() -> Self {
-        Self { reads: Set::Everything, writes: Set::Everything, functions: Vec::new(), named: 0 }
+        Self { reads: Set::Everything, writes: Set::Everything, functions: Vec::new(), named: 0, slots: None }
     }
 
     pub(super) fn add(&mut self, unit: Unit, written: bool) {
@@ -63,6 +79,13 @@ impl Access {
         if written {
             self.writes.add(unit);
         }
+    }
+
+    /// Adds a unit that a parameter names whose memory the kernel may write.
+    pub(super) fn add_slot(&mut self, slot: Slot, unit: Unit) {
+        let slots = self.slots.as_mut();
+        let by_slots = slots.map(|slots| slots.push((slot, unit))).is_some();
+        self.add(unit, !by_slots);
     }
 
     pub(super) fn everything(&mut self) {

@@ -10,7 +10,7 @@ use super::function::{Function, ask, globals};
 use super::known::Known;
 use super::params::{Class, TensorMaps, scan};
 use super::ranges::Fills;
-use super::set::{Access, Set};
+use super::set::{Access, Set, Slot};
 use super::units::Gathered;
 use crate::resources::units::Unit;
 
@@ -20,9 +20,22 @@ pub(super) struct GraphNames {
     /// Addresses or handles that lie in some unit or may later, each with the number of bytes from there and whether they may
     /// be written: sorted, without duplicates.
     pub(super) ranges: Vec<(u64, u64, bool)>,
+    /// The addresses among them in windows of devices that kernels may write, each with the parameter that names it: sorted,
+    /// without duplicates. In `ranges` they are as well.
+    pub(super) slots: Vec<(Slot, u64)>,
+    /// What of `ranges` copies and memsets write.
+    pub(super) exact: Vec<(u64, u64)>,
     pub(super) functions: Vec<u64>,
     /// Whether the graph has an unknown step, which may access everything.
     pub(super) unknown: bool,
+}
+
+/// A value that names memory which a kernel may use.
+pub(super) struct Value {
+    pub(super) value: u64,
+    /// The parameter that has the value; none for a variable of the code.
+    pub(super) slot: Option<Slot>,
+    pub(super) written: bool,
 }
 
 /// The tracker's knowledge of the client's functions, graphs and tensor maps.
@@ -30,6 +43,8 @@ pub(crate) struct Tracker {
     pub(super) gathered: Gathered,
     pub(super) fills: Fills,
     functions: Known<Function>,
+    /// The number of functions that were asked for.
+    asked: u64,
     /// Names of kernels that made a mispredicted write.
     wrong: HashSet<String>,
     /// Names of kernels among which an unknown one made a mispredicted write.
@@ -45,6 +60,7 @@ impl Tracker {
             gathered: Gathered::default(),
             fills: Fills::new(table),
             functions: Known::default(),
+            asked: 0,
             wrong: HashSet::new(),
             suspects: BTreeSet::new(),
             maps: TensorMaps::default(),
@@ -104,7 +120,8 @@ impl Tracker {
     pub(super) fn know(&mut self, client: &ClientView<'_>, handle: u64) -> Option<&Function> {
         let object = client.session.objects.get(handle)?;
         if self.functions.get(&handle).is_none_or(|known| known.real != object.real) {
-            let function = ask(client, object, &self.wrong);
+            self.asked += 1;
+            let function = Function { number: self.asked, ..ask(client, object, &self.wrong) };
             self.functions.insert(handle, function, |handle| client.session.objects.get(handle).is_some());
         }
         let function = self.functions.get_mut(&handle)?;
@@ -127,9 +144,13 @@ impl Tracker {
             return access.everything();
         }
         let mut found = Access::nothing();
-        scan(launch.parameters, &function.constant, &self.maps, |value, written| {
+        scan(launch.parameters, &function.constant, &self.maps, |value, at, written| {
             if let Some(unit) = self.gathered.find(client, value) {
-                found.add(unit, written);
+                if written && access.slots.is_some() {
+                    access.add_slot(Slot { function: launch.function, offset: at as u32 }, unit);
+                } else {
+                    found.add(unit, written);
+                }
             }
         });
         if let Set::Units(units) = &found.reads {
@@ -140,14 +161,23 @@ impl Tracker {
         function.globals.1.iter().for_each(|unit| access.add(*unit, true));
     }
 
-    /// The values that a launch's parameters name, and the function's variables, by address; `None` if it may access
-    /// everything.
-    pub(super) fn values(&mut self, client: &ClientView<'_>, launch: &Launch<'_>) -> Option<Vec<(u64, bool)>> {
+    /// The values that a launch's parameters name, with their offsets, and the function's variables, by address; `None` if it may
+    /// access everything.
+    pub(super) fn values(&mut self, client: &ClientView<'_>, launch: &Launch<'_>) -> Option<Vec<Value>> {
         self.know(client, launch.function)?;
         let function = self.functions.get(&launch.function).filter(|f| f.class != Class::Everything)?;
-        let mut values: Vec<_> = function.globals.1.iter().map(|unit| (unit.start, true)).collect();
-        scan(launch.parameters, &function.constant, &self.maps, |value, written| values.push((value, written)));
+        let variable = |unit: &Unit| Value { value: unit.start, slot: None, written: true };
+        let mut values: Vec<_> = function.globals.1.iter().map(variable).collect();
+        scan(launch.parameters, &function.constant, &self.maps, |value, at, written| {
+            let slot = Some(Slot { function: launch.function, offset: at as u32 });
+            values.push(Value { value, slot, written });
+        });
         Some(values)
+    }
+
+    /// The number of a function that is launched, which no other function has had, its code, and its name.
+    pub(crate) fn kernel(&self, handle: u64) -> Option<(u64, &str, &str)> {
+        self.functions.get(&handle).map(|f| (f.number, f.code.as_str(), f.name.as_str()))
     }
 }
 

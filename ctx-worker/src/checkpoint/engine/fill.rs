@@ -32,6 +32,8 @@ pub(crate) struct Part {
     pub(crate) piece: Piece,
     /// Whether the hash is compared on the device.
     pub(crate) on_device: bool,
+    /// Whether the memory has the content, since it is a template's.
+    is_there: bool,
 }
 
 impl Part {
@@ -101,10 +103,15 @@ impl Fill {
         pieces.sort_by_key(|(_, piece)| place(piece).map_or((true, None), |place| (false, Some(place))));
         let parts = pieces.into_iter().map(|(job, piece)| {
             let stored = place(&piece).is_some();
-            Part { job, piece, on_device: stored && can_hash(&job) }
+            Part { job, piece, on_device: stored && can_hash(&job), is_there: false }
         });
         let parts: Vec<_> = parts.collect();
         Self { bytes: parts.iter().map(|it| it.job.length).sum(), parts, ..Self::default() }
+    }
+
+    /// Leaves the parts out whose memory has the content. Their hashes are compared all the same.
+    pub(crate) fn is_there(&mut self, of: impl Fn(&Job) -> bool) {
+        self.parts.iter_mut().for_each(|part| part.is_there = of(&part.job));
     }
 
     /// The parts whose hashes the device must compare.
@@ -177,6 +184,10 @@ impl Engine {
         let mut runs: Vec<Run> = Vec::new();
         let mut left = Vec::new();
         for part in &fill.parts {
+            if part.is_there {
+                fill.loaded.fetch_add(part.job.length, Relaxed);
+                continue;
+            }
             let Job { address: to, length, device, context, .. } = part.job;
             let way = self.lanes.first().and_then(|lane| lane.ways.get(device).copied().flatten());
             let way = way.filter(|way| way.primary == context);
@@ -239,7 +250,7 @@ fn load_by_halves(driver: &Driver, lane: &mut Lane, part: &Part, reader: &DataRe
 
 /// Reads all of the part, and copies it. The copy is done afterwards.
 fn load_whole(driver: &Driver, lane: &mut Lane, part: &Part, reader: &DataReader) -> Result<(), EngineError> {
-    let Part { job, piece, on_device } = part;
+    let Part { job, piece, on_device, .. } = part;
     let way = enter(driver, lane, job)?;
     for half in 0..2 {
         lane.settle(driver, half)?;

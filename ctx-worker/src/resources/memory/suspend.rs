@@ -1,14 +1,15 @@
 //! Physical memory that a suspended client gives back to its device: the addresses stay reserved, and the same addresses get
 //! new memory when the client resumes.
 
-use super::{Backing, DeviceMemory, cut, set_access, unmap_pieces};
+use super::{Backing, Borrowed, DeviceMemory, cut, set_access, unmap_pieces};
 use crate::gpu::driver::{CallFailed, Driver};
 use rekindle_cuda_abi::types::CU_MEM_ACCESS_READWRITE;
 
 impl DeviceMemory {
-    /// The bytes of physical memory behind the client's allocations.
+    /// The bytes of physical memory behind the client's allocations, less what is borrowed.
     pub(crate) fn physical(&self) -> u64 {
-        self.backings.values().map(|(length, _)| length).sum()
+        let all: u64 = self.backings.values().map(|(length, _)| length).sum();
+        all.saturating_sub(self.borrowed_bytes())
     }
 
     /// All physical pieces: address, size, and the driver's handle.
@@ -27,29 +28,39 @@ impl DeviceMemory {
         !self.exported.is_empty() || !self.ids.is_empty()
     }
 
-    /// Gives all physical memory back. Nothing uses the memory, and its content is lost. Limits count it as before.
+    /// Gives all physical memory back. Nothing uses the memory, and its content is lost. Limits count it as before. What is
+    /// borrowed stays if `keep_borrowed` says so; otherwise the allocations are like all others from here on.
     ///
     /// # Errors
     /// The first error of the driver. The memory is of no use then.
-    pub(crate) fn release_physical(&mut self, driver: &Driver) -> Result<(), CallFailed> {
+    pub(crate) fn release_physical(&mut self, driver: &Driver, keep_borrowed: bool) -> Result<(), CallFailed> {
         let mut result = Ok(());
         for (&base, (length, backing)) in &mut self.backings {
+            if keep_borrowed && matches!(self.borrowed.get(&base), Some(Borrowed::Mapped)) {
+                continue;
+            }
             let pieces = backing.take_pieces();
             result = result.and(unmap_pieces(driver, base, *length, &pieces));
+        }
+        if !keep_borrowed {
+            let all: Vec<u64> = self.borrowed().collect();
+            all.into_iter().for_each(|base| self.ends_borrowing(driver, base));
         }
         result
     }
 
-    /// Makes new physical memory for all addresses, with the access that devices had. Its content is undefined.
+    /// Makes new physical memory for all addresses, with the access that devices had. Its content is undefined. What is borrowed
+    /// has its memory.
     ///
     /// # Errors
     /// The first error of the driver, as a rule a lack of memory. No address has memory then.
     pub(crate) fn bring_back_physical(&mut self, driver: &Driver) -> Result<(), CallFailed> {
-        let bases: Vec<(u64, u64)> = self.backings.iter().map(|(&base, (length, _))| (base, *length)).collect();
+        let all = self.backings.iter().map(|(&base, (length, _))| (base, *length));
+        let bases: Vec<(u64, u64)> = all.filter(|(base, _)| !self.is_read_only(*base)).collect();
         let brought_back = bases.iter().try_for_each(|&(base, length)| self.bring_back(driver, base, length));
         if brought_back.is_err() {
             // The memory that was made is released. The first error is the reason.
-            let _ = self.release_physical(driver);
+            let _ = self.release_physical(driver, true);
         }
         brought_back
     }
@@ -70,14 +81,14 @@ impl DeviceMemory {
 
 impl Backing {
     /// The driver's handles of the pieces, which the backing has no more.
-    fn take_pieces(&mut self) -> Vec<u64> {
+    pub(super) fn take_pieces(&mut self) -> Vec<u64> {
         match self {
             Self::Large(pieces) => std::mem::take(pieces),
             Self::Slab { piece, .. } => Some(std::mem::take(piece)).filter(|piece| *piece != 0).into_iter().collect(),
         }
     }
 
-    fn put_pieces(&mut self, made: Vec<u64>) {
+    pub(super) fn put_pieces(&mut self, made: Vec<u64>) {
         match self {
             Self::Large(pieces) => *pieces = made,
             Self::Slab { piece, .. } => *piece = made.first().copied().unwrap_or(0),

@@ -28,6 +28,10 @@ pub(in crate::daemon) enum WarmError {
     Memory(std::io::Error),
     #[error("cannot copy the image into host memory: {0}")]
     Copy(std::io::Error),
+    #[error(
+        "processes of container {0} do not share GPU memory with other instances of their image: start the container with --annotation dev.rekindle/share=true before it is checkpointed, or say --resident=once"
+    )]
+    NotToBeShared(String),
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
     #[error("the image in this directory is not warm: `rekindle warm` lists those that are")]
@@ -40,7 +44,7 @@ impl Failing for WarmError {
             Self::NoDirectory => FailureKind::Internal,
             Self::Image(error) => failure::of_image(error),
             Self::Check(error) => error.kind(),
-            Self::OverBudget { .. } | Self::NotWarm => FailureKind::Refused,
+            Self::OverBudget { .. } | Self::NotToBeShared(_) | Self::NotWarm => FailureKind::Refused,
             Self::NoMemory { .. } => FailureKind::NoSpace,
             Self::Memory(error) | Self::Copy(error) | Self::Thread(error) => Failing::kind(error),
         }

@@ -10,18 +10,21 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rekindle_images::{Checksum, Image, Manifest};
-use rekindle_wire::control::{Resident, TemplatePiece, WarmInfo};
+use rekindle_wire::control::{Learned, Resident, TemplatePiece, WarmInfo};
 use tracing::{info, warn};
 
 use super::super::super::grants::Uuid;
 use super::super::super::worker::Worker;
 use super::super::super::{lock, wait_timeout};
+use super::super::check;
 use super::content::Content;
 use super::error::WarmError;
+use super::lessons::Lessons;
 
 /// How long after a failure another set of workers is tried, unless something changes before.
 const RETRY: Duration = Duration::from_secs(10);
@@ -130,6 +133,7 @@ pub(in crate::daemon) struct WarmImage {
     pub(super) manifest: Manifest,
     content: Content,
     bytes: u64,
+    lessons: Lessons,
     kept: Mutex<Kept>,
     changed: Condvar,
 }
@@ -160,6 +164,8 @@ pub(super) struct Set {
     /// The GPUs that were chosen for each client; none where a worker sees all.
     pub(super) gpus: Vec<Option<Vec<Uuid>>>,
     pub(super) resident: Option<Resident>,
+    /// Whether the workers borrow memory from the template.
+    pub(super) borrows: bool,
 }
 
 /// The content of GPU memory on the GPU, for each client: pieces whose descriptors keep the memory.
@@ -179,11 +185,18 @@ impl Set {
     }
 }
 
+/// Whether the content of GPU memory is on the GPU once.
+fn has_template(resident: Option<Resident>) -> bool {
+    matches!(resident, Some(Resident::Once | Resident::Shared))
+}
+
 /// A set of workers that a restore has taken.
 pub(in crate::daemon) struct Taken {
     pub(in crate::daemon) workers: Vec<Arc<Worker>>,
     /// Whether the workers have the content of GPU memory.
     pub(in crate::daemon) loaded: bool,
+    /// For workers that borrow memory: what clients of the image have taught, by their places.
+    pub(in crate::daemon) learned: Option<Vec<Learned>>,
 }
 
 /// A restore from a warm image, until it has loaded everything.
@@ -213,8 +226,9 @@ impl Loading {
     pub(in crate::daemon) fn take(&self, gpus: &[Option<Vec<Uuid>>]) -> Option<Taken> {
         let mut kept = lock(&self.0.kept);
         let place = kept.waiting.iter().position(|it| it.gpus == gpus && it.is_whole())?;
-        let Set { workers, resident, .. } = kept.waiting.remove(place);
-        Some(Taken { workers, loaded: resident == Some(Resident::Each) })
+        let Set { workers, resident, borrows, .. } = kept.waiting.remove(place);
+        let learned = borrows.then(|| (0..workers.len()).map(|place| self.0.lessons.of(place)).collect());
+        Some(Taken { workers, loaded: resident == Some(Resident::Each), learned })
     }
 }
 
@@ -231,7 +245,7 @@ pub(super) enum Task {
 }
 
 impl WarmImage {
-    pub(super) fn new(image: &Image, content: Content, bytes: u64, wanted: Wanted) -> Self {
+    pub(super) fn new(image: &Image, content: Content, bytes: u64, wanted: Wanted, state_dir: &Path) -> Self {
         let kept = Kept {
             wanted,
             waiting: Vec::new(),
@@ -248,6 +262,7 @@ impl WarmImage {
             manifest: image.manifest().clone(),
             content,
             bytes,
+            lessons: Lessons::open(state_dir, image.manifest_hash(), check::attached(image.manifest()).count()),
             kept: Mutex::new(kept),
             changed: Condvar::new(),
         }
@@ -263,6 +278,7 @@ impl WarmImage {
 
     /// A restore of it begins.
     pub(in crate::daemon) fn begin(self: &Arc<Self>) -> Loading {
+        self.lessons.flush();
         let mut kept = lock(&self.kept);
         kept.loading += 1;
         kept.restores += 1;
@@ -276,7 +292,7 @@ impl WarmImage {
         kept.wanted = wanted;
         kept.used = Instant::now();
         kept.problem = None;
-        if wanted.resident != Some(Resident::Once) {
+        if !has_template(wanted.resident) {
             kept.template = None;
         }
         let mut surplus: Vec<_> = kept.waiting.extract_if(.., |it| it.resident != wanted.resident).collect();
@@ -305,7 +321,7 @@ impl WarmImage {
             if is_wanted && delay.is_zero() {
                 let (resident, template) = (kept.wanted.resident, kept.template.clone());
                 return match (resident, &template) {
-                    (Some(Resident::Once), None) => Task::MakeTemplate,
+                    (resident, None) if has_template(resident) => Task::MakeTemplate,
                     _ => Task::Make { resident, template },
                 };
             }
@@ -334,7 +350,7 @@ impl WarmImage {
     /// The template was made. It goes at once if it is not wanted any more.
     pub(super) fn made_template(&self, template: Template) {
         let mut kept = lock(&self.kept);
-        if !kept.forgotten && kept.wanted.resident == Some(Resident::Once) {
+        if !kept.forgotten && has_template(kept.wanted.resident) {
             kept.template = Some(Arc::new(template));
         }
     }
@@ -348,6 +364,16 @@ impl WarmImage {
         kept.problem = Some(Problem { what, at: Instant::now(), lasting });
         drop(kept);
         self.changed.notify_all();
+    }
+
+    /// What the client at a place, and its former selves, have taught.
+    pub(super) fn lessons(&self, place: usize) -> Learned {
+        self.lessons.of(place)
+    }
+
+    /// A client has taught more. `at_once`: it is about to end.
+    pub(super) fn learn(&self, place: usize, learned: &Learned, at_once: bool) {
+        self.lessons.add(place, learned, at_once);
     }
 
     /// Something may have changed, such as the death of a worker.
@@ -374,6 +400,7 @@ impl WarmImage {
         let waiting = std::mem::take(&mut kept.waiting);
         kept.template = None;
         drop(kept);
+        self.lessons.flush();
         self.changed.notify_all();
         waiting.iter().for_each(Set::end);
     }

@@ -58,10 +58,18 @@ fn make(
             }
         });
     }
+    // Content on other GPUs would cross a link as well.
+    let template = template.filter(|it| it.gpus == set.gpus);
+    let set = match (template, resident) {
+        (Some(template), Some(Resident::Shared)) => {
+            lend(daemon, image, &set, template).inspect_err(|_| set.end())?;
+            Set { borrows: true, ..set }
+        }
+        _ => set,
+    };
     let mode = if resident == Some(Resident::Each) { Mode::Early } else { Mode::Warm };
     let filled = fill(daemon, image, &set, mode).and_then(|()| match template {
-        // Content on other GPUs would cross a link as well.
-        Some(template) if template.gpus == set.gpus => copy_from(daemon, image, &set, template),
+        Some(template) if !set.borrows => copy_from(daemon, image, &set, template),
         _ => Ok(()),
     });
     filled.inspect_err(|_| set.end())?;
@@ -88,7 +96,7 @@ fn take(daemon: &Daemon, image: &WarmImage, resident: Option<Resident>) -> Resul
     let gpus = load::choose_gpus(daemon, &image.manifest, None)?;
     let take = |settings: &_, gpus: Option<&[_]>| daemon.pool.take_in_advance(settings, gpus);
     let workers = load::take_workers(&image.manifest, &gpus, take)?;
-    Ok(Set { workers, gpus, resident })
+    Ok(Set { workers, gpus, resident, borrows: false })
 }
 
 /// Has the workers load.
@@ -112,6 +120,23 @@ fn fill(daemon: &Daemon, image: &WarmImage, set: &Set, mode: Mode) -> Result<(),
             wait_for_content(worker, &name, limit, |_, _| ()).map_err(failed)?;
         }
         debug!(worker = worker.pid(), "{name} is loaded in advance");
+    }
+    Ok(())
+}
+
+/// Has the workers borrow memory from the template when they load.
+fn lend(daemon: &Daemon, image: &Arc<WarmImage>, set: &Set, template: &Template) -> Result<(), RestoreError> {
+    let timeout = Timeout::WhileItWorks(daemon.config.timeouts.stall);
+    let clients = check::attached(&image.manifest).zip(&set.workers).zip(&template.clients);
+    for (place, ((record, worker), pieces)) in clients.enumerate() {
+        let teacher = Arc::downgrade(image);
+        worker.on_learned(move |learned, is_fault| {
+            if let Some(image) = teacher.upgrade() {
+                image.learn(place, learned, is_fault);
+            }
+        });
+        let lent = worker.borrow(&image.lessons(place), timeout).and_then(|()| worker.take_template(pieces, timeout));
+        lent.map_err(|error| RestoreError::Worker(check::name(record), error))?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | any warm image | its files in host memory, all content compared with its hashes |
 //! | the first `copies` at a time | workers that have loaded code and objects; memory is made and filled when the restore begins |
-//! | these, of a resident image | workers that have the content of GPU memory too, or that copy it from a template on the GPU |
+//! | these, of a resident image | workers that have the content of GPU memory too, that copy it from a template on the GPU, or that borrow the template's memory |
 //!
 //! A restore finds a warm image by the checksum of its manifest, in whatever directory the image lies. That names all content by
 //! its hashes, so what is loaded is what the image says. Only who may restore at all gets that far.
@@ -13,14 +13,15 @@ mod content;
 mod error;
 mod images;
 mod keep;
+mod lessons;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rekindle_images::{Image, ImageDir};
-use rekindle_wire::control::Reply;
+use rekindle_images::{Image, ImageDir, Manifest};
+use rekindle_wire::control::{Reply, Resident};
 use tracing::{info, warn};
 
 pub(in crate::daemon) use self::content::Content;
@@ -73,9 +74,22 @@ fn open(fds: Vec<OwnedFd>) -> Result<Image, WarmError> {
     Ok(Image::open_at(ImageDir::from_fd(dir.as_fd(), message::shown(&dir))?)?)
 }
 
+/// Whether the image's processes may share memory with other instances of them: whoever owns them has said so, or they are of no
+/// container. Processes of one image outside containers have one user.
+fn may_share(manifest: &Manifest) -> Result<(), WarmError> {
+    let mut grants = manifest.clients.iter().filter_map(|it| it.grant.as_ref());
+    match grants.find(|it| !it.share) {
+        Some(grant) => Err(WarmError::NotToBeShared(grant.container.clone())),
+        None => Ok(()),
+    }
+}
+
 fn try_warm(daemon: &Arc<Daemon>, wanted: Wanted, fds: Vec<OwnedFd>) -> Result<Arc<WarmImage>, WarmError> {
     let image = open(fds)?;
     check::image(&image)?;
+    if wanted.resident == Some(Resident::Shared) {
+        may_share(image.manifest())?;
+    }
     if let Some(known) = daemon.warm.find(&image) {
         known.wants(wanted);
         return Ok(known);
@@ -88,7 +102,7 @@ fn try_warm(daemon: &Arc<Daemon>, wanted: Wanted, fds: Vec<OwnedFd>) -> Result<A
     }
     check::code(&image)?;
     let content = Content::copy(&image)?;
-    let made = Arc::new(WarmImage::new(&image, content, bytes, wanted));
+    let made = Arc::new(WarmImage::new(&image, content, bytes, wanted, &daemon.config.state_dir));
     let known = daemon.warm.add(reserved, Arc::clone(&made));
     if Arc::ptr_eq(&known, &made) {
         info!(image = %image.manifest().id, bytes, "the image is in host memory");

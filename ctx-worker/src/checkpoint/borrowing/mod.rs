@@ -1,0 +1,383 @@
+//! A client that borrows memory: large allocations whose content is a template's, mapped for reading only until the client writes
+//! there. So clients of one image share what they only read.
+//!
+//! ```text
+//!   command ──► which borrowed allocations may it write?
+//!      copies, memsets; parameters that kernels write through      memory of its own ──► driver
+//!      parameters that nobody has watched                          memory of its own ──► driver ──► idle, compare
+//!      parameters that kernels only read through                   ──► driver          the same, often enough:
+//!                                                                                         borrowed again
+//! ```
+//!
+//! Parameters alone do not tell what a kernel writes: those of cuBLAS name the weights as the result. So it is learned for each
+//! kernel and parameter, by comparing the content of what is named before and after the first launches. What was learned goes to
+//! the daemon, which keeps it with the image: the next client of the image begins with it, and has memory of its own for what
+//! former ones wrote.
+//!
+//! A write that nobody has foreseen changes nothing: the memory is read-only, and the context ends with error 700. The daemon
+//! then kills the process, and the kernels that ran are not trusted any more.
+
+mod lend;
+mod record;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_images::content::ContentHash;
+use rekindle_wire::command;
+use rekindle_wire::control::Learned;
+use rekindle_wire::window;
+use tracing::{debug, error, info, warn};
+
+pub(crate) use self::lend::lend;
+use self::record::{KernelId, Record, Verdict};
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::access::client::ClientView;
+use crate::checkpoint::access::hash::{BATCH_BYTES, Hasher};
+use crate::checkpoint::access::set::{Access, Set};
+use crate::checkpoint::access::tracker::Tracker;
+use crate::checkpoint::copying::clones;
+use crate::checkpoint::copying::guard::listed;
+use crate::checkpoint::layers::Layers;
+use crate::gpu::driver::{CallFailed, Driver, checked};
+use crate::resources::Memory;
+use crate::resources::memory::borrowed::OwnError;
+use crate::resources::units::Unit;
+use crate::schedule::dependencies::word;
+use crate::schedule::rest::comes_to_rest;
+use crate::session::Session;
+
+/// How long work that reads borrowed memory may take before that memory is exchanged. A kernel that waits for a later command
+/// never ends.
+const READERS: Duration = Duration::from_secs(60);
+/// How long a launch may take that is watched.
+const WATCHED: Duration = Duration::from_millis(500);
+
+/// An allocation: the worker's number of its device, and its address.
+type Place = (usize, u64);
+
+/// Tells the daemon what was learned, and why the client cannot go on, if it cannot.
+pub(crate) type Tell = Box<dyn Fn(&Learned, Option<String>) + Send>;
+
+/// What a client that borrows memory knows of its commands' writes.
+pub(crate) struct Borrowing {
+    record: Record,
+    tell: Tell,
+}
+
+/// A launch whose writes are watched.
+pub(crate) struct Trial {
+    /// The parameters that nobody has watched often enough, each with an allocation that it names.
+    slots: Vec<(KernelId, u32, Place)>,
+    /// The content of these allocations before the launch.
+    before: HashMap<Place, Vec<ContentHash>>,
+}
+
+/// What is to be done before a command.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Plan {
+    /// Allocations that the command may write.
+    written: BTreeSet<Place>,
+    /// Parameters that nobody has watched often enough, each with an allocation that it names.
+    watched: Vec<(KernelId, u32, Place)>,
+}
+
+impl Borrowing {
+    pub(crate) fn new(learned: Learned, tell: Tell) -> Self {
+        Self { record: Record::new(learned), tell }
+    }
+
+    /// Allocations that other clients of the image have written.
+    pub(crate) fn written(&self) -> &BTreeSet<u64> {
+        self.record.written()
+    }
+
+    fn tell_news(&mut self) {
+        let news = self.record.take_news();
+        if !news.is_empty() {
+            (self.tell)(&news, None);
+        }
+    }
+
+    /// The client cannot go on.
+    fn give_up(&mut self, why: String) {
+        error!("{why}");
+        (self.tell)(&self.record.take_news(), Some(why));
+    }
+
+    fn plan(&mut self, tracker: &Tracker, memory: &Memory, access: &Access, exported: Option<u64>) -> Plan {
+        let mut plan = Plan::default();
+        let place = |address: u64| {
+            let mut devices = memory.devices.iter().enumerate();
+            devices.find_map(|(ordinal, device)| Some((ordinal, device.memory.borrowed_at(address)?)))
+        };
+        let kernels: Vec<_> = access.functions.iter().map(|it| (*it, self.record.launches(tracker, *it))).collect();
+        let everything = kernels.iter().any(|(_, id)| id.is_some_and(|id| self.record.writes_everything(id)));
+        match &access.writes {
+            Set::Units(units) if !everything => plan.written.extend(units.iter().filter_map(|unit| place(unit.start))),
+            _ => plan.written = all_places(memory),
+        }
+        plan.written.extend(exported.and_then(place));
+        let ids: HashMap<u64, KernelId> = kernels.into_iter().filter_map(|(it, id)| Some((it, id?))).collect();
+        for (slot, unit) in access.slots.iter().flatten() {
+            let (Some(place), Some(&kernel)) = (place(unit.start), ids.get(&slot.function)) else { continue };
+            match self.record.verdict(kernel, slot.offset) {
+                Verdict::Reads => {}
+                Verdict::Writes => _ = plan.written.insert(place),
+                Verdict::Unknown(_) => plan.watched.push((kernel, slot.offset, place)),
+            }
+        }
+        plan.watched.retain(|(_, _, place)| !plan.written.contains(place));
+        plan.watched.sort_unstable();
+        plan.watched.dedup();
+        plan
+    }
+}
+
+impl Plan {
+    fn places(&self) -> BTreeSet<Place> {
+        self.written.iter().copied().chain(self.watched.iter().map(|it| it.2)).collect()
+    }
+}
+
+fn all_places(memory: &Memory) -> BTreeSet<Place> {
+    let devices = memory.devices.iter().enumerate();
+    devices.flat_map(|(ordinal, device)| device.memory.borrowed().map(move |base| (ordinal, base))).collect()
+}
+
+impl Checkpoint {
+    /// Called before a command goes to the driver: gives memory of its own to what the command may write. Returns what is to be
+    /// watched when the command is over.
+    ///
+    /// # Errors
+    /// There is no memory ([`CUDA_ERROR_OUT_OF_MEMORY`], nothing is lost), or the client cannot go on.
+    pub(crate) fn own_what_is_written(
+        &mut self,
+        layers: &mut Layers<'_>,
+        parameters: &[u8],
+    ) -> Result<Option<Trial>, CUresult> {
+        let Some(borrowing) = &mut self.borrowing else { return Ok(None) };
+        let Layers { call, memory, code, .. } = layers;
+        if memory.devices.iter().all(|device| device.memory.borrows_nothing()) {
+            info!("the client has memory of its own for everything");
+            self.borrowing = None;
+            return Ok(None);
+        }
+        if call.enter_own().is_err() {
+            // The command fails.
+            return Ok(None);
+        }
+        let header = call.header;
+        let client = ClientView { driver: call.driver(), session: &call.session, memory, code };
+        let access = self.tracker.access_by_slots(&client, &header, parameters);
+        let exported = (header.call == command::MEMORY_EXPORT).then(|| word(parameters, 0)).flatten();
+        let plan = borrowing.plan(&self.tracker, memory, &access, exported);
+        if plan.written.is_empty() && plan.watched.is_empty() {
+            return Ok(None);
+        }
+        match comes_to_rest(call, READERS) {
+            Ok(true) => {}
+            Ok(false) => {
+                plan.written.iter().for_each(|(_, base)| borrowing.record.writes(*base));
+                borrowing.give_up(format!(
+                    "a command may write memory that the client has borrowed, and work that may read it has not ended for {READERS:?}"
+                ));
+                return Err(CUDA_ERROR_UNKNOWN);
+            }
+            // The command meets the same error.
+            Err(_) => return Ok(None),
+        }
+        let done = self.carry_out(layers, plan);
+        layers.call.gpu.leave();
+        let _ = layers.call.enter_own();
+        done
+    }
+
+    fn carry_out(&mut self, layers: &mut Layers<'_>, plan: Plan) -> Result<Option<Trial>, CUresult> {
+        let Some(borrowing) = &mut self.borrowing else { return Ok(None) };
+        let Layers { call, memory, .. } = layers;
+        let (driver, mut bytes) = (call.driver(), 0);
+        for place in plan.places() {
+            if !memory.devices[place.0].memory.is_read_only(place.1) {
+                continue;
+            }
+            match make_own(&mut self.hasher, driver, memory, place) {
+                Ok(()) => bytes += unit(memory, place).size(),
+                Err(OwnError::NotMade(failed)) => {
+                    warn!("no memory for what the client may write: {failed}");
+                    return Err(failed.code);
+                }
+                Err(lost @ OwnError::Lost(_)) => {
+                    borrowing.give_up(format!("memory that the client has borrowed is lost: {lost}"));
+                    return Err(CUDA_ERROR_UNKNOWN);
+                }
+            }
+        }
+        for &(ordinal, base) in &plan.written {
+            memory.devices[ordinal].memory.ends_borrowing(driver, base);
+            borrowing.record.writes(base);
+        }
+        debug!(bytes, written = plan.written.len(), watched = plan.watched.len(), "the client has memory of its own");
+        borrowing.tell_news();
+        let slots = plan.watched;
+        let places: BTreeSet<Place> = slots.iter().map(|it| it.2).collect();
+        if places.is_empty() {
+            return Ok(None);
+        }
+        // Without hashes nothing is learned.
+        let before = hashes(&mut self.hasher, (driver, &call.session), memory, &places).ok();
+        Ok(before.map(|before| Trial { slots, before }))
+    }
+
+    /// Called after a command whose writes are watched has been handed to the driver. `executed`: the driver has taken it.
+    pub(crate) fn judge(&mut self, layers: &mut Layers<'_>, trial: Trial, executed: bool) {
+        if !executed {
+            return;
+        }
+        let rest = comes_to_rest(layers.call, WATCHED);
+        if rest.is_ok() {
+            self.compare_trial(layers, trial, rest.is_ok_and(|rest| rest));
+            layers.call.gpu.leave();
+            let _ = layers.call.enter_own();
+        }
+    }
+
+    fn compare_trial(&mut self, layers: &mut Layers<'_>, Trial { slots, before }: Trial, at_rest: bool) {
+        let Some(borrowing) = &mut self.borrowing else { return };
+        let Layers { call, memory, .. } = layers;
+        let driver = call.driver();
+        let places: BTreeSet<Place> = before.keys().copied().collect();
+        let after = at_rest.then(|| hashes(&mut self.hasher, (driver, &call.session), memory, &places).ok()).flatten();
+        let Some(after) = after else {
+            // The allocations are not borrowed again, so that nothing of this kind is watched again and again.
+            for (ordinal, base) in places {
+                memory.devices[ordinal].memory.ends_borrowing(driver, base);
+            }
+            return;
+        };
+        let mut written: BTreeMap<(KernelId, u32), bool> = BTreeMap::new();
+        for &(kernel, offset, place) in &slots {
+            *written.entry((kernel, offset)).or_default() |= before[&place] != after[&place];
+        }
+        let mut is_settled = false;
+        for ((kernel, offset), written) in written {
+            borrowing.record.saw(kernel, offset, written);
+            is_settled |= borrowing.record.verdict(kernel, offset) == Verdict::Reads;
+        }
+        for (ordinal, base) in places.into_iter().filter(|it| before[it] != after[it]) {
+            memory.devices[ordinal].memory.ends_borrowing(driver, base);
+            borrowing.record.writes(base);
+        }
+        // Earlier launches by the same parameter, too, have left memory of its own behind that nothing needs.
+        let verdict = |it: &(KernelId, u32, Place)| borrowing.record.verdict(it.0, it.1);
+        let unsettled: BTreeSet<Place> =
+            slots.iter().filter(|it| verdict(it) != Verdict::Reads).map(|it| it.2).collect();
+        if is_settled {
+            for place in all_places(memory).difference(&unsettled) {
+                match borrow_again(&mut self.hasher, (driver, &call.session), memory, *place) {
+                    Ok(true) => {}
+                    Ok(false) => borrowing.record.writes(place.1),
+                    Err(failed) => borrowing.give_up(format!("memory that the client has borrowed is lost: {failed}")),
+                }
+            }
+        }
+        borrowing.tell_news();
+    }
+
+    /// Called when a context of the client is lost. A write to borrowed memory may be the reason.
+    pub(crate) fn context_is_lost(&mut self, memory: &Memory, code: CUresult) {
+        let borrows = memory.devices.iter().any(|it| it.memory.borrowed_bytes() > 0);
+        if let Some(borrowing) = self.borrowing.as_mut().filter(|_| borrows && code == CUDA_ERROR_ILLEGAL_ADDRESS) {
+            let names = borrowing.record.fault();
+            borrowing.give_up(format!(
+                "a kernel has written memory that this process shares with others of its image and was taken to read only, or \
+                memory that is not there (error 700). The last ones were {}. They are not trusted any more; restore the image again",
+                listed(&names)
+            ));
+        }
+    }
+}
+
+/// The bytes of an allocation.
+fn unit(memory: &Memory, (ordinal, base): Place) -> Unit {
+    let size = memory.devices[ordinal].memory.allocations().get(&base).map_or(0, |it| it.size);
+    Unit::new(base, size)
+}
+
+/// Gives an allocation memory of its own, while nothing runs.
+fn make_own(hasher: &mut Hasher, driver: &Driver, memory: &mut Memory, (ordinal, base): Place) -> Result<(), OwnError> {
+    let device = &mut memory.devices[ordinal];
+    hasher.prepare(driver, (ordinal, device.device), device.primary).map_err(OwnError::NotMade)?;
+    let window = window::clones(ordinal);
+    clones::keep_window(driver, window.start, window.end - window.start);
+    let missing = CallFailed { call: "a stream for copies", code: CUDA_ERROR_INVALID_HANDLE };
+    let stream = hasher.stream(ordinal).ok_or(OwnError::NotMade(missing))?;
+    // SAFETY: the context is the driver's own.
+    let entered = unsafe { (driver.cuCtxSetCurrent)(device.primary) };
+    checked("cuCtxSetCurrent", entered).map_err(OwnError::NotMade)?;
+    let mut copy = |from: u64, to: u64, length: u64| {
+        // SAFETY: the source is the client's memory, which nothing uses, the target a new piece; the stream is ours.
+        unsafe {
+            checked("cuMemcpyAsync", (driver.cuMemcpyAsync)(to, from, length as usize, stream))?;
+            checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))
+        }
+    };
+    device.memory.make_own(driver, (ordinal, base), &mut copy)
+}
+
+/// Borrows an allocation again that has memory of its own, while nothing runs. Content that a kernel has changed which was taken to
+/// read only is not the template's: then the allocation keeps its memory. Returns whether it is borrowed.
+fn borrow_again(
+    hasher: &mut Hasher,
+    (driver, session): (&'static Driver, &Session),
+    memory: &mut Memory,
+    place: Place,
+) -> Result<bool, CallFailed> {
+    let (ordinal, base) = place;
+    let unit = unit(memory, place);
+    let device = &mut memory.devices[ordinal];
+    if device.memory.is_read_only(base) {
+        return Ok(true);
+    }
+    let on = (ordinal, device.device, device.primary, session.processors(ordinal));
+    let own = hash(hasher, driver, on, unit)?;
+    let is_same = || hash(hasher, driver, on, unit).is_ok_and(|template| template == own);
+    device.memory.borrow_again(driver, base, is_same)
+}
+
+/// The hashes of allocations, while nothing runs.
+fn hashes(
+    hasher: &mut Hasher,
+    (driver, session): (&'static Driver, &Session),
+    memory: &Memory,
+    places: &BTreeSet<Place>,
+) -> Result<HashMap<Place, Vec<ContentHash>>, CallFailed> {
+    let hash = |place: &Place| {
+        let device = &memory.devices[place.0];
+        let on = (place.0, device.device, device.primary, session.processors(place.0));
+        Ok((*place, hash(hasher, driver, on, unit(memory, *place))?))
+    };
+    places.iter().map(hash).collect()
+}
+
+/// The hashes of the parts of an allocation.
+fn hash(
+    hasher: &mut Hasher,
+    driver: &Driver,
+    on: (usize, CUdevice, CUcontext, u32),
+    unit: Unit,
+) -> Result<Vec<ContentHash>, CallFailed> {
+    let parts = (unit.start..unit.end).step_by(BATCH_BYTES as usize);
+    let mut all = Vec::new();
+    for start in parts {
+        let part = Unit::new(start, BATCH_BYTES.min(unit.end - start));
+        // SAFETY: the client's memory is mapped, and the device may read it.
+        let hashes = unsafe { hasher.hash(driver, on, &[part]) }?;
+        if hashes.is_empty() {
+            return Err(CallFailed { call: "hashing memory", code: CUDA_ERROR_INVALID_VALUE });
+        }
+        all.extend(hashes);
+    }
+    Ok(all)
+}
