@@ -8,13 +8,15 @@
     resident  as warm, and the GPU memory has its content (`rekindle warm --resident`)
     lazy      as ours, and CRIU brings the process's own pages when it touches them (`criu lazy-pages`)
     once      as warm, and the content is on the GPU, from where it is copied (`rekindle warm --resident=once`)
+    shared    as once, and the process shares the memory there that it only reads (`rekindle warm --resident=shared`); `shared, first` is the
+              restore that learns what is written
     driver    the driver's own checkpoint: CRIU brings the memory back into the process, the driver puts it on the device
     start     no restore: the program is started afresh, up to its first step
     suspend   no restore: `rekindle suspend --hold` and `rekindle resume`, to host memory and to a folder beside the images
 
 Each workload runs under Rekindle, is dumped and killed, and restored again and again from that image. `running` is when
 `criu restore` has ended and the process runs, `first step` when it has done a step, `loaded` when all its memory was there,
-by the daemon's log. All are milliseconds from the start of `criu restore`; of `start`, of the program. `criu init`, `criu
+by the daemon's log. `gpu mib` is the GPU's memory that the process takes, beside the daemon's. All others are milliseconds from the start of `criu restore`; of `start`, of the program. `criu init`, `criu
 processes` and `criu resume` are the three parts of CRIU's run by its log: until it begins to make processes, until they are whole,
 and until they run; the plugin's waits for the daemon are in the first and the last.
 """
@@ -38,12 +40,14 @@ from checkpoint_items import DECODE_13B, DRIVER, GIB, TORCH, Item
 from checkpoint_runs import CRIU_OPTIONS, MS, Driver, Failed, Place, Work, forget, read, sizes
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-WAYS = ("ours", "waiting", "cold", "files", "warm", "resident", "once", "lazy", DRIVER, "start", "suspend")
+WAYS = ("ours", "waiting", "cold", "files", "warm", "resident", "once", "shared", "lazy", DRIVER, "start", "suspend")
 # The ways in which the daemon keeps the image ready, and how it is asked to.
-KEPT = {"files": ("--copies", "0"), "warm": (), "resident": ("--resident",), "once": ("--resident=once",)}
+KEPT = {"files": ("--copies", "0"), "warm": (), "resident": ("--resident",), "once": ("--resident=once",), "shared": ("--resident=shared",)}
 # Kinds, GiB, and whether the driver's way is measured too.
 ORDER = (("decode13b", DECODE_13B, True), ("train", 1, True), ("train", 4, True), ("train", 16, False), ("gptsmall", 2, True),
          ("llama13b", 26, False), ("train", 40, False), ("train", 100, False))
+# So many steps a process makes that is to teach what it writes.
+LEARNS = 8
 WAITING = "[restore]\nrun_before_loaded = false\n"
 LOADED = re.compile(r"^(\S+) +INFO phase load: .* ms=(\d+)", re.MULTILINE)
 # Lines of CRIU's log at the ends of its parts.
@@ -312,7 +316,7 @@ class Bench:
                 self.note(f"{item.name}, {way}: {kept['problem']}")
                 return
             self.wait_for_worker(daemon)
-        count, before = about_image["steps"], len(daemon.said())
+        count, before, used = about_image["steps"], len(daemon.said()), self.used_mib()
         try:
             words = ["-d", "--libdir", plugins, *(["--lazy-pages"] if way == "lazy" else [])]
             with lazy_pages(self.place, image) if way == "lazy" else contextlib.nullcontext():
@@ -321,24 +325,30 @@ class Bench:
                 sample = {"running_ms": (end - begin) / MS, **self.first_step(work, count, begin), **about_image}
                 self.until(lambda: "loaded_ms" in load_phases(daemon.said()[before:], wall), "the load does not end")
                 sample.update(load_phases(daemon.said()[before:], wall), **criu_parts(read(f"{image}/restore.log")))
+            if way == "shared":
+                self.until(lambda: work.times.count() > count + LEARNS, "the restored process makes no steps")
+                way = way if "shared, first" in self.found.get(item.name, {}) else "shared, first"
+            sample["gpu_mib"] = self.used_mib() - used
             self.keep(item, way, sample)
             self.wait_for_worker(daemon)  # the next restore takes the worker that took the place of this one's in the pool
         except Failed as error:
             self.note(f"{item.name}, {way}: {error}")
         finally:
             kill(work.pid)
-            if way in KEPT:
+            if way.split(",")[0] in KEPT:
                 self.rekindle(daemon, "warm", "--forget", image)
 
     def wait_for_worker(self, daemon):
         """Waits until a worker of the usual kind is ready."""
         self.until(lambda: self.rekindle(daemon, "pool")[0]["ready"] > 0, "no worker becomes ready")
 
+    def used_mib(self):
+        return int(asked_device("memory.used", True).split()[0]) if self.place.real else 0
+
     def wait_until_free(self, item):
         """A worker that was killed gives its memory back in the background, which slows down what comes next."""
         if self.place.real:
-            used = lambda: int(asked_device("memory.used", True).split()[0])
-            self.until(lambda: used() < (item.size >> 20) // 2 + 3000, "GPU memory is not given back")
+            self.until(lambda: self.used_mib() < (item.size >> 20) // 2 + 3000, "GPU memory is not given back")
 
     def first_step(self, work, count, begin):
         self.until(lambda: work.times.count() > count, "no step is done after a restore")
@@ -414,7 +424,7 @@ def report(o, place, bench, rates, seconds):
     write_json(o.out, {**about(o, "restore"), "criu": criu_version(place.criu), "images": place.images_are, "rates": rates,
                        "workloads": workloads, "notes": bench.notes, "left_out": bench.left_out, "seconds": round(seconds, 1)})
     columns = ("running_ms", "first_step_ms", "loaded_ms", "criu_init_ms", "criu_processes_ms", "criu_resume_ms", "code_ms", "replay_ms", "map_ms", "content_ms", "hash_ms", "content_gb_s",
-               "suspend_ms", "resume_ms", "suspend_gb_s", "resume_gb_s")
+               "gpu_mib", "suspend_ms", "resume_ms", "suspend_gb_s", "resume_gb_s")
     if "link_to_device" in rates:
         print(f"\nlink to the device: {rates['link_to_device']['median']:.1f} GB/s")
     print(f"\n{'milliseconds':24}" + "".join(f"{it.replace('_', ' ').replace(' ms', ''):>22}" for it in columns))

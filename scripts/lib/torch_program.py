@@ -157,6 +157,9 @@ class Program:
         try:
             if self.opts.warm:
                 about["warm"] = self.keep_warm(image)
+            if self.opts.warm == "shared":
+                self.teach(process, image)
+                about["warm"] = self.keep_warm(image)
             about["restore_s"] = self.run_criu("restore", image, ["-d"])
             about["restored_worker"] = self.worker(process.pid)
             os.unlink(self.path("hold"))  # only now: it may have been open when the process was dumped
@@ -170,9 +173,22 @@ class Program:
             raise Failed(f"it has worker {about['worker']} as before")
         return read(self.path("restored.out")), about
 
+    def teach(self, process, image):
+        """Another process of the image comes first: it teaches what is written, and ends. It prints the same."""
+        files = {name: open(self.path(name), "rb").read() for name in ("restored.out", "restored.err", "hold", "progress")
+                 if os.path.exists(self.path(name))}
+        self.run_criu("restore", image, ["-d"])
+        os.unlink(self.path("hold"))
+        self.wait_for("the end of the one that teaches", lambda: reaped(process.pid))
+        self.compare(self.native, read(self.path("restored.out")), "restored")
+        for name, content in files.items():  # CRIU wants them as they were
+            with open(self.path(name), "r+b" if os.path.exists(self.path(name)) else "wb") as file:
+                file.truncate(0)
+                file.write(content)
+
     def keep_warm(self, image):
         """Has the daemon keep the image ready for the restore; why no worker waits for it, if none does."""
-        done = self.rekindle("warm", image, "--json", *{"warm": (), "resident": ("--resident",), "once": ("--resident=once",)}[self.opts.warm])
+        done = self.rekindle("warm", image, "--json", *([] if self.opts.warm == "warm" else [f"--resident={self.opts.warm.replace('resident', 'each')}"]))
         if done.returncode != 0:
             raise Failed(f"warm: {done.stderr.strip()}")
         return json.loads(done.stdout)[0]["problem"] or "ready"

@@ -616,10 +616,12 @@ fn properties(device: CUdevice) -> CUmemAllocationProp {
 
 /// Unmaps all pieces of a range.
 fn unmap_range(driver: &Driver, address: u64, length: u64) -> Result<(), CallFailed> {
-    cut(length).fold(Ok(()), |result, (offset, size)| {
+    let mut result = Ok(());
+    for (offset, size) in cut(length) {
         // SAFETY: the range is ours, and nothing uses it any more.
-        result.and(checked("cuMemUnmap", unsafe { (driver.cuMemUnmap)(address + offset, size as usize) }))
-    })
+        result = result.and(checked("cuMemUnmap", unsafe { (driver.cuMemUnmap)(address + offset, size as usize) }));
+    }
+    result
 }
 
 /// Unmaps and releases the first pieces of a range. Returns the first error; the other pieces are released all the same.

@@ -485,9 +485,11 @@ impl Server {
                 }
             }
             (WorkerRequest::TakeTemplate { pieces }, State::Spare(Spare { lent: Some(mut lent), data, code })) => {
-                let taken = match pieces.len() == fds.len() {
-                    true => Ok(lent.template.extend(pieces.into_iter().zip(fds))),
-                    false => Err(Refusal::from(TemplateError::NoDescriptors)),
+                let taken = if pieces.len() == fds.len() {
+                    lent.template.extend(pieces.into_iter().zip(fds));
+                    Ok(())
+                } else {
+                    Err(TemplateError::NoDescriptors.into())
                 };
                 (State::Spare(Spare { lent: Some(lent), data, code }), done(taken))
             }
