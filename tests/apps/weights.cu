@@ -2,10 +2,11 @@
 // layers; a layer changes the state by what its weights hold. Now and then an update writes the third layer's weights by a kernel,
 // a copy the fourth's. The parameters of the layers' kernel do not tell that it only reads weights.
 //
-//   weights [--steps N] [--until FILE] [--rebel FILE] [--graph 1] [--kib N] [--sleep-us N] [--progress FILE]
-//           60, none: it ends after N steps; with FILE when that exists, none, launches without a graph, 3072 for each layer, 0, none
+//   weights [--steps N] [--until FILE] [--rebel FILE] [--graph 1] [--idle 1] [--kib N] [--sleep-us N] [--progress FILE]
+//           60, none: it ends after N steps; with FILE when that exists, none, launches without a graph, no idle writes, 3072 for each layer, 0, none
 //
-// Once the file of --rebel exists, the layers' kernel writes the first layer's weights too. Checks every step against the
+// Once the file of --rebel exists, the layers' kernel writes the first layer's weights too. With --idle another kernel writes into the
+// second layer's weights what is there already. Checks every step against the
 // processor, and all weights at the end. Prints "weights ok".
 #include "app.h"
 
@@ -30,12 +31,18 @@ __global__ void update(uint32_t *weights, uint32_t stride, const uint64_t *pace)
     weights[threadIdx.x * stride] ^= (uint32_t)pace[0];
 }
 
+// Changes nothing.
+__global__ void rewrite(uint32_t *weights, uint32_t stride, uint32_t layer) {
+    weights[threadIdx.x * stride] = (uint32_t)mix((uint64_t)layer << 32 | threadIdx.x * stride);
+}
+
 int main(int argc, char **argv) {
     Options options(argc, argv);
     uint64_t steps = options.number("--steps", 60), pause_us = options.number("--sleep-us", 0);
     const char *until = options.text("--until", nullptr), *progress_file = options.text("--progress", nullptr);
     const char *rebel = options.text("--rebel", nullptr);
     bool by_graph = options.number("--graph", 0) != 0;
+    bool idle = options.number("--idle", 0) != 0;
     size_t bytes = options.number("--kib", 3072) * 1024;
     options.done();
     REQUIRE(bytes >= THREADS * 4);
@@ -81,6 +88,10 @@ int main(int argc, char **argv) {
             CHECK(cudaGraphLaunch(graph, stream));
         } else {
             all_layers();
+        }
+        if (idle) {
+            rewrite<<<1, THREADS, 0, stream>>>(weights[1], stride, 1);
+            CHECK(cudaGetLastError());
         }
         if (step % 16 == 5) {
             update<<<1, THREADS, 0, stream>>>(weights[2], stride, pace);

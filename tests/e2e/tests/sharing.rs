@@ -109,6 +109,22 @@ fn what_graphs_write_is_learned_and_the_rest_is_shared() -> Result {
 }
 
 #[test]
+fn a_kernel_that_writes_what_is_there_already_is_not_taken_to_read_only() -> Result {
+    let node = Node::start()?;
+    let (image, until_file) = dumped(&node, &["--idle", "1"])?;
+    warm(&node, &image.dir, 1)?;
+    for _ in 0..2 {
+        ready(&node, &image.dir)?;
+        let app = node.restore(&image)?;
+        let now = app.progress()?;
+        app.reaches(now + 100)?;
+        ends_well(app, &until_file)?;
+    }
+    forget(&node, &image.dir)?;
+    node.finish()
+}
+
+#[test]
 fn a_write_that_nobody_has_foreseen_ends_the_process_loudly_and_is_foreseen_from_then_on() -> Result {
     let node = Node::start()?;
     let rebel = node.path("rebel");

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Parameters alone do not tell what a kernel writes: those of cuBLAS name the weights as the result. So it is learned for each
-//! kernel and parameter, by comparing the content of what is named before and after the first launches. What was learned goes to
+//! kernel and parameter, by comparing the content of what is named before and after the first launches. A launch counts only if it
+//! has changed some memory: a kernel may write what was there before, as computations do that have converged. What was learned goes to
 //! the daemon, which keeps it with the image: the next client of the image begins with it, and has memory of its own for what
 //! former ones wrote.
 //!
@@ -31,7 +32,7 @@ use rekindle_wire::window;
 use tracing::{debug, error, info, warn};
 
 pub(crate) use self::lend::lend;
-use self::record::{KernelId, Record, Verdict};
+use self::record::{KernelId, Record, Seen, Verdict};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::access::client::ClientView;
 use crate::checkpoint::access::hash::{BATCH_BYTES, Hasher};
@@ -70,17 +71,26 @@ pub(crate) struct Borrowing {
 pub(crate) struct Trial {
     /// The parameters that nobody has watched often enough, each with an allocation that it names.
     slots: Vec<(KernelId, u32, Place)>,
+    /// What the kernels of these parameters may write in all.
+    named: BTreeSet<(KernelId, Unit)>,
     /// The content of these allocations before the launch.
-    before: HashMap<Place, Vec<ContentHash>>,
+    before: Contents,
 }
+
+/// The content of allocations.
+type Contents = HashMap<Unit, Vec<ContentHash>>;
 
 /// What is to be done before a command.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Plan {
     /// Allocations that the command may write.
     written: BTreeSet<Place>,
+    /// Allocations that the command may write as far as this client knows: others may learn more.
+    unclear: BTreeSet<Place>,
     /// Parameters that nobody has watched often enough, each with an allocation that it names.
     watched: Vec<(KernelId, u32, Place)>,
+    /// What the kernels of these parameters may write in all.
+    named: BTreeSet<(KernelId, Unit)>,
 }
 
 impl Borrowing {
@@ -121,23 +131,30 @@ impl Borrowing {
         plan.written.extend(exported.and_then(place));
         let ids: HashMap<u64, KernelId> = kernels.into_iter().filter_map(|(it, id)| Some((it, id?))).collect();
         for (slot, unit) in access.slots.iter().flatten() {
-            let (Some(place), Some(&kernel)) = (place(unit.start), ids.get(&slot.function)) else { continue };
+            let Some(&kernel) = ids.get(&slot.function) else { continue };
+            if is_allocation(memory, *unit) {
+                plan.named.insert((kernel, *unit));
+            }
+            let Some(place) = place(unit.start) else { continue };
             match self.record.verdict(kernel, slot.offset) {
                 Verdict::Reads => {}
                 Verdict::Writes => _ = plan.written.insert(place),
-                Verdict::Unknown(_) => plan.watched.push((kernel, slot.offset, place)),
+                Verdict::Unclear => _ = plan.unclear.insert(place),
+                Verdict::Unknown { .. } => plan.watched.push((kernel, slot.offset, place)),
             }
         }
-        plan.watched.retain(|(_, _, place)| !plan.written.contains(place));
+        plan.watched.retain(|(_, _, place)| !plan.written.contains(place) && !plan.unclear.contains(place));
         plan.watched.sort_unstable();
         plan.watched.dedup();
+        plan.named.retain(|(kernel, _)| plan.watched.iter().any(|it| it.0 == *kernel));
         plan
     }
 }
 
 impl Plan {
     fn places(&self) -> BTreeSet<Place> {
-        self.written.iter().copied().chain(self.watched.iter().map(|it| it.2)).collect()
+        let kept = self.written.union(&self.unclear).copied();
+        kept.chain(self.watched.iter().map(|it| it.2)).collect()
     }
 }
 
@@ -173,7 +190,7 @@ impl Checkpoint {
         let access = self.tracker.access_by_slots(&client, &header, parameters);
         let exported = (header.call == command::MEMORY_EXPORT).then(|| word(parameters, 0)).flatten();
         let plan = borrowing.plan(&self.tracker, memory, &access, exported);
-        if plan.written.is_empty() && plan.watched.is_empty() {
+        if plan.places().is_empty() {
             return Ok(None);
         }
         match comes_to_rest(call, READERS) {
@@ -214,20 +231,19 @@ impl Checkpoint {
                 }
             }
         }
-        for &(ordinal, base) in &plan.written {
+        for &(ordinal, base) in plan.written.union(&plan.unclear) {
             memory.devices[ordinal].memory.ends_borrowing(driver, base);
-            borrowing.record.writes(base);
         }
+        plan.written.iter().for_each(|(_, base)| borrowing.record.writes(*base));
         debug!(bytes, written = plan.written.len(), watched = plan.watched.len(), "the client has memory of its own");
         borrowing.tell_news();
-        let slots = plan.watched;
-        let places: BTreeSet<Place> = slots.iter().map(|it| it.2).collect();
-        if places.is_empty() {
+        let Plan { watched: slots, named, .. } = plan;
+        if slots.is_empty() {
             return Ok(None);
         }
         // Without hashes nothing is learned.
-        let before = hashes(&mut self.hasher, (driver, &call.session), memory, &places).ok();
-        Ok(before.map(|before| Trial { slots, before }))
+        let before = contents(&mut self.hasher, (driver, &call.session), memory, &named).ok();
+        Ok(before.map(|before| Trial { slots, named, before }))
     }
 
     /// Called after a command whose writes are watched has been handed to the driver. `executed`: the driver has taken it.
@@ -243,29 +259,38 @@ impl Checkpoint {
         }
     }
 
-    fn compare_trial(&mut self, layers: &mut Layers<'_>, Trial { slots, before }: Trial, at_rest: bool) {
+    fn compare_trial(&mut self, layers: &mut Layers<'_>, trial: Trial, at_rest: bool) {
         let Some(borrowing) = &mut self.borrowing else { return };
+        let Trial { slots, named, before } = trial;
         let Layers { call, memory, .. } = layers;
         let driver = call.driver();
-        let places: BTreeSet<Place> = before.keys().copied().collect();
-        let after = at_rest.then(|| hashes(&mut self.hasher, (driver, &call.session), memory, &places).ok()).flatten();
+        let after = at_rest.then(|| contents(&mut self.hasher, (driver, &call.session), memory, &named).ok()).flatten();
         let Some(after) = after else {
             // The allocations are not borrowed again, so that nothing of this kind is watched again and again.
-            for (ordinal, base) in places {
+            for (_, _, (ordinal, base)) in slots {
                 memory.devices[ordinal].memory.ends_borrowing(driver, base);
             }
             return;
         };
+        let is_changed = |unit: &Unit| before.get(unit) != after.get(unit);
+        let active: BTreeSet<KernelId> = named.iter().filter(|(_, unit)| is_changed(unit)).map(|it| it.0).collect();
         let mut written: BTreeMap<(KernelId, u32), bool> = BTreeMap::new();
         for &(kernel, offset, place) in &slots {
-            *written.entry((kernel, offset)).or_default() |= before[&place] != after[&place];
+            *written.entry((kernel, offset)).or_default() |= is_changed(&unit(memory, place));
         }
         let mut is_settled = false;
         for ((kernel, offset), written) in written {
-            borrowing.record.saw(kernel, offset, written);
+            let seen = match written {
+                true => Seen::Changed,
+                false if active.contains(&kernel) => Seen::Same,
+                false => Seen::Nothing,
+            };
+            borrowing.record.saw(kernel, offset, seen);
             is_settled |= borrowing.record.verdict(kernel, offset) == Verdict::Reads;
         }
-        for (ordinal, base) in places.into_iter().filter(|it| before[it] != after[it]) {
+        let changed: BTreeSet<Place> =
+            slots.iter().map(|it| it.2).filter(|it| is_changed(&unit(memory, *it))).collect();
+        for (ordinal, base) in changed {
             memory.devices[ordinal].memory.ends_borrowing(driver, base);
             borrowing.record.writes(base);
         }
@@ -346,19 +371,27 @@ fn borrow_again(
     device.memory.borrow_again(driver, base, is_same)
 }
 
-/// The hashes of allocations, while nothing runs.
-fn hashes(
+/// Whether a unit is an allocation in the window of a device, which that device can read.
+fn is_allocation(memory: &Memory, unit: Unit) -> bool {
+    let device = window::device_of(unit.start).and_then(|ordinal| memory.devices.get(ordinal));
+    device.is_some_and(|it| it.memory.allocations().contains_key(&unit.start))
+}
+
+/// The content of allocations, while nothing runs.
+fn contents(
     hasher: &mut Hasher,
     (driver, session): (&'static Driver, &Session),
     memory: &Memory,
-    places: &BTreeSet<Place>,
-) -> Result<HashMap<Place, Vec<ContentHash>>, CallFailed> {
-    let hash = |place: &Place| {
-        let device = &memory.devices[place.0];
-        let on = (place.0, device.device, device.primary, session.processors(place.0));
-        Ok((*place, hash(hasher, driver, on, unit(memory, *place))?))
-    };
-    places.iter().map(hash).collect()
+    named: &BTreeSet<(KernelId, Unit)>,
+) -> Result<Contents, CallFailed> {
+    let mut contents = Contents::new();
+    for (_, unit) in named {
+        let Some(ordinal) = window::device_of(unit.start).filter(|_| !contents.contains_key(unit)) else { continue };
+        let device = &memory.devices[ordinal];
+        let on = (ordinal, device.device, device.primary, session.processors(ordinal));
+        contents.insert(*unit, hash(hasher, driver, on, *unit)?);
+    }
+    Ok(contents)
 }
 
 /// The hashes of the parts of an allocation.

@@ -8,16 +8,40 @@ use crate::checkpoint::access::tracker::Tracker;
 
 /// After so many launches without a write, a kernel only reads what a parameter names.
 const LAUNCHES: u32 = 3;
+/// After so many launches that have shown nothing, a parameter is not watched any more.
+const IN_VAIN: u32 = 64;
 /// The most launches before a fault whose kernels may have caused it: as many as the driver takes before it waits.
 const RECENT: u64 = 1024;
 
 /// What a kernel does with the memory that a parameter names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// So many launches have left it as it was.
-    Unknown(u32),
+    Unknown {
+        /// Launches that have left it as it was, and have changed other memory.
+        clean: u32,
+        /// Launches that have changed no memory, or have written what was there before.
+        in_vain: u32,
+    },
     Reads,
     Writes,
+    /// Too many launches have shown nothing: it is taken to write, and another client may learn more.
+    Unclear,
+}
+
+impl Default for Verdict {
+    fn default() -> Self {
+        Self::Unknown { clean: 0, in_vain: 0 }
+    }
+}
+
+/// What a launch has done with the memory that a parameter names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    Changed,
+    /// It is as before, and other memory that the kernel was given has changed.
+    Same,
+    /// Nothing has changed: the kernel may have written the content that was there.
+    Nothing,
 }
 
 /// A kernel, by its place in the record.
@@ -87,7 +111,7 @@ impl Record {
 
     /// What a kernel does with the memory that a parameter names.
     pub(super) fn verdict(&self, kernel: KernelId, offset: u32) -> Verdict {
-        self.kernels[kernel].slots.get(&offset).copied().unwrap_or(Verdict::Unknown(0))
+        self.kernels[kernel].slots.get(&offset).copied().unwrap_or_default()
     }
 
     /// Whether a kernel may write everything.
@@ -108,14 +132,20 @@ impl Record {
         }
     }
 
-    /// A launch is over: whether the memory that a parameter named is written.
-    pub(super) fn saw(&mut self, kernel: KernelId, offset: u32, written: bool) {
-        let slot = self.kernels[kernel].slots.entry(offset).or_insert(Verdict::Unknown(0));
-        let next = match *slot {
-            Verdict::Writes => return,
-            _ if written => Verdict::Writes,
-            Verdict::Unknown(seen) if seen + 1 < LAUNCHES => Verdict::Unknown(seen + 1),
-            Verdict::Unknown(_) | Verdict::Reads => Verdict::Reads,
+    /// A launch is over.
+    pub(super) fn saw(&mut self, kernel: KernelId, offset: u32, seen: Seen) {
+        let slot = self.kernels[kernel].slots.entry(offset).or_default();
+        let next = match (*slot, seen) {
+            (Verdict::Writes | Verdict::Unclear, _) => return,
+            (_, Seen::Changed) => Verdict::Writes,
+            (Verdict::Unknown { clean, in_vain }, Seen::Same) if clean + 1 < LAUNCHES => {
+                Verdict::Unknown { clean: clean + 1, in_vain }
+            }
+            (Verdict::Unknown { clean, in_vain }, Seen::Nothing) if in_vain + 1 < IN_VAIN => {
+                Verdict::Unknown { clean, in_vain: in_vain + 1 }
+            }
+            (Verdict::Unknown { .. }, Seen::Nothing) => Verdict::Unclear,
+            (Verdict::Unknown { .. }, Seen::Same) | (Verdict::Reads, _) => Verdict::Reads,
         };
         let before = std::mem::replace(slot, next);
         let Kernel { code, name, .. } = &self.kernels[kernel];
@@ -167,18 +197,28 @@ mod tests {
     #[test]
     fn a_parameter_is_only_read_after_some_launches_and_written_after_one() {
         let mut record = record(kernel(&[], &[], 0));
-        for seen in 1..LAUNCHES {
-            record.saw(0, 8, false);
-            assert_eq!(record.verdict(0, 8), Verdict::Unknown(seen));
+        for clean in 1..LAUNCHES {
+            record.saw(0, 8, Seen::Same);
+            assert_eq!(record.verdict(0, 8), Verdict::Unknown { clean, in_vain: 0 });
             assert!(record.take_news().is_empty());
         }
-        record.saw(0, 8, false);
-        assert_eq!((record.verdict(0, 8), record.verdict(0, 16)), (Verdict::Reads, Verdict::Unknown(0)));
+        record.saw(0, 8, Seen::Same);
+        assert_eq!((record.verdict(0, 8), record.verdict(0, 16)), (Verdict::Reads, Verdict::default()));
         assert_eq!(record.take_news().kernels, [kernel(&[8], &[], 0)]);
-        record.saw(0, 8, true);
-        record.saw(0, 8, false);
+        record.saw(0, 8, Seen::Changed);
+        record.saw(0, 8, Seen::Same);
         assert_eq!(record.verdict(0, 8), Verdict::Writes);
         assert_eq!(record.take_news().kernels, [kernel(&[], &[8], 0)]);
+    }
+
+    #[test]
+    fn launches_that_change_nothing_prove_nothing_and_are_not_watched_for_ever() {
+        let mut record = record(kernel(&[], &[], 0));
+        (1..IN_VAIN).for_each(|_| record.saw(0, 8, Seen::Nothing));
+        assert_eq!(record.verdict(0, 8), Verdict::Unknown { clean: 0, in_vain: IN_VAIN - 1 });
+        record.saw(0, 8, Seen::Nothing);
+        assert_eq!(record.verdict(0, 8), Verdict::Unclear);
+        assert!(record.take_news().is_empty(), "nobody knows that it writes");
     }
 
     #[test]
