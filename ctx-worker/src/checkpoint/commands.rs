@@ -51,6 +51,9 @@ impl Checkpoint {
         };
         if let Ok(exec) = exec {
             self.tracker.graph_changed(exec);
+            if let Some(borrowing) = &mut self.borrowing {
+                borrowing.graph_changed(exec);
+            }
         }
     }
 }

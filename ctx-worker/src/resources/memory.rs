@@ -23,7 +23,6 @@ use rekindle_wire::ipc::{PieceId, Token};
 use rekindle_wire::window::{self, PHYSICAL_SIZE};
 use thiserror::Error;
 
-use self::borrowed::Borrowed;
 use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::shortage::Shortage;
 use crate::session::share::{Share, What};
@@ -82,6 +81,14 @@ enum Backing {
     Slab { piece: u64, used: BTreeMap<u64, u64> },
 }
 
+/// The state of an allocation whose pieces are a template's: see `memory/borrowed.rs`.
+enum Borrowed {
+    /// The driver's handles of the pieces.
+    Lent(Vec<u64>),
+    Mapped,
+    Aside(Vec<u64>),
+}
+
 /// A copy of device memory that runs in the background while the client runs.
 pub(crate) trait BackgroundCopy: Send + Sync {
     /// Memory at these addresses is about to be unmapped. Returns when the copy no longer uses that memory.
@@ -114,6 +121,7 @@ pub(crate) struct DeviceMemory {
     made: BTreeMap<u64, u64>,
     /// Allocations behind which a template's pieces are.
     borrowed: BTreeMap<u64, Borrowed>,
+    borrowed_version: u64,
     /// A copy that is under way: the memory that the copy needs stays mapped.
     kept: Option<Arc<dyn BackgroundCopy>>,
     /// The container's share, if memory counts with that of other workers; and the device that it counts for.
@@ -142,6 +150,7 @@ impl DeviceMemory {
             ids: BTreeMap::new(),
             made: BTreeMap::new(),
             borrowed: BTreeMap::new(),
+            borrowed_version: 0,
             kept: None,
             share: None,
             shortage: Cell::default(),

@@ -61,10 +61,10 @@ impl Executor {
         client: Box<Client>,
         reader: DataReader,
         code: Vec<(String, File)>,
-        lent: Option<Lent>,
+        lent: Option<Box<Lent>>,
         begins: impl Fn(&'static str),
     ) -> Result<(Kept, u64), NotLoaded> {
-        let (lent, borrowing) = lent.map(|it| (it.template, it.borrowing)).unzip();
+        let (lent, borrowing) = lent.map(|it| *it).map(|it| (it.template, it.borrowing)).unzip();
         let written = borrowing.as_ref().map(|it| it.written().clone()).unwrap_or_default();
         let mut template = Template::default();
         let lend = |executor: &mut Self| {

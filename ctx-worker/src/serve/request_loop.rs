@@ -474,7 +474,8 @@ impl Server {
             }
             (WorkerRequest::Borrow, State::Spare(mut spare)) => {
                 let borrowing = self.borrowing(&blob);
-                let done_so = borrowing.map(|borrowing| spare.lent = Some(Lent { template: Vec::new(), borrowing }));
+                let done_so =
+                    borrowing.map(|borrowing| spare.lent = Some(Box::new(Lent { template: Vec::new(), borrowing })));
                 (State::Spare(spare), done(done_so))
             }
             (WorkerRequest::Borrow, State::Warm(mut warm)) => {

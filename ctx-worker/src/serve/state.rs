@@ -118,7 +118,7 @@ pub(crate) struct Spare {
     pub(crate) data: Vec<(DataFile, File)>,
     pub(crate) code: Vec<(String, OwnedFd)>,
     /// For a client that is to borrow memory from a template.
-    pub(crate) lent: Option<Lent>,
+    pub(crate) lent: Option<Box<Lent>>,
 }
 
 /// What a client borrows memory from.

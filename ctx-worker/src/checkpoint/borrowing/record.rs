@@ -15,7 +15,7 @@ const RECENT: u64 = 1024;
 
 /// What a kernel does with the memory that a parameter names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(in crate::checkpoint) enum Verdict {
     Unknown {
         /// Launches that have left it as it was, and have changed other memory.
         clean: u32,
@@ -36,7 +36,7 @@ impl Default for Verdict {
 
 /// What a launch has done with the memory that a parameter names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(in crate::checkpoint) enum Seen {
     Changed,
     /// It is as before, and other memory that the kernel was given has changed.
     Same,
@@ -45,7 +45,7 @@ pub(super) enum Seen {
 }
 
 /// A kernel, by its place in the record.
-pub(super) type KernelId = usize;
+pub(in crate::checkpoint) type KernelId = usize;
 
 #[derive(Debug, Default)]
 struct Kernel {
@@ -60,19 +60,21 @@ struct Kernel {
 
 /// What is known.
 #[derive(Debug, Default)]
-pub(super) struct Record {
+pub(in crate::checkpoint) struct Record {
     kernels: Vec<Kernel>,
     by_name: HashMap<(String, String), KernelId>,
     /// By the numbers that the tracker gives to functions.
     by_number: HashMap<u64, KernelId>,
     written: BTreeSet<u64>,
     launches: u64,
+    /// Increases with every new verdict.
+    version: u64,
     /// What nobody else knows yet.
     news: Learned,
 }
 
 impl Record {
-    pub(super) fn new(learned: Learned) -> Self {
+    pub(in crate::checkpoint) fn new(learned: Learned) -> Self {
         let mut record = Self { written: learned.written.into_iter().collect(), ..Self::default() };
         for LearnedKernel { code, name, reads, writes, suspected } in learned.kernels {
             let id = record.id(&code, &name);
@@ -94,7 +96,7 @@ impl Record {
     }
 
     /// A function is about to be launched. None for one that does not exist.
-    pub(super) fn launches(&mut self, tracker: &Tracker, function: u64) -> Option<KernelId> {
+    pub(in crate::checkpoint) fn launches(&mut self, tracker: &Tracker, function: u64) -> Option<KernelId> {
         let (number, code, name) = tracker.kernel(function)?;
         let id = match self.by_number.get(&number) {
             Some(id) => *id,
@@ -109,31 +111,42 @@ impl Record {
         Some(id)
     }
 
+    /// Kernels that were launched before are launched again.
+    pub(in crate::checkpoint) fn launches_again(&mut self, kernels: &[KernelId]) {
+        self.launches += 1;
+        kernels.iter().for_each(|id| self.kernels[*id].launched = self.launches);
+    }
+
     /// What a kernel does with the memory that a parameter names.
-    pub(super) fn verdict(&self, kernel: KernelId, offset: u32) -> Verdict {
+    pub(in crate::checkpoint) fn verdict(&self, kernel: KernelId, offset: u32) -> Verdict {
         self.kernels[kernel].slots.get(&offset).copied().unwrap_or_default()
     }
 
     /// Whether a kernel may write everything.
-    pub(super) fn writes_everything(&self, kernel: KernelId) -> bool {
+    pub(in crate::checkpoint) fn writes_everything(&self, kernel: KernelId) -> bool {
         let Kernel { suspected, .. } = self.kernels[kernel];
         LearnedKernel { suspected, ..LearnedKernel::default() }.writes_everything()
     }
 
+    /// Increases with every new verdict.
+    pub(in crate::checkpoint) fn version(&self) -> u64 {
+        self.version
+    }
+
     /// Allocations that are known to be written.
-    pub(super) fn written(&self) -> &BTreeSet<u64> {
+    pub(in crate::checkpoint) fn written(&self) -> &BTreeSet<u64> {
         &self.written
     }
 
     /// An allocation is written.
-    pub(super) fn writes(&mut self, allocation: u64) {
+    pub(in crate::checkpoint) fn writes(&mut self, allocation: u64) {
         if self.written.insert(allocation) {
             self.news.written.push(allocation);
         }
     }
 
     /// A launch is over.
-    pub(super) fn saw(&mut self, kernel: KernelId, offset: u32, seen: Seen) {
+    pub(in crate::checkpoint) fn saw(&mut self, kernel: KernelId, offset: u32, seen: Seen) {
         let slot = self.kernels[kernel].slots.entry(offset).or_default();
         let next = match (*slot, seen) {
             (Verdict::Writes | Verdict::Unclear, _) => return,
@@ -148,6 +161,7 @@ impl Record {
             (Verdict::Unknown { .. }, Seen::Same) | (Verdict::Reads, _) => Verdict::Reads,
         };
         let before = std::mem::replace(slot, next);
+        self.version += u64::from(before != next);
         let Kernel { code, name, .. } = &self.kernels[kernel];
         let mut news = LearnedKernel { code: code.clone(), name: name.clone(), ..LearnedKernel::default() };
         match next {
@@ -160,7 +174,7 @@ impl Record {
 
     /// Memory was written that was only to be read: one of the last kernels has done that, by a parameter that it only read
     /// through before, or elsewhere. Returns their names.
-    pub(super) fn fault(&mut self) -> BTreeSet<String> {
+    pub(in crate::checkpoint) fn fault(&mut self) -> BTreeSet<String> {
         let since = self.launches.saturating_sub(RECENT);
         let mut names = BTreeSet::new();
         for kernel in self.kernels.iter_mut().filter(|it| it.launched > since) {
@@ -176,7 +190,7 @@ impl Record {
     }
 
     /// What was learned since the last time.
-    pub(super) fn take_news(&mut self) -> Learned {
+    pub(in crate::checkpoint) fn take_news(&mut self) -> Learned {
         std::mem::take(&mut self.news)
     }
 }

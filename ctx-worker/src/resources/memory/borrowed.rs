@@ -11,20 +11,12 @@
 //!
 //! Only large allocations are borrowed, whose pieces are theirs alone. Limits count borrowed memory as the client's own.
 
-use super::{DeviceMemory, cut, properties, set_access, unmap_range};
+use super::{Borrowed, DeviceMemory, cut, properties, set_access, unmap_range};
 use crate::gpu::driver::{CallFailed, Driver, checked};
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::control::{Failing, FailureKind};
 use rekindle_wire::window::{self, PHYSICAL_SIZE};
 use thiserror::Error;
-
-/// The state of an allocation whose pieces are a template's: see the table above.
-pub(super) enum Borrowed {
-    /// The driver's handles of the pieces.
-    Lent(Vec<u64>),
-    Mapped,
-    Aside(Vec<u64>),
-}
 
 /// Why a template is not exported or taken.
 #[derive(Debug, Error)]
@@ -62,11 +54,17 @@ impl DeviceMemory {
     /// Has these pieces, which cover an allocation that is not made yet, mapped there in place of new ones.
     pub(crate) fn lend(&mut self, base: u64, pieces: Vec<u64>) {
         self.borrowed.insert(base, Borrowed::Lent(pieces));
+        self.borrowed_version += 1;
     }
 
     /// Whether no allocation depends on borrowed pieces.
     pub(crate) fn borrows_nothing(&self) -> bool {
         self.borrowed.is_empty()
+    }
+
+    /// Increases whenever the answers of the functions below may change.
+    pub(crate) fn borrowed_version(&self) -> u64 {
+        self.borrowed_version
     }
 
     /// The allocations behind which a template's pieces are, or were since nobody has written there.
@@ -106,6 +104,7 @@ impl DeviceMemory {
 
     /// Lets go of the template's pieces that are not mapped at the base: the allocation there is like any other, or no more.
     pub(crate) fn ends_borrowing(&mut self, driver: &Driver, base: u64) {
+        self.borrowed_version += 1;
         if let Some(Borrowed::Lent(pieces) | Borrowed::Aside(pieces)) = self.borrowed.remove(&base) {
             release(driver, &pieces);
         }
@@ -151,6 +150,7 @@ impl DeviceMemory {
         }
         let lent = self.exchange(driver, base, own, CU_MEM_ACCESS_READWRITE).map_err(OwnError::Lost)?;
         self.borrowed.insert(base, Borrowed::Aside(lent));
+        self.borrowed_version += 1;
         Ok(())
     }
 
@@ -170,6 +170,7 @@ impl DeviceMemory {
         let same = is_same();
         if same {
             self.borrowed.insert(base, Borrowed::Mapped);
+            self.borrowed_version += 1;
             release(driver, &own);
         } else {
             let lent = self.exchange(driver, base, own, CU_MEM_ACCESS_READWRITE)?;
