@@ -166,6 +166,56 @@ fn programs_that_borrow_memory_are_suspended_and_resumed() -> Result {
 }
 
 #[test]
+fn programs_that_borrow_memory_are_dumped_by_every_protocol_while_they_learn() -> Result {
+    let node = Node::start()?;
+    for protocol in ["stop", "clone", "cow", "recopy"] {
+        let (image, until_file) = dumped(&node, &[])?;
+        warm(&node, &image.dir, 1)?;
+        let app = node.restore(&image)?;
+        let pid = app.pid().to_string();
+        let output = node.rekindle(&["protocol", &pid, protocol].map(OsStr::new))?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        // The first dump finds launches that are watched, the second one none.
+        let first = node.dump(&app)?;
+        goes_on(&app)?;
+        let second = node.dump_and_kill(app)?;
+        for image in [first, second] {
+            let app = node.restore(&image)?;
+            goes_on(&app)?;
+            ends_well(app, &until_file).with_context(|| format!("dumped by {protocol}"))?;
+        }
+        forget(&node, &image.dir)?;
+    }
+    node.finish()
+}
+
+#[test]
+fn a_program_that_borrows_memory_outlives_the_daemon_that_has_lent_it() -> Result {
+    let mut node = Node::start()?;
+    let rebel = node.path("rebel");
+    let (image, until_file) = dumped(&node, &["--rebel", &rebel.to_string_lossy()])?;
+    warm(&node, &image.dir, 1)?;
+    let app = node.restore(&image)?;
+    goes_on(&app)?;
+    node.kill_daemon()?;
+    node.start_daemon(&[])?;
+    goes_on(&app)?;
+    ends_well(app, &until_file)?;
+
+    // Nobody is left who kills the process after a write that was not foreseen: it learns that its context is lost.
+    warm(&node, &image.dir, 1)?;
+    let app = node.restore(&image)?;
+    goes_on(&app)?;
+    node.stop_daemon()?;
+    node.start_daemon(&[])?;
+    fs::write(&rebel, "")?;
+    let status = app.end()?;
+    ensure!(status.code().is_some_and(|it| it != 0), "{status}");
+    ensure!(app.errors()?.contains("illegal memory access"), "{}", app.errors()?);
+    node.finish()
+}
+
+#[test]
 fn ten_containers_of_one_image_have_room_where_nine_would_not() -> Result {
     const INSTANCES: usize = 10;
     let mut node = Node::at_default_socket()?;
