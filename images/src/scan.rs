@@ -125,7 +125,7 @@ static PINNED: Shape = shape(size_of::<proto::Pinned>(), &[Fixed, Number, Number
 
 static BLOB: Shape = shape(size_of::<proto::Blob>(), &[Number, Number, Number, Number, Message(&PIECE)]);
 
-static GRANT: Shape = shape(size_of::<proto::Grant>(), &[Bytes, Number, Number, Number, Number, Bytes]);
+static GRANT: Shape = shape(size_of::<proto::Grant>(), &[Bytes, Number, Number, Number, Number, Bytes, Number]);
 
 static PIECE: Shape =
     shape(size_of::<proto::Piece>(), &[Number, Number, Fixed, Fixed, Number, Number, Number, Number, Number, Number]);
