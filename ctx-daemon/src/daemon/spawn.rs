@@ -243,8 +243,8 @@ mod tests {
             program,
             cuda_driver: "libcuda.so.1".into(),
             socket: "/nowhere".into(),
-            slow: if script.starts_with("sleep") { slow } else { Duration::from_secs(60) },
-            timeout: if script.starts_with("sleep") { timeout } else { Duration::from_secs(120) },
+            slow: if script.contains("sleep") { slow } else { Duration::from_secs(60) },
+            timeout: if script.contains("sleep") { timeout } else { Duration::from_secs(120) },
             silence: Duration::from_secs(30),
             sandbox: Sandbox::probe(&SandboxConfig::default()).unwrap(),
             report_access: None,
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_hangs_is_said_to_be_slow_and_then_killed() {
-        let error = spawn("sleep 600").unwrap_err().to_string();
+        let error = spawn("exec sleep 600").unwrap_err().to_string();
         assert!(error.contains("was killed: does libcuda.so.1 hang?"), "{error}");
         assert_eq!(SLOW.get(), 1);
     }
