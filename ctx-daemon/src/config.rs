@@ -48,6 +48,7 @@
 //! bandwidth = 10000000000     # the most bytes a second that a copy takes of a GPU's link. No limit unless given
 //! application_first = true    # before each piece that is copied, the program's own transfers in that direction
 //! staging = 268435456         # bytes of host memory, taken at the start, for copies on their way to a disk; none unless given
+//! rehearse = false            # a spare worker loads each image's code before the image is complete, to prove that it can be restored
 //!
 //! [image]
 //! file_mib = 256              # GPU memory for which a process gets a further data file (16 at most): several are faster
@@ -255,6 +256,8 @@ pub(crate) struct CheckpointConfig {
     pub(crate) application_first: bool,
     /// The staging memory, in bytes.
     pub(crate) staging: u64,
+    /// Whether each image is rehearsed before it is complete.
+    pub(crate) rehearse: bool,
 }
 
 /// The workers' sandbox.
@@ -417,6 +420,7 @@ struct CheckpointTable {
     bandwidth: Option<u64>,
     application_first: Option<bool>,
     staging: Option<u64>,
+    rehearse: Option<bool>,
 }
 
 impl CheckpointTable {
@@ -438,6 +442,7 @@ impl CheckpointTable {
             bandwidth: self.bandwidth,
             application_first: self.application_first.unwrap_or(true),
             staging: self.staging.unwrap_or(DEFAULT_STAGING),
+            rehearse: self.rehearse.unwrap_or(false),
         })
     }
 }
@@ -749,6 +754,7 @@ mod tests {
             bandwidth: None,
             application_first: true,
             staging: 0,
+            rehearse: false,
         };
         assert_eq!(checkpoint, expected);
         let checkpoint = parse("[checkpoint]\nprotocol = \"cow\"\nbandwidth = 7\nstaging = 0").unwrap().checkpoint;

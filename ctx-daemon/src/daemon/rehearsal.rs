@@ -1,8 +1,9 @@
 //! A rehearsal: a spare worker proves that another worker can place a client's code at its addresses, before an image is committed
 //! or the client is suspended deeply.
 //!
-//! Only clients whose log lacks unloaded code need a rehearsal (`ctx-worker/src/checkpoint/cut.rs`). The others are restored by
-//! repeating their log, which needs no proof. The spare worker ends with the rehearsal.
+//! Clients whose log lacks unloaded code always need a rehearsal (`ctx-worker/src/checkpoint/cut.rs`). The others are restored by
+//! repeating their log; the operator may want a proof of that too (`checkpoint.rehearse`), since the driver decides where code goes. The
+//! spare worker ends with the rehearsal.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -88,6 +88,34 @@ fn a_rehearsal_that_fails_leaves_the_program_and_the_older_image() -> Result {
     node.finish()
 }
 
+#[test]
+fn an_image_that_could_not_be_restored_is_not_made_if_each_is_rehearsed() -> Result {
+    const REHEARSE: &str = "[checkpoint]\nrehearse = true\n";
+    let expected = undisturbed("modules", &[])?;
+    let mut node = Node::configured(REHEARSE, &[])?;
+    let app = node.run_held("modules", &[], Some(40))?;
+    app.reaches(10)?;
+    let first = node.dump(&app)?;
+    assert_eq!(rehearsals(&node)?, 1);
+    // The next daemon's workers find a driver that loads less code.
+    assert!(node.stop_daemon()?.success());
+    node.start_daemon(&[("SIMGPU_FAULT", "cuModuleLoadData:3+:2")])?;
+    node.client(app.pid())?;
+    app.reaches(20)?;
+    let (dump, _) = node.start_dump(&app, Fate::Running)?;
+    dump.wait()?.fails_with("a rehearsal has shown that the image could not be restored here")?;
+    app.reaches(30)?;
+    node.configure("");
+    assert!(node.stop_daemon()?.success());
+    node.start_daemon(&[])?;
+    node.client(app.pid())?;
+    let last = node.dump_and_kill(app)?;
+    for image in [last, first] {
+        assert_eq!(node.restore(&image)?.finish()?, expected);
+    }
+    node.finish()
+}
+
 /// No driver call tells where a function lies, so nothing could place the function again at its address.
 #[test]
 fn code_behind_a_cut_that_keeps_addresses_of_functions_refuses_a_dump_until_it_is_unloaded() -> Result {

@@ -41,6 +41,7 @@ impl Tree<'_> {
             stall: self.daemon.config.timeouts.stall,
             sharing: ipc::within(self.daemon, &clients)?,
             pool: Arc::clone(&self.daemon.pool),
+            rehearse: false,
             progress: Arc::default(),
         };
         let writer = self.begin_image(dir)?;

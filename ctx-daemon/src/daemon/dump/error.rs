@@ -118,6 +118,17 @@ impl SaveError {
         ))
     }
 
+    /// A spare worker has not loaded the client as a restore would.
+    pub(super) fn not_restorable(client: &Client, error: &WorkerError) -> Self {
+        Self(Failure::new(
+            error.kind(),
+            format!(
+                "{client} cannot be saved: a rehearsal has shown that the image could not be restored here ({error}); an image is made \
+                without a rehearsal if checkpoint.rehearse is false in the daemon's configuration"
+            ),
+        ))
+    }
+
     /// There is no worker for a rehearsal.
     pub(super) fn no_rehearsal(client: &Client, error: &PoolError) -> Self {
         let reason =

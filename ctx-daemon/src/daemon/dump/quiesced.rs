@@ -85,6 +85,7 @@ impl Begun {
             stall: config.timeouts.stall,
             sharing: ipc::within(tree.daemon, &clients)?,
             pool: Arc::clone(&tree.daemon.pool),
+            rehearse: config.checkpoint.rehearse,
             progress: Arc::clone(&tree.progress),
         };
         let job = SaveJob::start(writer, rings, planned, how).map_err(DumpError::Thread)?;

@@ -24,7 +24,8 @@ pub(super) fn rehearse(
     let code = code_files(writer, record)?;
     rehearsal::rehearse(pool, client, writer.key().into(), (&blob, &code), limit).map_err(|error| match error {
         RehearsalError::NoWorker(error) => SaveError::no_rehearsal(client, &error),
-        RehearsalError::Failed(error) => SaveError::not_rehearsed(client, &error),
+        RehearsalError::Failed(error) if is_needed(record) => SaveError::not_rehearsed(client, &error),
+        RehearsalError::Failed(error) => SaveError::not_restorable(client, &error),
     })
 }
 

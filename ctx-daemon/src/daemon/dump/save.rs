@@ -59,6 +59,8 @@ pub(super) struct How {
     pub(super) sharing: Sharing,
     /// The pool of spare workers for rehearsals.
     pub(super) pool: Arc<Pool>,
+    /// Whether each client is rehearsed.
+    pub(super) rehearse: bool,
     /// The progress for listings.
     pub(super) progress: Arc<Progress>,
 }
@@ -365,7 +367,7 @@ impl Shared {
                     self.copy(planned, &files, Until::Saved, all)?
                 }
             };
-            if let Some(record) = record.as_ref().filter(|record| rehearsal::is_needed(record)) {
+            if let Some(record) = record.as_ref().filter(|record| self.how.rehearse || rehearsal::is_needed(record)) {
                 self.awaits(Some(place), &format!("a spare worker to rehearse the restore of {client}"));
                 self.rehearse(writer, client, record)?;
             }
