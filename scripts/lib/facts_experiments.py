@@ -51,6 +51,11 @@ def loading():
                 yield Experiment(name, "loading", ["--how", how, "--copies", copies], environment=environment)
 
 
+def displaced():
+    for what in ("nothing", "local", "deep", "wide", "streams", "events", "copies", "graph", "print"):
+        yield Experiment(f"B10 {what}", "displaced", ["--what", what], parallel=True)
+
+
 def sharing(small):
     for mib, pieces in ((2, 4),) if small else ((64, 16), (512, 4), (2048, 2)):
         yield Experiment(f"B5 {mib} MiB", "sharing", ["--mib", mib, "--pieces", pieces], limit=40)
@@ -91,4 +96,5 @@ def experiments(programs, small):
         yield Experiment(f"B6 {case}", "readonly", ["--case", case])
     yield from loading()
     yield from standby(small)
+    yield from displaced()
     yield from feeding(small)

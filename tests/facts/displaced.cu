@@ -31,7 +31,8 @@ static __global__ void local(uint32_t *out, uint32_t n) {
     out[66] = own[n];
 }
 
-static __global__ void prints(uint32_t *out) { printf("%u\n", out[64] & 0); }
+// A line of JSON, as all that these programs print.
+static __global__ void prints(uint32_t *out) { printf("{\"word\": %u}\n", out[64] & 0); }
 
 static std::string addresses_of(const std::string &image, int times) {
     std::string all;
