@@ -31,7 +31,7 @@ use crate::session::Session;
 /// How long work that reads borrowed memory may take before that memory is exchanged. A kernel that waits for a later command
 /// never ends.
 const READERS: Duration = Duration::from_secs(60);
-/// How long a launch may take that is watched.
+/// How long a launch may take that is watched, and the work before it.
 const WATCHED: Duration = Duration::from_millis(500);
 
 impl Checkpoint {
@@ -72,8 +72,11 @@ impl Checkpoint {
             }
             return Ok(None);
         }
-        match comes_to_rest(call, READERS) {
+        // Whatever runs may wait for this very command. Where it probably only reads, it need not be watched.
+        let is_certain = !plan.written.is_empty() || !plan.unclear.is_empty();
+        match comes_to_rest(call, if is_certain { READERS } else { WATCHED }) {
             Ok(true) => {}
+            Ok(false) if !is_certain => return Ok(None),
             Ok(false) => {
                 plan.written.iter().for_each(|(_, base)| borrowing.record.writes(*base));
                 borrowing.give_up(format!(
