@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
+use rekindle_images::Grant;
 use rekindle_wire::control::{Failure, FailureKind, Reply, Request, Resident, WarmInfo};
 
 use crate::restore::{OPEN, Restored, begin, change, dumped};
@@ -155,6 +156,20 @@ fn what_a_client_teaches_reaches_the_next_ones_also_of_the_next_daemon() {
     daemon.start_again();
     assert_eq!(warm(&daemon, dir.path(), 1, Some(Resident::Shared)).unwrap().ready, 1);
     assert_eq!(borrowed(&daemon.events()), "spare Borrow [7, 9]");
+}
+
+#[test]
+fn containers_share_memory_only_if_their_maker_has_said_so() {
+    let daemon = Daemon::start();
+    let Restored { dir, process: _ } = dumped(&daemon, "app");
+    let grant = |share| Grant { container: "some-container".to_owned(), share, ..Grant::default() };
+    change(&dir, |client| client.grant = Some(grant(false)));
+    let why = warm(&daemon, dir.path(), 1, Some(Resident::Shared)).unwrap_err();
+    assert_eq!(why.kind, FailureKind::Refused);
+    assert!(why.reason.contains("some-container") && why.reason.contains("dev.rekindle/share=true"), "{why}");
+    assert_eq!(warm(&daemon, dir.path(), 1, Some(Resident::Once)).unwrap().ready, 1);
+    change(&dir, |client| client.grant = Some(grant(true)));
+    assert_eq!(warm(&daemon, dir.path(), 1, Some(Resident::Shared)).unwrap().ready, 1);
 }
 
 #[test]
