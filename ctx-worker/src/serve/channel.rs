@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rekindle_wire::attach::{Attach, Attached, CHOSEN_PROTOCOL, Pinned};
 use rekindle_wire::control::{Failure, FailureKind, Learned, WorkerReply, WorkerRequest};
@@ -20,6 +21,9 @@ use crate::resources::pinned::Arrived;
 use crate::serve::silence::{self, Silence};
 use crate::session::memory_pressure::{MemoryPressure, Room};
 use crate::signal_stack::Thread;
+
+/// How long the daemon may take to kill a client that cannot go on.
+const KILLED: Duration = Duration::from_secs(5);
 
 /// A message from the daemon, or news about it.
 pub(crate) enum Event {
@@ -234,11 +238,16 @@ impl Channel {
         }
     }
 
-    /// Tells the daemon what the client's commands have taught, if it is the one that has asked for that.
+    /// Tells the daemon what the client's commands have taught, if it is the one that has asked for that. After a fault the daemon
+    /// kills the client, and this process ends with it: then this does not return, unless that takes too long.
     pub(crate) fn say_learned(&self, asker: Option<&Asker>, learned: &Learned, fault: Option<String>) {
         let daemon = self.asker().filter(|daemon| asker.is_some_and(|asker| Arc::ptr_eq(asker, daemon)));
         if let Some((daemon, blob)) = daemon.zip(learned.to_bytes().ok()) {
+            let is_fault = fault.is_some();
             self.answer(&daemon, WorkerReply::Learned { fault }, blob);
+            if is_fault {
+                std::thread::sleep(KILLED);
+            }
         }
     }
 

@@ -244,8 +244,9 @@ impl Executor {
         let sticky = &shared.header().sticky;
         if is_sticky(code) && sticky.load(std::sync::atomic::Ordering::Acquire) == 0 {
             self.collect_prints();
-            sticky.store(code, std::sync::atomic::Ordering::Release);
+            // Before the client has the error, which may end it.
             self.checkpoint.context_is_lost(&self.memory, code);
+            sticky.store(code, std::sync::atomic::Ordering::Release);
         }
     }
 
