@@ -31,6 +31,8 @@ use crate::session::Session;
 /// How long work that reads borrowed memory may take before that memory is exchanged. A kernel that waits for a later command
 /// never ends.
 const READERS: Duration = Duration::from_secs(60);
+/// How long the work before a launch may take whose parameters nobody has seen.
+const UNSEEN: Duration = Duration::from_secs(10);
 /// How long a launch may take that is watched, and the work before it.
 const WATCHED: Duration = Duration::from_millis(500);
 
@@ -72,9 +74,15 @@ impl Checkpoint {
             }
             return Ok(None);
         }
-        // Whatever runs may wait for this very command. Where it probably only reads, it need not be watched.
+        // Whatever runs may wait for this very command. Where it has only read so far, it need not be watched.
         let is_certain = !plan.written.is_empty() || !plan.unclear.is_empty();
-        match comes_to_rest(call, if is_certain { READERS } else { WATCHED }) {
+        let has_read = |it: &(KernelId, u32, Place)| borrowing.record.has_read(it.0, it.1);
+        let patience = match is_certain {
+            true => READERS,
+            false if plan.watched.iter().all(has_read) => WATCHED,
+            false => UNSEEN,
+        };
+        match comes_to_rest(call, patience) {
             Ok(true) => {}
             Ok(false) if !is_certain => return Ok(None),
             Ok(false) => {

@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 const MOST_KERNELS: usize = 1 << 12;
 /// The most parameters of a kernel, and allocations, that count.
 const MOST: usize = 1 << 16;
+/// The most bytes of the names of a kernel and its code, and of all of them.
+const MOST_NAME: usize = 1 << 14;
+const MOST_NAMES: usize = 8 << 20;
 
 /// What was learned of a client, or a part of it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
@@ -62,10 +65,13 @@ impl Learned {
         for kernel in &more.kernels {
             let known = self.kernels.iter().position(|it| it.code == kernel.code && it.name == kernel.name);
             let place = known.unwrap_or(self.kernels.len());
-            if place >= MOST_KERNELS {
+            let bytes = |it: &LearnedKernel| it.code.len() + it.name.len();
+            let is_new = known.is_none();
+            let all = || self.kernels.iter().map(bytes).sum::<usize>() + bytes(kernel);
+            if place >= MOST_KERNELS || is_new && (bytes(kernel) > MOST_NAME || all() > MOST_NAMES) {
                 continue;
             }
-            if known.is_none() {
+            if is_new {
                 let LearnedKernel { code, name, .. } = kernel.clone();
                 self.kernels.push(LearnedKernel { code, name, ..LearnedKernel::default() });
             }
@@ -123,6 +129,19 @@ mod tests {
         all.add(&Learned { kernels: vec![kernel("a", &[8], &[], 1)], written: Vec::new() });
         assert_eq!(all.kernels[0], kernel("a", &[0, 16], &[8], 2));
         assert!(all.kernels[0].writes_everything() && !all.kernels[1].writes_everything());
+    }
+
+    #[test]
+    fn names_that_no_kernel_has_do_not_fill_memory() {
+        let named = |bytes: usize, number: usize| Learned {
+            kernels: vec![kernel(&format!("{number:0bytes$}"), &[0], &[], 0)],
+            written: Vec::new(),
+        };
+        let mut all = Learned::default();
+        all.add(&named(MOST_NAME, 0));
+        assert!(all.is_empty());
+        (0..2 * MOST_NAMES / (MOST_NAME - 1)).for_each(|number| all.add(&named(MOST_NAME - 1, number)));
+        assert_eq!(all.kernels.len(), MOST_NAMES / MOST_NAME);
     }
 
     proptest! {

@@ -185,6 +185,11 @@ impl Phases {
             if let Some(client) = state.clients.get_mut(place) {
                 client.over = true;
             }
+            let file = state.file.take();
+            drop(state);
+            if let Some((file, _)) = file {
+                file.remove();
+            }
         }
         self.end_if_loaded();
     }

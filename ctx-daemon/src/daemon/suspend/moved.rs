@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use rekindle_images::{Client as Record, CodeHash, HashKey, Host, ImageError};
 use rekindle_wire::attach::{Attach, CHOSEN_PROTOCOL, Device};
 use rekindle_wire::control::{DataFile, Failing, FailureKind, WorkerReply, WorkerRequest};
+use rekindle_wire::window::MAX_DEVICES;
 use thiserror::Error;
 use tracing::{info, warn};
 
@@ -255,6 +256,10 @@ impl Kept {
         describe_client(&mut record, client);
         let key = HashKey::from_parts(hash_algorithm, hash_key)?;
         let host = describe_host([keeper.attached()].into_iter(), std::slice::from_ref(&record));
+        // The client may have power over its keeper.
+        if record.allocations.iter().any(|it| it.device as usize >= MAX_DEVICES) {
+            return Err(MoveError::Keeper(WorkerError::Protocol("Kept")));
+        }
         if data.len() != answered.fds.len() {
             return Err(MoveError::Keeper(WorkerError::Protocol("Kept")));
         }

@@ -122,6 +122,15 @@ impl Record {
         self.kernels[kernel].slots.get(&offset).copied().unwrap_or_default()
     }
 
+    /// Whether a launch has left the memory that a parameter names as it was, and none has written it.
+    pub(in crate::checkpoint) fn has_read(&self, kernel: KernelId, offset: u32) -> bool {
+        match self.verdict(kernel, offset) {
+            Verdict::Unknown { clean, .. } => clean > 0,
+            Verdict::Reads => true,
+            Verdict::Writes | Verdict::Unclear => false,
+        }
+    }
+
     /// Whether a kernel may write everything.
     pub(in crate::checkpoint) fn writes_everything(&self, kernel: KernelId) -> bool {
         let Kernel { suspected, .. } = self.kernels[kernel];
@@ -214,6 +223,7 @@ mod tests {
         for clean in 1..LAUNCHES {
             record.saw(0, 8, Seen::Same);
             assert_eq!(record.verdict(0, 8), Verdict::Unknown { clean, in_vain: 0 });
+            assert!(record.has_read(0, 8) && !record.has_read(0, 16));
             assert!(record.take_news().is_empty());
         }
         record.saw(0, 8, Seen::Same);
