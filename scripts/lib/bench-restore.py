@@ -327,15 +327,15 @@ class Bench:
                 sample.update(load_phases(daemon.said()[before:], wall), **criu_parts(read(f"{image}/restore.log")))
             if way == "shared":
                 self.until(lambda: work.times.count() > count + LEARNS, "the restored process makes no steps")
-                way = way if "shared, first" in self.found.get(item.name, {}) else "shared, first"
             sample["gpu_mib"] = self.used_mib() - used
-            self.keep(item, way, sample)
+            learns = way == "shared" and "shared, first" not in self.found.get(item.name, {})
+            self.keep(item, "shared, first" if learns else way, sample)
             self.wait_for_worker(daemon)  # the next restore takes the worker that took the place of this one's in the pool
         except Failed as error:
             self.note(f"{item.name}, {way}: {error}")
         finally:
             kill(work.pid)
-            if way.split(",")[0] in KEPT:
+            if way in KEPT:
                 self.rekindle(daemon, "warm", "--forget", image)
 
     def wait_for_worker(self, daemon):

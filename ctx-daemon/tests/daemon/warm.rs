@@ -151,6 +151,10 @@ fn what_a_client_teaches_reaches_the_next_ones_also_of_the_next_daemon() {
     let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
     assert!(log.contains("killing the process: it has written what it has borrowed"), "{log}");
     std::fs::remove_file(&teaches).unwrap();
+    eventually("the lessons are kept", || {
+        let files = std::fs::read_dir(daemon.dir.path().join("state/learned")).ok()?.flatten();
+        files.flat_map(|it| std::fs::read_to_string(it.path())).any(|it| it.contains("[7,9]")).then_some(())
+    });
     daemon.kill(libc::SIGTERM);
     assert!(daemon.wait_for_exit().success());
     daemon.start_again();

@@ -182,6 +182,9 @@ fn kept(kept: &Kept) -> Result<Answer, Refusal> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -199,14 +202,20 @@ mod tests {
     #[test]
     fn a_worker_that_takes_over_waits_for_the_end_of_the_keeper() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let ended = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&ended);
         let keeper = std::thread::spawn(move || {
             let mut asked = [0];
             theirs.read_exact(&mut asked).unwrap();
             theirs.write_all(&[YOURS]).unwrap();
+            // Whoever does not wait for the end comes before this.
+            std::thread::sleep(Duration::from_millis(50));
+            ends.store(true, Ordering::Release);
             asked
         });
         take_over(&ours).unwrap();
-        assert!(keeper.is_finished() || keeper.join().unwrap() == [ASKS]);
+        assert!(ended.load(Ordering::Acquire));
+        assert_eq!(keeper.join().unwrap(), [ASKS]);
         let (ours, theirs) = UnixStream::pair().unwrap();
         (&theirs).write_all(b"x").unwrap();
         assert_eq!(take_over(&ours).unwrap_err().kind(), io::ErrorKind::InvalidData);

@@ -29,14 +29,13 @@ use crate::checkpoint::copying::background::Progress;
 use crate::checkpoint::engine::{StageError, small_thread};
 use crate::checkpoint::save::Wanted;
 use crate::resources::code_store::Image;
-use crate::resources::memory::borrowed::TemplateError;
 use crate::resources::pinned::{is_sealed, map_at};
 use crate::schedule::rest::{self, Rest};
 use crate::serve::channel::{self, Asker, Channel, Event};
 use crate::serve::executor::Executor;
 use crate::serve::refusal::Refusal;
 use crate::serve::silence;
-use crate::serve::state::{Closed, How, Lent, Spare, State};
+use crate::serve::state::{Closed, How, Spare, State};
 use crate::transition::{Machine, step};
 
 /// The number of commands executed before other events are checked.
@@ -472,26 +471,10 @@ impl Server {
                 });
                 or_failed(loaded)
             }
-            (WorkerRequest::Borrow, State::Spare(mut spare)) => {
-                let borrowing = self.borrowing(&blob);
-                let done_so =
-                    borrowing.map(|borrowing| spare.lent = Some(Box::new(Lent { template: Vec::new(), borrowing })));
-                (State::Spare(spare), done(done_so))
-            }
-            (WorkerRequest::Borrow, State::Warm(mut warm)) => {
-                let less = self.borrowing(&blob).and_then(|it| self.borrow_less(&mut warm.kept, it));
-                match less {
-                    Ok(()) => (State::Warm(warm), done(Ok(()))),
-                    Err(refusal) => or_failed(Err(refusal)),
-                }
-            }
+            (WorkerRequest::Borrow, State::Spare(spare)) => self.borrow(spare, &blob),
+            (WorkerRequest::Borrow, State::Warm(warm)) => self.borrow_less(warm, &blob),
             (WorkerRequest::TakeTemplate { pieces }, State::Spare(Spare { lent: Some(mut lent), data, code })) => {
-                let taken = if pieces.len() == fds.len() {
-                    lent.template.extend(pieces.into_iter().zip(fds));
-                    Ok(())
-                } else {
-                    Err(TemplateError::NoDescriptors.into())
-                };
+                let taken = lent.take(pieces, fds);
                 (State::Spare(Spare { lent: Some(lent), data, code }), done(taken))
             }
             (WorkerRequest::TakeTemplate { pieces }, State::Warm(mut warm)) => {

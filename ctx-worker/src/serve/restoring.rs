@@ -24,10 +24,21 @@ use crate::serve::executor::Executor;
 use crate::serve::keeper;
 use crate::serve::refusal::Refusal;
 use crate::serve::request_loop::{Answered, Server, done, or_failed};
-use crate::serve::state::{Connected, Loaded, Predecessor, Spare, State, Warm};
+use crate::serve::state::{Connected, Lent, Loaded, Predecessor, Spare, State, Warm};
 
 /// The number of a template's pieces, and some of them with their descriptors.
 type Exported = (usize, Vec<(TemplatePiece, OwnedFd)>);
+
+impl Lent {
+    /// Keeps pieces of the template until the client is loaded.
+    pub(super) fn take(&mut self, pieces: Vec<TemplatePiece>, files: Vec<OwnedFd>) -> Result<(), Refusal> {
+        if pieces.len() != files.len() {
+            return Err(TemplateError::NoDescriptors.into());
+        }
+        self.template.extend(pieces.into_iter().zip(files));
+        Ok(())
+    }
+}
 
 impl Server {
     /// Loads a client: with `early` the content of its memory comes later, and with `steps` the daemon hears when a step begins.
@@ -102,16 +113,31 @@ impl Server {
         Ok(exported?)
     }
 
-    /// A client is to borrow memory. These are the lessons of others of its image.
-    pub(super) fn borrowing(&self, learned: &[u8]) -> Result<Borrowing, Refusal> {
+    /// A client that is not loaded yet is to borrow memory. These are the lessons of others of its image.
+    pub(super) fn borrow(&self, mut spare: Spare, learned: &[u8]) -> (State, Answered) {
+        let borrowing = self.borrowing(learned);
+        let lent = borrowing.map(|borrowing| spare.lent = Some(Box::new(Lent { template: Vec::new(), borrowing })));
+        (State::Spare(spare), done(lent))
+    }
+
+    /// More was learned since a client was loaded in advance: what others have written is not borrowed.
+    pub(super) fn borrow_less(&mut self, mut warm: Box<Warm>, learned: &[u8]) -> (State, Answered) {
+        let less = self.borrowing(learned).and_then(|it| self.give_back_written(&mut warm.kept, it));
+        match less {
+            Ok(()) => (State::Warm(warm), done(Ok(()))),
+            Err(refusal) => or_failed(Err(refusal)),
+        }
+    }
+
+    fn borrowing(&self, learned: &[u8]) -> Result<Borrowing, Refusal> {
         let learned = Learned::from_bytes(learned).map_err(|_| Refusal::Lacks("what was learned is not readable"))?;
         let (channel, asker) = (Arc::clone(&self.channel), self.channel.asker());
         let tell = move |learned: &Learned, fault| channel.say_learned(asker.as_ref(), learned, fault);
         Ok(Borrowing::new(learned, Box::new(tell)))
     }
 
-    /// More was learned since a client was loaded in advance: what others have written is not borrowed.
-    pub(super) fn borrow_less(&mut self, kept: &mut Kept, borrowing: Borrowing) -> Result<(), Refusal> {
+    /// Gives back what a client borrows and others have written; its content is copied from the template.
+    fn give_back_written(&mut self, kept: &mut Kept, borrowing: Borrowing) -> Result<(), Refusal> {
         let Executor { call, memory, .. } = &mut self.executor;
         enter_any(call, memory);
         let driver = call.driver();

@@ -114,6 +114,18 @@ impl Podman {
         self.succeeds(CALL, arguments)
     }
 
+    /// Checkpoints a container into an archive, and unpacks that, as podman does for each restore. Returns the archive, and the
+    /// directory of the image that was in it.
+    pub fn export_and_unpack(&self, node: &Node, name: &str) -> Result<(String, PathBuf)> {
+        let (archive, unpacked) = (node.path("export.tar"), node.path("unpacked"));
+        let export = archive.to_string_lossy().into_owned();
+        self.call(&["container", "checkpoint", "--compress", "none", "--export", &export, name])?;
+        fs::create_dir(&unpacked)?;
+        let tar = Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(&unpacked).status()?;
+        ensure!(tar.success(), "tar: {tar}");
+        Ok((export, unpacked.join("checkpoint")))
+    }
+
     /// Restores containers of these names from one exported checkpoint, all at once.
     pub fn import_at_once(&self, export: &str, names: &[&str]) -> Result {
         let script = r#"jobs=()

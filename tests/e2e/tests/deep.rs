@@ -38,8 +38,10 @@ fn now_deep(node: &Node, app: &App, hold: bool) -> Result<i32> {
 
 /// Waits until a program runs with another worker than this keeper, which is gone.
 fn moves(node: &Node, app: &App, keeper: i32) -> Result {
-    let info = becomes(node, app, "running")?;
-    ensure!(info.worker != keeper, "{info:?}");
+    // A daemon that has just started lists a client as running until its worker has told more.
+    until_true("it runs with another worker", || {
+        Ok(node.client(app.pid()).is_ok_and(|it| it.state == "running" && it.worker != keeper))
+    })?;
     process::wait_gone("a keeper whose client has another worker", keeper)?;
     app.advances()
 }

@@ -237,13 +237,7 @@ fn ten_containers_of_one_image_have_room_where_nine_would_not() -> Result {
     podman.run("first", &options, &program)?;
     let first = podman.pid("first")?;
     until("the program works", || Ok(node.clients()?.into_iter().find(|it| it.pid == first && it.commands > 200)))?;
-    let export = node.path("export.tar").to_string_lossy().into_owned();
-    podman.call(&["container", "checkpoint", "--compress", "none", "--export", &export, "first"])?;
-    let unpacked = node.path("unpacked");
-    fs::create_dir(&unpacked)?;
-    let tar = std::process::Command::new("tar").arg("-xf").arg(&export).arg("-C").arg(&unpacked).status()?;
-    ensure!(tar.success(), "tar: {tar}");
-    let dir = unpacked.join("checkpoint");
+    let (export, dir) = podman.export_and_unpack(&node, "first")?;
     // The first one teaches what is written.
     warm(&node, &dir, 1)?;
     podman.import_at_once(&export, &["teacher"])?;

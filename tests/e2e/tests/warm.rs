@@ -195,14 +195,8 @@ fn one_image_is_restored_several_times_at_once_in_containers() -> Result {
     podman.run("first", &options, &["/apps/steady", "--until", "/shared/go", "--ballast-kib", "8192"])?;
     let first = podman.pid("first")?;
     until("the program works", || Ok(node.clients()?.into_iter().find(|it| it.pid == first && it.commands > 50)))?;
-    let export = node.path("export.tar").to_string_lossy().into_owned();
-    podman.call(&["container", "checkpoint", "--compress", "none", "--export", &export, "first"])?;
-    // podman unpacks the archive for each restore, and so does who wants to keep the image warm.
-    let unpacked = node.path("unpacked");
-    fs::create_dir(&unpacked)?;
-    let tar = std::process::Command::new("tar").arg("-xf").arg(&export).arg("-C").arg(&unpacked).status()?;
-    ensure!(tar.success(), "tar: {tar}");
-    let dir = unpacked.join("checkpoint");
+    // Who wants to keep the image warm unpacks the archive too.
+    let (export, dir) = podman.export_and_unpack(&node, "first")?;
     assert_eq!(warm(&node, &dir, &["--copies", "3"])?.ready, 3);
     let names = ["a", "b", "c", "d"];
     podman.import_at_once(&export, &names)?;

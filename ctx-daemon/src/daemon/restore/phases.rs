@@ -250,6 +250,12 @@ impl Phases {
         self.heard.notify_all();
     }
 
+    /// Whether nobody need be waited for who must hear that the processes are about to run.
+    #[cfg(test)]
+    pub(super) fn is_heard_by_all(&self) -> bool {
+        lock(&self.state).unaware == 0
+    }
+
     /// Waits until the watchers have heard that the processes are about to run, or a moment.
     pub(super) fn wait_until_heard(&self) {
         let begins = Instant::now();

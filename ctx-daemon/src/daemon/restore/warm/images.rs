@@ -29,6 +29,9 @@ use super::lessons::Lessons;
 /// How long after a failure another set of workers is tried, unless something changes before.
 const RETRY: Duration = Duration::from_secs(10);
 
+/// How often an image's thread looks for work of which nobody has told it.
+const IDLE: Duration = Duration::from_secs(3600);
+
 /// What an image that is kept warm is to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon) struct Wanted {
@@ -241,6 +244,8 @@ pub(super) enum Task {
         resident: Option<Resident>,
         template: Option<Arc<Template>>,
     },
+    /// Write what clients have taught.
+    Write,
     End,
 }
 
@@ -278,7 +283,6 @@ impl WarmImage {
 
     /// A restore of it begins.
     pub(in crate::daemon) fn begin(self: &Arc<Self>) -> Loading {
-        self.lessons.flush();
         let mut kept = lock(&self.kept);
         kept.loading += 1;
         kept.restores += 1;
@@ -325,7 +329,12 @@ impl WarmImage {
                     _ => Task::Make { resident, template },
                 };
             }
-            let time = if is_wanted { delay.min(Duration::from_secs(3600)) } else { Duration::from_secs(3600) };
+            let due = self.lessons.due_in();
+            if due == Some(Duration::ZERO) {
+                return Task::Write;
+            }
+            let time = if is_wanted { delay.min(IDLE) } else { IDLE };
+            let time = due.map_or(time, |due| time.min(due));
             kept = wait_timeout(&self.changed, kept, time);
         }
     }
@@ -371,9 +380,17 @@ impl WarmImage {
         self.lessons.of(place)
     }
 
-    /// A client has taught more. `at_once`: it is about to end.
-    pub(super) fn learn(&self, place: usize, learned: &Learned, at_once: bool) {
-        self.lessons.add(place, learned, at_once);
+    /// A client has taught more. `is_last`: it is about to end.
+    pub(super) fn learn(&self, place: usize, learned: &Learned, is_last: bool) {
+        self.lessons.add(place, learned, is_last);
+        // The thread that is to write may be about to wait.
+        drop(lock(&self.kept));
+        self.changed.notify_all();
+    }
+
+    /// Writes what clients have taught.
+    pub(super) fn write_lessons(&self) {
+        self.lessons.write();
     }
 
     /// Something may have changed, such as the death of a worker.
@@ -400,7 +417,6 @@ impl WarmImage {
         let waiting = std::mem::take(&mut kept.waiting);
         kept.template = None;
         drop(kept);
-        self.lessons.flush();
         self.changed.notify_all();
         waiting.iter().for_each(Set::end);
     }

@@ -19,9 +19,15 @@ pub(super) fn start(daemon: &Arc<Daemon>, image: &Arc<WarmImage>) -> std::io::Re
     thread("warm", move || {
         loop {
             let task = image.task();
-            daemon.pool.wait_for_restores();
+            if matches!(task, Task::Make { .. } | Task::MakeTemplate) {
+                daemon.pool.wait_for_restores();
+            }
             let done = match task {
-                Task::End => return,
+                Task::End => return image.write_lessons(),
+                Task::Write => {
+                    image.write_lessons();
+                    Ok(())
+                }
                 Task::MakeTemplate => make_template(&daemon, &image).map(|template| image.made_template(template)),
                 Task::Make { resident, template } => make(&daemon, &image, resident, template.as_deref()).map(|set| {
                     info!(image = %image.name(), ?resident, "workers wait for a restore of a warm image");

@@ -39,8 +39,8 @@ pub(super) struct Lessons {
 
 struct State {
     clients: Vec<Learned>,
-    /// When lessons that are not in the file were first learned.
-    since: Option<Instant>,
+    /// When the file is to be written; none if it has everything.
+    due: Option<Instant>,
 }
 
 impl Lessons {
@@ -50,7 +50,7 @@ impl Lessons {
         let trusted = state_dir::is_ours(state) && state_dir::is_ours(&state.join(FOLDER));
         let mut known = if trusted { read(&file) } else { Vec::new() };
         known.resize_with(clients, Learned::default);
-        Self { file, state: Mutex::new(State { clients: known, since: None }) }
+        Self { file, state: Mutex::new(State { clients: known, due: None }) }
     }
 
     /// What the client at a place, and its former selves, have taught.
@@ -58,29 +58,34 @@ impl Lessons {
         lock(&self.state).clients.get(place).cloned().unwrap_or_default()
     }
 
-    /// A client has taught more. `at_once`: it is about to end.
-    pub(super) fn add(&self, place: usize, more: &Learned, at_once: bool) {
+    /// A client has taught more. `is_last`: it is about to end.
+    pub(super) fn add(&self, place: usize, more: &Learned, is_last: bool) {
         let mut state = lock(&self.state);
         let Some(known) = state.clients.get_mut(place) else { return };
         known.add(more);
-        let since = *state.since.get_or_insert_with(Instant::now);
-        if at_once || since.elapsed() >= INTERVAL {
-            self.write(&mut state);
-        }
+        let now = Instant::now();
+        state.due = match state.due {
+            _ if is_last => Some(now),
+            None => Some(now + INTERVAL),
+            due => due,
+        };
     }
 
-    /// Writes what is not in the file.
-    pub(super) fn flush(&self) {
-        let mut state = lock(&self.state);
-        if state.since.is_some() {
-            self.write(&mut state);
-        }
+    /// In how long the file is to be written; none if it has everything.
+    pub(super) fn due_in(&self) -> Option<Duration> {
+        lock(&self.state).due.map(|due| due.saturating_duration_since(Instant::now()))
     }
 
-    fn write(&self, state: &mut State) {
-        state.since = None;
-        let kept = Kept { version: VERSION, clients: state.clients.clone() };
-        if let Err(error) = self.try_write(&kept) {
+    /// Writes the file if it lacks something. Only the image's own thread does that: a disk may be slow.
+    pub(super) fn write(&self) {
+        let clients = {
+            let mut state = lock(&self.state);
+            if state.due.take().is_none() {
+                return;
+            }
+            state.clients.clone()
+        };
+        if let Err(error) = self.try_write(&Kept { version: VERSION, clients }) {
             warn!("cannot keep what clients of an image have taught in {}: {error}", self.file.display());
         }
     }
@@ -128,12 +133,16 @@ mod tests {
         state_dir::make(&state).unwrap();
         let image = |number: u8| Checksum::from_bytes([number; 16]);
         let lessons = Lessons::open(&state, image(1), 2);
-        lessons.add(1, &written(7), true);
-        lessons.add(1, &written(5), false);
+        assert_eq!(lessons.due_in(), None);
         lessons.add(9, &written(5), true);
+        assert_eq!(lessons.due_in(), None, "there is no such client");
+        lessons.add(1, &written(7), false);
+        assert!(lessons.due_in().is_some_and(|it| !it.is_zero()));
+        lessons.add(1, &written(5), true);
+        assert_eq!(lessons.due_in(), Some(Duration::ZERO));
         assert_eq!((lessons.of(0), lessons.of(1).written), (Learned::default(), vec![5, 7]));
-        assert_eq!(Lessons::open(&state, image(1), 2).of(1), written(7), "the second waits to be written");
-        lessons.flush();
+        lessons.write();
+        assert_eq!(lessons.due_in(), None);
         assert_eq!(Lessons::open(&state, image(1), 2).of(1).written, [5, 7]);
         assert_eq!(Lessons::open(&state, image(2), 2).of(1), Learned::default());
 
@@ -142,6 +151,7 @@ mod tests {
             fs::write(folder.join(format!("{number}.json")), "{}").unwrap();
         }
         lessons.add(0, &written(3), true);
+        lessons.write();
         assert_eq!(fs::read_dir(&folder).unwrap().count(), MOST_FILES);
         assert_eq!(Lessons::open(&state, image(1), 2).of(0), written(3));
         fs::write(folder.join(format!("{}.json", image(1))), "{\"version\":99}").unwrap();
