@@ -211,6 +211,11 @@ impl DeferredCommands {
         !self.changed && self.arrivals.is_empty() && (self.full.is_empty() || self.closing.is_some())
     }
 
+    /// Whether a command is deferred that lacks only room in its stream. In a quiesce that may be room that the quiesce denies.
+    pub(crate) fn lacks_room(&self) -> bool {
+        !self.full.is_empty()
+    }
+
     /// Called when a quiesce begins, or continues by `steps` commands for the device.
     pub(crate) fn close(&mut self, steps: u32) {
         self.closing = Some(steps);

@@ -40,6 +40,12 @@ impl Executor {
         !self.call.session.waiting.is_empty() || !self.scheduler.deferred.is_at_rest()
     }
 
+    /// Whether a client that is at rest has commands that go on by themselves when the quiesce is over. Its threads may wait for
+    /// them, and send no other.
+    pub(crate) fn has_commands_held_back(&self) -> bool {
+        self.is_waiting() || self.scheduler.deferred.lacks_room()
+    }
+
     /// Whether the command's stream has room for it now.
     fn has_room(&mut self, dependencies: &Dependencies) -> bool {
         self.scheduler.deferred.has_room(self.call.gpu.driver, &mut self.call.session.waiting, dependencies)
@@ -250,5 +256,41 @@ impl Executor {
             let slot = std::mem::take(&mut self.scheduler.deferred.callbacks.thread);
             self.answer(slot, CUDA_SUCCESS, callback.bytes());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rekindle_cuda_abi::types::CU_STREAM_LEGACY;
+    use rekindle_wire::codec::Writer;
+    use rekindle_wire::command::{self, Kind, Launch};
+    use rekindle_wire::ring::CommandHeader;
+
+    use crate::serve::fixture;
+
+    /// A suspended client whose threads all wait for such a command would wait for ever.
+    #[test]
+    fn a_command_that_a_quiesce_holds_back_is_more_to_do_and_not_what_the_quiesce_waits_for() {
+        let mut worker = fixture::executor();
+        let context = fixture::context(&mut worker);
+        assert!(!worker.is_waiting() && !worker.has_commands_held_back());
+        let launch = Launch {
+            function: Kind::Function.handle(9),
+            grid: [1; 3],
+            block: [1; 3],
+            shared_bytes: 0,
+            flags: 0,
+            stream: CU_STREAM_LEGACY,
+            attributes: &[],
+            parameters: &[],
+        };
+        let mut bytes = Writer::new();
+        launch.write(&mut bytes);
+        worker.scheduler.deferred.close(0);
+        let header = CommandHeader { call: command::LAUNCH, context, ..Default::default() };
+        worker.execute(header, bytes.bytes()).unwrap();
+        assert!(!worker.is_waiting() && worker.has_commands_held_back());
+        worker.scheduler.deferred.open();
+        assert!(worker.is_waiting());
     }
 }

@@ -111,7 +111,7 @@ impl Server {
                 return events.recv().map_or(News::End, News::Event);
             }
             // Commands that the quiesce has deferred are not in the ring any more.
-            if keeper.consumer.ready() || self.executor.is_waiting() {
+            if keeper.consumer.ready() || self.executor.has_commands_held_back() {
                 keeper.asked = Some(Instant::now());
                 self.channel.needs_room();
                 if let Ok(event) = events.recv_timeout(ASK_INTERVAL) {

@@ -111,7 +111,7 @@ impl Server {
                 return events.recv_timeout(RETRY_INTERVAL).map_or(News::Resume, News::Event);
             }
             // Commands that the quiesce has deferred are not in the ring any more.
-            let is_wanted = suspended.consumer.ready() || self.executor.is_waiting();
+            let is_wanted = suspended.consumer.ready() || self.executor.has_commands_held_back();
             if suspended.hold {
                 return events.recv().map_or(News::End, News::Event);
             }
