@@ -47,7 +47,7 @@ pub use session::share;
 
 /// The format of a worker's state in an image, as far as a daemon reads it.
 pub mod state {
-    pub use crate::session::state::{StateError, check, is_cut};
+    pub use crate::session::state::{StateError, check, needs_rehearsal};
 }
 
 use std::os::unix::net::UnixStream;

@@ -1,8 +1,8 @@
 //! A rehearsal: a spare worker proves that another worker can place a client's code at its addresses, before an image is committed
 //! or the client is suspended deeply.
 //!
-//! Clients whose log lacks unloaded code always need a rehearsal (`ctx-worker/src/checkpoint/cut.rs`). The others are restored by
-//! repeating their log; the operator may want a proof of that too (`checkpoint.rehearse`), since the driver decides where code goes. The
+//! Clients whose log lacks unloaded code always need a rehearsal (`ctx-worker/src/checkpoint/cut.rs`), and so do those with code outside
+//! of the driver's reserve (`ctx-worker/src/resources/code_reserve.rs`). The others are restored by repeating their log; the operator may want a proof of that too (`checkpoint.rehearse`), since the driver decides where code goes. The
 //! spare worker ends with the rehearsal.
 
 use std::os::fd::OwnedFd;
@@ -33,7 +33,7 @@ impl Drop for Spare {
 
 /// Whether a client's part of the manifest must be rehearsed.
 pub(crate) fn is_needed(record: &Record) -> bool {
-    state::is_cut(&record.worker_state)
+    state::needs_rehearsal(&record.worker_state)
 }
 
 /// Why nothing is proved.

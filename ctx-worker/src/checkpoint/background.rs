@@ -242,6 +242,7 @@ mod tests {
     use crate::checkpoint::copying::{Preservation, Taken};
     use crate::resources::device::Device;
     use crate::resources::memory::DeviceMemory;
+    use crate::resources::code_reserve::CodeReserve;
     use crate::serve::executor::Executor;
     use crate::serve::fixture;
 
@@ -259,6 +260,7 @@ mod tests {
             used: true,
             reset: false,
             placed_after: 0,
+            code_reserve: CodeReserve::default(),
             capability: (9, 0),
             memory,
         });

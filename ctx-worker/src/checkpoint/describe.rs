@@ -145,6 +145,15 @@ pub(crate) fn describe_pinned(memory: &Memory) -> Vec<Pinned> {
         .collect()
 }
 
+/// Whether the driver may have placed code by more than what code there was: a variable lies outside of the reserve.
+fn lies_beyond_reserve(memory: &Memory, code: &Code, session: &Session) -> bool {
+    code.globals.iter().any(|((_, context), placed)| {
+        let device = session.device_of_context(*context).ok().and_then(|ordinal| memory.devices.get(ordinal));
+        let of_primary = device.filter(|it| session.objects.get(*context).is_some_and(|o| o.real == it.primary));
+        placed.iter().any(|it| of_primary.is_none_or(|device| !device.code_reserve.holds(it.address, it.size)))
+    })
+}
+
 /// State that has no field of its own in the manifest.
 pub(crate) fn state_bytes(layers: &Layers<'_>, ages: &Ages) -> Result<Vec<u8>, StateError> {
     let (memory, scheduler) = (&*layers.memory, &*layers.scheduler);
@@ -158,12 +167,14 @@ pub(crate) fn state_bytes(layers: &Layers<'_>, ages: &Ages) -> Result<Vec<u8>, S
             reserved_to,
             reset: device.reset,
             placed_after: Some(device.placed_after),
+            code_reserve: device.code_reserve.bytes(),
             ..state::Device::default()
         };
         device.memory.write_names(&mut saved);
         state.devices.push(saved);
     }
     memory.pools.write(&mut state);
+    state.beyond_reserve = lies_beyond_reserve(memory, layers.code, &layers.call.session);
     write_cut(&layers.call.session, layers.code, &mut state);
     state::opaque(&state)
 }

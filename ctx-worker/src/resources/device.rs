@@ -2,6 +2,7 @@
 
 use rekindle_cuda_abi::types::*;
 
+use crate::resources::code_reserve::CodeReserve;
 use crate::resources::memory::DeviceMemory;
 
 /// A device of the worker's.
@@ -16,6 +17,8 @@ pub(crate) struct Device {
     pub(crate) reset: bool,
     /// The record of the client's log after which the driver placed the code of the worker's own kernels; 0 before all.
     pub(crate) placed_after: u64,
+    /// The room that the driver has for the code of the primary context.
+    pub(crate) code_reserve: CodeReserve,
     pub(crate) capability: (u32, u32),
     pub(crate) memory: DeviceMemory,
 }

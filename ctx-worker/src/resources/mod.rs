@@ -6,6 +6,7 @@ pub(crate) mod box_commands;
 pub(crate) mod boxes;
 pub(crate) mod broken_image;
 pub(crate) mod code;
+pub(crate) mod code_reserve;
 pub(crate) mod code_store;
 pub(crate) mod device;
 pub(crate) mod globals;

@@ -9,8 +9,9 @@ use rekindle_wire::command::{
 use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::window;
 
-use crate::gpu::driver::stream_is_busy;
+use crate::gpu::driver::{CallFailed, stream_is_busy};
 use crate::resources::code::to_unload;
+use crate::resources::code_reserve::CodeReserve;
 use crate::resources::memory::MemoryError;
 use crate::resources::{pinned, tensor_maps};
 use crate::schedule::callbacks::thread_end;
@@ -527,8 +528,30 @@ impl Executor {
         let hasher = self.checkpoint.hasher.prepare(self.driver(), (ordinal, device), real);
         self.context_changed();
         hasher.map_err(|failed| Refused::Code(failed.code))?;
+        self.reserve_for_code(ordinal, self.memory.devices[ordinal].code_reserve.bytes())
+            .map_err(|failed| Refused::Code(failed.code))?;
         self.register_staging(ordinal)?;
         self.memory.ipc_events.register(&mut self.call, self.memory.first_primary(), ordinal)
+    }
+
+    /// Makes the reserve for code in a primary context that has none.
+    fn reserve_for_code(&mut self, ordinal: usize, bytes: u64) -> Result<(), CallFailed> {
+        let made = CodeReserve::make(self.call.gpu.driver, self.memory.devices[ordinal].primary, bytes);
+        self.context_changed();
+        self.memory.devices[ordinal].code_reserve = made?;
+        Ok(())
+    }
+
+    /// Changes the reserve for code to what an image's worker had, before any code is loaded.
+    pub(crate) fn change_code_reserve(&mut self, ordinal: usize, bytes: u64) -> Result<(), CallFailed> {
+        let driver = self.call.gpu.driver;
+        let Some(device) = self.memory.devices.get_mut(ordinal).filter(|it| it.code_reserve.bytes() != bytes) else {
+            return Ok(());
+        };
+        let released = std::mem::take(&mut device.code_reserve).release(driver, device.primary);
+        self.context_changed();
+        released?;
+        self.reserve_for_code(ordinal, bytes)
     }
 
     /// Registers the client's staging with the driver, in a device's primary context (once, on device 0: registered

@@ -18,6 +18,7 @@ use crate::checkpoint::load::{
 };
 use crate::checkpoint::suspend::{Kept, Origin};
 use crate::checkpoint::template::Template;
+use crate::resources::code_reserve;
 use crate::resources::job::EngineError;
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::pinned::PinnedMemory;
@@ -149,7 +150,13 @@ impl Executor {
                 number.map(|n| (k.kind, n)).ok_or_else(|| NotLoaded::UnknownCall(k.name.clone()))
             })
             .collect::<Result<_, _>>()?;
-        let state = state::parse(&client.worker_state).map_err(NotLoaded::worker_state)?;
+        let state: State = state::parse(&client.worker_state).map_err(NotLoaded::worker_state)?;
+        for (ordinal, saved) in state.devices.iter().enumerate() {
+            if saved.code_reserve > code_reserve::MOST {
+                return Err(NotLoaded::Image("the image wants more room reserved for code than any worker does"));
+            }
+            self.change_code_reserve(ordinal, saved.code_reserve)?;
+        }
         Ok((kinds, state))
     }
 

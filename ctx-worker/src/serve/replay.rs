@@ -1,7 +1,6 @@
 //! Executes the object log again: exactly as it was, or, behind a cut, with place holders (`checkpoint/cut.rs`).
 
 use std::collections::HashMap;
-use std::ffi::CString;
 
 use rekindle_images::{Client, Object};
 use rekindle_wire::codec::{Reader, Writer};
@@ -10,6 +9,7 @@ use rekindle_wire::ring::CommandHeader;
 
 use crate::checkpoint::holders::{self, Holders, Placer, Taken};
 use crate::gpu::driver::{CallFailed, checked};
+use crate::resources::code_reserve;
 use crate::resources::not_loaded::{NotLoaded, Why};
 use crate::serve::executor::Executor;
 use crate::session::outcome::{Outcome, Refused};
@@ -158,17 +158,8 @@ impl Executor {
 impl Placer for Executor {
     fn place(&mut self, context: u64, size: u64) -> Result<Taken, NotLoaded> {
         self.enter_context(context)?;
-        let text =
-            format!(".version 7.0\n.target sm_75\n.address_size 64\n.visible .global .align 16 .b8 hold[{size}];\n");
-        let text = CString::new(text).unwrap_or_default();
-        let driver = self.driver();
-        let (mut code, mut address, mut bytes) = (0, 0, 0);
-        // SAFETY: the image is text that ends with a NUL, which the driver copies; out parameters are locals.
-        unsafe {
-            checked("cuModuleLoadData", (driver.cuModuleLoadData)(&raw mut code, text.as_ptr().cast()))?;
-            let found = (driver.cuModuleGetGlobal_v2)(&raw mut address, &raw mut bytes, code, c"hold".as_ptr());
-            checked("cuModuleGetGlobal", found)?;
-        }
+        let text = code_reserve::variable_text(size);
+        let (code, address) = code_reserve::load_variable(self.driver(), text.as_bytes_with_nul())?;
         Ok(Taken { code, address })
     }
 

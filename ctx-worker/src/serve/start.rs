@@ -20,6 +20,7 @@ use crate::checkpoint::access::hash::{BATCH_BYTES, Hasher};
 use crate::checkpoint::access::observe::{Observation, ObserveError};
 use crate::checkpoint::engine::Engine;
 use crate::gpu::driver::{self, CallFailed, Driver, LoadError, checked};
+use crate::resources::code_reserve::{self, CodeReserve};
 use crate::resources::device::Device;
 use crate::resources::memory::DeviceMemory;
 use crate::serve::confinement::Confinement;
@@ -114,6 +115,7 @@ fn try_start(driver: &'static Driver, driver_build: String) -> Result<Executor, 
             used: false,
             reset: false,
             placed_after: 0,
+            code_reserve: CodeReserve::default(),
             capability,
             memory: DeviceMemory::new(device, ordinal),
         });
@@ -131,6 +133,9 @@ fn try_start(driver: &'static Driver, driver_build: String) -> Result<Executor, 
     let mut hasher = Hasher::new(&key, devices.len(), BATCH_BYTES);
     for (ordinal, device) in devices.iter().enumerate() {
         hasher.prepare(driver, (ordinal, device.device), device.primary)?;
+    }
+    for device in &mut devices {
+        device.code_reserve = CodeReserve::make(driver, device.primary, code_reserve::BYTES)?;
     }
     let attached = Attached { driver_version: version, driver_build, api_version, devices: described };
     let mut executor = Executor::new(driver, devices, engine, hasher, attached);

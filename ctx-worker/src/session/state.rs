@@ -28,7 +28,7 @@ pub(crate) use proto::state::{
 
 /// The version in which this worker writes [`rekindle_images::Client::worker_state`], the content of the worker's blobs,
 /// and the object log.
-pub(crate) const STATE_VERSION: u32 = 11;
+pub(crate) const STATE_VERSION: u32 = 12;
 
 /// The oldest version that this worker reads. Images stay readable, so this number never rises.
 pub(crate) const OLDEST_STATE: u32 = 9;
@@ -85,10 +85,10 @@ pub fn check(found: u32) -> Result<(), StateError> {
     Err(StateError::Version { found, newest, with })
 }
 
-/// Whether a client's log was cut, by its [`rekindle_images::Client::worker_state`]. If so, a rehearsal must prove that the
-/// log can be replayed.
-pub fn is_cut(worker_state: &[u8]) -> bool {
-    parse::<State>(worker_state).is_ok_and(|state| state.cut.is_some())
+/// Whether a rehearsal must prove that a client's log can be replayed, by its [`rekindle_images::Client::worker_state`]: the log was
+/// cut, or code lies where more than the log may have decided.
+pub fn needs_rehearsal(worker_state: &[u8]) -> bool {
+    parse::<State>(worker_state).is_ok_and(|state| state.cut.is_some() || state.beyond_reserve)
 }
 
 /// A message as bytes.

@@ -111,8 +111,7 @@ impl SaveError {
         Self(Failure::new(
             error.kind(),
             format!(
-                "{client} cannot be saved: it has unloaded more code than is kept, and a rehearsal has not placed the code that \
-                it has now where it is ({error}); {}",
+                "{client} cannot be saved: a rehearsal has not placed its code where it is ({error}); {}",
                 after_rehearsal(error.kind())
             ),
         ))
