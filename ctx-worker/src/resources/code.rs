@@ -10,7 +10,7 @@ use rekindle_wire::command::{
     LoadCode, UnloadCode,
 };
 use rekindle_wire::layout::REPLY_BYTES;
-use tracing::debug;
+use tracing::trace;
 
 use crate::resources::code_store::Image;
 use crate::resources::globals::Placed;
@@ -231,7 +231,7 @@ impl Code {
                 }
                 loading.read_initial(call, globals, &mut placed);
                 for variable in &placed {
-                    debug!("the driver placed the variable {:?} at {:#x}", variable.name, variable.address);
+                    trace!("the driver placed the variable {:?} at {:#x}", variable.name, variable.address);
                 }
                 placed
             }
@@ -290,7 +290,7 @@ impl Code {
         }
         // SAFETY: the handle is the driver's own.
         check(unsafe { (call.driver().cuFuncLoad)(function) })?;
-        debug!("the driver loaded the function {handle:#x}");
+        trace!("the driver loaded the function {handle:#x}");
         if call.session.objects.first_use(handle, context) {
             call.session.objects.record(self.function_load, handle, context, &handle.to_le_bytes(), None);
         }

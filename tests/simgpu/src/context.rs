@@ -25,6 +25,9 @@ use crate::texture::Bindings;
 /// `CU_LIMIT_*` from 0 on, with an H200's values: stack, printf buffer, malloc heap, ...
 const LIMITS: [usize; 10] = [1024, 7 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0];
 
+/// The addresses that an H100's driver takes for the buffer of kernels that print.
+const PRINT_BUFFER: u64 = 10 << 20;
+
 /// The error after which no CUDA call of this process succeeds.
 static LOST: AtomicI32 = AtomicI32::new(CUDA_SUCCESS);
 
@@ -60,6 +63,8 @@ pub(crate) struct Context {
     limits: Mutex<[usize; LIMITS.len()]>,
     prints: Prints,
     complaints: Prints,
+    /// Where the buffer for printed text lies. As in the driver, the first launch of a kernel that may print makes it.
+    print_buffer: Mutex<Option<u64>>,
     peers: AtomicU64,
     /// The hardware queues that its streams share.
     pub(crate) channels: Channels,
@@ -84,6 +89,7 @@ impl Context {
             limits: Mutex::new(LIMITS),
             prints: Prints::default(),
             complaints: Prints::default(),
+            print_buffer: Mutex::default(),
             peers: AtomicU64::new(0),
             channels: Channels::new(config().connections),
             order: Mutex::default(),
@@ -132,6 +138,21 @@ impl Context {
         release_pools();
         self.flush_prints();
         self.check()
+    }
+
+    /// Makes the buffer for printed text, if there is none. It takes addresses where new blocks for code would lie, so code that
+    /// is loaded later lies elsewhere than if no kernel had been launched.
+    pub(crate) fn make_print_buffer(&self) {
+        let mut buffer = self.print_buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        buffer.get_or_insert_with(|| self.device.occupy_beside_code(PRINT_BUFFER));
+    }
+
+    /// Removes the buffer for printed text, with the context.
+    pub(crate) fn remove_print_buffer(&self) {
+        let buffer = self.print_buffer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(at) = buffer {
+            self.device.vacate_beside_code(at);
+        }
     }
 
     /// Keeps a kernel's printed text.

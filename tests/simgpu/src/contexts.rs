@@ -70,6 +70,7 @@ pub(crate) fn end(context: &Context) {
             device.reclaim(&region);
         }
     }
+    context.remove_print_buffer();
     context.fail(CUDA_ERROR_CONTEXT_IS_DESTROYED);
     streams::close(context);
     context.device.memory.release(config().context_memory);

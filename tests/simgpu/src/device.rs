@@ -140,6 +140,16 @@ impl Device {
         }
     }
 
+    /// Takes addresses between code, as the driver does for the buffer of kernels that print. Returns where.
+    pub(crate) fn occupy_beside_code(&self, len: u64) -> u64 {
+        self.code.occupy(len)
+    }
+
+    /// Gives such addresses back.
+    pub(crate) fn vacate_beside_code(&self, at: u64) {
+        self.code.vacate(at);
+    }
+
     /// The block that holds an address of a program's allocation.
     pub(crate) fn block(&self, address: u64) -> Option<Place> {
         self.heap.block(address)

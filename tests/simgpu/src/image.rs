@@ -25,6 +25,8 @@ pub(crate) struct Image {
     pub(crate) target: u32,
     /// How many bytes of addresses its code takes.
     pub(crate) code_bytes: u64,
+    /// Whether its kernels may print, or fail in assertions.
+    pub(crate) prints: bool,
 }
 
 /// Why an image could not be loaded: the driver's code, and the compiler's message.
@@ -122,7 +124,8 @@ fn parse(text: &str) -> std::result::Result<Arc<Image>, Unloadable> {
     let ptx = rekindle_ptx::Module::parse(text).map_err(|error| Unloadable::new(CUDA_ERROR_INVALID_PTX, error))?;
     let digits = |c: &char| c.is_ascii_digit();
     let target = ptx.target().chars().skip_while(|c| !digits(c)).take_while(digits).collect::<String>();
-    let image = Arc::new(Image { target: target.parse().unwrap_or(0), code_bytes: text.len() as u64, ptx });
+    let prints = ["vprintf", "__assertfail"].iter().any(|name| text.contains(name));
+    let image = Arc::new(Image { target: target.parse().unwrap_or(0), code_bytes: text.len() as u64, prints, ptx });
     parsed.retain(|_, image| image.strong_count() > 0);
     parsed.insert(key, Arc::downgrade(&image));
     Ok(image)

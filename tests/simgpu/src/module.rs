@@ -236,6 +236,11 @@ impl Code {
         Ok(program)
     }
 
+    /// Whether its kernels may print, or fail in assertions.
+    pub(crate) fn prints(&self) -> bool {
+        self.image.prints
+    }
+
     /// Whether the code has addresses.
     pub(crate) fn is_placed(&self) -> bool {
         self.placed().is_some()

@@ -107,6 +107,9 @@ pub(crate) unsafe fn launch_in(
     check(&function, &shape)?;
     // SAFETY: the caller's promise.
     let params = unsafe { gather(&function, params, extra) }?;
+    if function.code.prints() {
+        context.make_print_buffer();
+    }
     stream.submit(move |context| run(context, &function, &shape, &params))?;
     Ok(())
 }

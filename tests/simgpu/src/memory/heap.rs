@@ -120,6 +120,20 @@ impl Heap {
         self.give_back(&mut self.state(), account, base);
     }
 
+    /// Takes addresses without memory, as other memory of the driver does that lies between blocks. Returns where.
+    pub(crate) fn occupy(&self, len: u64) -> u64 {
+        let mut state = self.state();
+        let len = len.next_multiple_of(BLOCK);
+        let at = state.gap(0, len);
+        state.blocks.insert(at, Block { len, used: BTreeMap::new(), shared: None });
+        at
+    }
+
+    /// Gives such addresses back.
+    pub(crate) fn vacate(&self, at: u64) {
+        self.state().blocks.remove(&at);
+    }
+
     /// The block that holds an address.
     pub(crate) fn block(&self, address: u64) -> Option<Place> {
         let offset = address.checked_sub(self.window)?;
