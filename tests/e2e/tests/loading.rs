@@ -136,7 +136,7 @@ fn programs_of_a_tree_wait_each_for_its_own_memory_and_one_that_ends_meanwhile_e
     app.reaches(20)?;
     let image = node.dump_and_kill(app)?;
     node.stop_daemon()?;
-    node.start_daemon(&[("SIMGPU_COPY_GBPS", "0.0005")])?;
+    node.start_daemon(&[("SIMGPU_COPY_GBPS", "0.0002")])?;
     let app = node.restore(&image)?;
     let states = until("a process of the tree is loading", || {
         let states: Vec<_> = node.clients()?.into_iter().map(|it| it.state).collect();
