@@ -240,9 +240,9 @@ mod tests {
     use super::*;
     use crate::checkpoint::copying::tests::tasks;
     use crate::checkpoint::copying::{Preservation, Taken};
+    use crate::resources::code_reserve::CodeReserve;
     use crate::resources::device::Device;
     use crate::resources::memory::DeviceMemory;
-    use crate::resources::code_reserve::CodeReserve;
     use crate::serve::executor::Executor;
     use crate::serve::fixture;
 

@@ -90,7 +90,8 @@ impl CodeReserve {
 
 /// Code that consists of one variable of so many bytes.
 pub(crate) fn variable_text(bytes: u64) -> CString {
-    let text = format!(".version 7.0\n.target sm_75\n.address_size 64\n.visible .global .align 16 .b8 hold[{bytes}];\n");
+    let text =
+        format!(".version 7.0\n.target sm_75\n.address_size 64\n.visible .global .align 16 .b8 hold[{bytes}];\n");
     CString::new(text).unwrap_or_default()
 }
 
@@ -118,11 +119,8 @@ fn compiled(driver: &Driver, text: &CString) -> Result<Vec<u8>, CallFailed> {
         checked("cuLinkCreate", (driver.cuLinkCreate_v2)(0, no_options, no_values, (&raw mut link).cast()))?;
         let (data, name) = (bytes.as_ptr().cast_mut().cast(), c"hold".as_ptr());
         let added = (driver.cuLinkAddData_v2)(link, INPUT_PTX, data, bytes.len(), name, 0, no_options, no_values);
-        let completed = if added == CUDA_SUCCESS {
-            (driver.cuLinkComplete)(link, &raw mut image, &raw mut size)
-        } else {
-            added
-        };
+        let completed =
+            if added == CUDA_SUCCESS { (driver.cuLinkComplete)(link, &raw mut image, &raw mut size) } else { added };
         let code = if completed == CUDA_SUCCESS {
             std::slice::from_raw_parts(image.cast::<u8>(), size).to_vec()
         } else {
