@@ -23,7 +23,6 @@ const ALSO: &[&str] = &[
     "cuCtxSetCurrent",
     "cuCtxGetApiVersion",
     "cuCtxGetStreamPriorityRange",
-    "cuModuleGetLoadingMode",
     "cuModuleLoadData",
     "cuModuleLoadDataEx",
     "cuLinkCreate_v2",

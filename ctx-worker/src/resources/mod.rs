@@ -17,7 +17,6 @@ pub(crate) mod jit;
 pub(crate) mod job;
 pub(crate) mod launch_attributes;
 pub(crate) mod launch_check;
-pub(crate) mod libraries_ahead;
 pub(crate) mod limits;
 pub(crate) mod linker;
 pub(crate) mod mem_ops;
@@ -53,7 +52,6 @@ use self::graphs::Graphs;
 use self::ipc::Arrived;
 use self::ipc::events::IpcEvents;
 use self::jit::CodeLogs;
-use self::libraries_ahead::Ahead;
 use self::linker::Links;
 use self::pinned::PinnedMemory;
 use self::pools::Pools;
@@ -101,8 +99,6 @@ pub(crate) struct Code {
     pub(crate) store: CodeStore,
     /// The image that each module or library was loaded from.
     pub(crate) loaded: HashMap<u64, Arc<Image>>,
-    /// Libraries whose records a restore has not replayed yet.
-    pub(crate) ahead: Ahead,
     /// The places of their variables.
     pub(crate) globals: Globals,
     pub(crate) links: Links,
@@ -119,7 +115,6 @@ impl Code {
         Self {
             store: CodeStore::default(),
             loaded: HashMap::new(),
-            ahead: Ahead::default(),
             globals: Globals::default(),
             links: Links::default(),
             graphs: Graphs::new(),
