@@ -462,9 +462,9 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Ends [`DeviceMemory::use_made`]: from here on all pieces are new ones again.
-    pub(crate) fn all_made_are_used(&mut self) {
-        self.made.clear();
+    /// Whether all pieces of [`DeviceMemory::use_made`] are mapped.
+    pub(crate) fn has_mapped_made(&self) -> bool {
+        self.made.is_empty()
     }
 
     fn small(&mut self, driver: &Driver, size: u64) -> Result<u64, MemoryError> {
@@ -527,10 +527,16 @@ impl DeviceMemory {
         Ok(pieces)
     }
 
-    fn map_pieces(&self, driver: &Driver, address: u64, length: u64, pieces: &mut Vec<u64>) -> Result<(), CallFailed> {
+    fn map_pieces(
+        &mut self,
+        driver: &Driver,
+        address: u64,
+        length: u64,
+        pieces: &mut Vec<u64>,
+    ) -> Result<(), CallFailed> {
         let properties = properties(self.device);
         for (offset, size) in cut(length) {
-            let mut piece = self.made.get(&(address + offset)).copied().unwrap_or(0);
+            let mut piece = self.made.remove(&(address + offset)).unwrap_or(0);
             // SAFETY: out parameters are locals, the properties live through the call.
             unsafe {
                 if piece == 0 {

@@ -15,9 +15,9 @@ pub(super) const POLL_INTERVAL: Duration = Duration::from_micros(20);
 pub(super) struct Way {
     /// The device's primary context.
     pub(super) primary: CUcontext,
-    /// The stream that all lanes share, or that of a [`super::Peek`].
+    /// The stream that all lanes share.
     pub(super) stream: CUstream,
-    /// The event that is recorded behind a copy.
+    /// This lane's event, recorded behind its copy.
     pub(super) done: CUevent,
 }
 

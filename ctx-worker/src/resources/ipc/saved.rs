@@ -108,7 +108,8 @@ impl Memory {
         self.arrived.files.extend(ids.into_iter().zip(files));
     }
 
-    /// Has the pieces that were made, or came, before mapped as the shared pieces of a restored client.
+    /// Has the pieces that were made, or came, before mapped as the shared pieces of a restored client. Its memory is mapped
+    /// after this call.
     pub(crate) fn map_made(&mut self, driver: &Driver) -> Result<(), NotLoaded> {
         for device in &mut self.devices {
             device.memory.use_made(|id| self.arrived.take(driver, id))?;
@@ -116,13 +117,15 @@ impl Memory {
         Ok(())
     }
 
-    /// Maps the remaining shared memory. From now on pieces are new ones.
+    /// Checks that all shared memory is mapped, and restores shared events.
     pub(crate) fn all_shared_is_mapped(&mut self, call: &mut Call, state: &State) -> Result<(), NotLoaded> {
         let (_, events) = read_shared(state).map_err(NotLoaded::worker_state)?;
+        if !self.devices.iter().all(|device| device.memory.has_mapped_made()) {
+            return Err(NotLoaded::Image("the image names shared memory that none of its allocations has"));
+        }
         let primary = self.first_primary();
         self.ipc_events.restore(call, primary, &self.arrived, events)?;
         self.arrived.all_taken();
-        self.devices.iter_mut().for_each(|device| device.memory.all_made_are_used());
         Ok(())
     }
 }
