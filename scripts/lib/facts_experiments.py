@@ -7,6 +7,9 @@ STATES = ("reserved", "mapped", "readonly", "ready")
 LATE = ("ready", "mapped", "reserved", "neighbour", "upgraded", "graph", "never", "readonly", "revoked", "unmapped")
 READONLY = ("write", "imported", "upgrade", "lowered", "beside", "bandwidth", "bandwidth-imported")
 
+DISPLACING = ("nothing", "local", "deep", "wide", "streams", "events", "copies", "graph", "print", "assert", "heap", "cooperative",
+              "pinned", "stack")
+
 
 @dataclasses.dataclass
 class Experiment:
@@ -52,8 +55,10 @@ def loading():
 
 
 def displaced():
-    for what in ("nothing", "local", "deep", "wide", "streams", "events", "copies", "graph", "print"):
+    for what in DISPLACING:
         yield Experiment(f"B10 {what}", "displaced", ["--what", what], parallel=True)
+    for what in DISPLACING:
+        yield Experiment(f"B10 {what} reserved", "displaced", ["--what", what, "--reserve", 64], parallel=True)
 
 
 def sharing(small):
