@@ -155,6 +155,8 @@ fn where_its_gpu_has_no_room_it_goes_on_on_another_and_is_dumped_and_restored_th
     second.app.advances()?;
     let (until, first) = (first.until, first.app);
     let image = node.dump_and_kill(first)?;
+    // Beside the second program there is room for one worker that starts, and not for two: each reserves room for code.
+    node.wait_for_spare()?;
     let first = Steady { app: node.restore(&image)?, until };
     first.app.advances()?;
     second.ends_well()?;
