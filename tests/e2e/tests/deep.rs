@@ -47,7 +47,7 @@ fn moves(node: &Node, app: &App, keeper: i32) -> Result {
     app.advances()
 }
 
-/// A machine with GPUs of 192 MiB, whose memory holds one ballast and not two.
+/// A machine with GPUs of 216 MiB, whose memory holds one ballast and not two beside the contexts.
 fn small_gpus(count: &str, more: &[(&str, &str)]) -> Result<Node> {
     let mut node = Node::without_daemon()?;
     start_with_small_gpus(&mut node, count, more)?;
@@ -60,7 +60,7 @@ fn start_with_small_gpus(node: &mut Node, count: &str, more: &[(&str, &str)]) ->
     let machine = machine.to_string_lossy().into_owned();
     let gpus = [
         ("SIMGPU_MACHINE", &*machine),
-        ("SIMGPU_MEMORY", "192M"),
+        ("SIMGPU_MEMORY", "216M"),
         ("SIMGPU_CONTEXT_MEMORY", CONTEXT),
         ("SIMGPU_DEVICES", count),
     ];
@@ -155,8 +155,6 @@ fn where_its_gpu_has_no_room_it_goes_on_on_another_and_is_dumped_and_restored_th
     second.app.advances()?;
     let (until, first) = (first.until, first.app);
     let image = node.dump_and_kill(first)?;
-    // Beside the second program there is room for one worker that starts, and not for two: each reserves room for code.
-    node.wait_for_spare()?;
     let first = Steady { app: node.restore(&image)?, until };
     first.app.advances()?;
     second.ends_well()?;
