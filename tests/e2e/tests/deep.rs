@@ -47,7 +47,7 @@ fn moves(node: &Node, app: &App, keeper: i32) -> Result {
     app.advances()
 }
 
-/// A machine with GPUs of 216 MiB, whose memory holds one ballast and not two beside the contexts.
+/// A machine with GPUs of 192 MiB, whose memory holds one ballast and not two.
 fn small_gpus(count: &str, more: &[(&str, &str)]) -> Result<Node> {
     let mut node = Node::without_daemon()?;
     start_with_small_gpus(&mut node, count, more)?;
@@ -60,7 +60,7 @@ fn start_with_small_gpus(node: &mut Node, count: &str, more: &[(&str, &str)]) ->
     let machine = machine.to_string_lossy().into_owned();
     let gpus = [
         ("SIMGPU_MACHINE", &*machine),
-        ("SIMGPU_MEMORY", "216M"),
+        ("SIMGPU_MEMORY", "192M"),
         ("SIMGPU_CONTEXT_MEMORY", CONTEXT),
         ("SIMGPU_DEVICES", count),
     ];
@@ -154,7 +154,10 @@ fn where_its_gpu_has_no_room_it_goes_on_on_another_and_is_dumped_and_restored_th
     ensure!(taken.0 < BALLAST_BYTES && taken.1 > BALLAST_BYTES, "{taken:?}");
     second.app.advances()?;
     let (until, first) = (first.until, first.app);
+    let worker = node.client(first.pid())?.worker;
     let image = node.dump_and_kill(first)?;
+    // A worker that starts finds no memory on these GPUs as long as that of the killed program has not ended.
+    process::wait_gone("the worker of a killed program", worker)?;
     let first = Steady { app: node.restore(&image)?, until };
     first.app.advances()?;
     second.ends_well()?;
