@@ -25,6 +25,8 @@ use crate::limit::Deadline;
 /// How long a process may take to end after it has closed its connection, and the interval at which the daemon checks.
 const ENDING: Duration = Duration::from_millis(200);
 const ENDING_LOOK: Duration = Duration::from_millis(5);
+/// The longest wait for workers whose processes have ended. One that does not end must not hold up restores.
+const MEMORY_RETURNS: Duration = Duration::from_secs(2);
 
 /// A process and its worker.
 pub(crate) struct Client {
@@ -193,6 +195,16 @@ impl Registry {
     /// The number of clients.
     pub(crate) fn used(&self) -> usize {
         lock(&self.inner).clients.len()
+    }
+
+    /// Waits until no process that has ended still has a worker, which has the process's GPU memory; for two seconds at most. Without
+    /// Rekindle a process that is gone has no memory, so whoever kills one and restores it relies on that.
+    pub(crate) fn wait_for_memory_of_ended(&self) {
+        let began = Instant::now();
+        let ended = || self.clients().iter().any(|it| !it.process.is_alive());
+        while ended() && began.elapsed() < MEMORY_RETURNS {
+            std::thread::sleep(ENDING_LOOK);
+        }
     }
 
     /// The clients with these pids. Clients that have ended are left out: a restored process has the pid of one whose worker

@@ -154,10 +154,7 @@ fn where_its_gpu_has_no_room_it_goes_on_on_another_and_is_dumped_and_restored_th
     ensure!(taken.0 < BALLAST_BYTES && taken.1 > BALLAST_BYTES, "{taken:?}");
     second.app.advances()?;
     let (until, first) = (first.until, first.app);
-    let worker = node.client(first.pid())?.worker;
     let image = node.dump_and_kill(first)?;
-    // A worker that starts finds no memory on these GPUs as long as that of the killed program has not ended.
-    process::wait_gone("the worker of a killed program", worker)?;
     let first = Steady { app: node.restore(&image)?, until };
     first.app.advances()?;
     second.ends_well()?;

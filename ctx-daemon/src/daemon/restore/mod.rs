@@ -237,6 +237,9 @@ impl Checking {
         let gpus = load::choose_gpus(daemon, manifest, restorer.gpus())?;
         let taken = warm.as_ref().and_then(|it| it.take(&gpus));
         let loaded = taken.as_ref().map(|it| it.loaded);
+        if loaded != Some(true) {
+            daemon.clients.registry.wait_for_memory_of_ended();
+        }
         let mut learned = Vec::new();
         let workers = match taken {
             Some(taken) => {
