@@ -230,8 +230,7 @@ impl Copy {
             at += count;
             if let Some(direction) = self.direction {
                 // A thread that unmaps memory need not wait for the link.
-                view.refresh();
-                context.device.pass_link(direction, count as u64);
+                view.rest(|| context.device.pass_link(direction, count as u64));
             }
         }
         Ok(())

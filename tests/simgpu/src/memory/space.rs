@@ -233,6 +233,17 @@ impl View {
         generation
     }
 
+    /// Runs `wait`, in which nothing is used of what the view has shown: no thread that unmaps memory waits for its end.
+    pub(crate) fn rest(&self, wait: impl FnOnce()) {
+        self.seen.store(u64::MAX, Ordering::SeqCst);
+        wait();
+        // A thread that has not seen the view rest changes the space after this, and waits for the view again.
+        let space = space();
+        self.seen.store(GENERATION.load(Ordering::SeqCst), Ordering::SeqCst);
+        drop(space);
+        self.refresh();
+    }
+
     fn update(&self) -> MutexGuard<'_, (u64, Snapshot)> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if GENERATION.load(Ordering::SeqCst) != current.0 {
@@ -272,5 +283,19 @@ unsafe impl Memory for View {
 
     fn safe_point(&self) -> u64 {
         self.refresh()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_changes_memory_waits_for_no_view_that_rests_and_for_each_that_has_rested() {
+        let view = View::open(0);
+        // This would wait forever for the view of this thread.
+        view.rest(|| change_all(|_| ()));
+        let (seen, now) = (view.seen.load(Ordering::SeqCst), GENERATION.load(Ordering::SeqCst));
+        assert!(seen <= now, "{seen}");
     }
 }
