@@ -3,9 +3,13 @@
 //!
 //! ```text
 //!   begin_load ──engine──► thread "load": lanes
+//!   load_more  ──fill────►                lanes again
+//!   load_rest  ──fill────►                lanes again
 //!                             │ over: the request loop gets an event
 //!   end_load: engine and result are back; hashes compared on the device; aliases unmapped
 //! ```
+//!
+//! What a restore can map before it replays the client's log is loaded while it replays the log.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,26 +19,25 @@ use rekindle_wire::control::LoadTimes;
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::access::hash::{self, BATCH_BYTES, MOST_PIECES};
-use crate::checkpoint::content::{Content, ContentLoad, LoadProgress, UnderWay};
-use crate::checkpoint::engine::{Engine, Part, small_thread};
+use crate::checkpoint::content::{ContentLoad, LoadProgress, Source, UnderWay};
+use crate::checkpoint::engine::{Engine, Fill, Part, small_thread};
 use crate::gpu::Gpu;
 use crate::resources::device::Device;
 use crate::resources::job::EngineError;
 use crate::resources::not_loaded::NotLoaded;
-use crate::resources::vmm::aliases::unmap_aliases;
+use crate::resources::vmm::aliases::{Alias, unmap_aliases};
 use crate::session::call::Call;
 
 /// How often a load that somebody waits for is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 impl Checkpoint {
-    /// Begins to load in a separate thread, which calls `over` at its end. `times` tells how long the steps before took.
+    /// Begins to load in a separate thread, which calls `over` at its end. [`Checkpoint::load_rest`] must follow.
     pub(crate) fn begin_load(
         &mut self,
         gpu: &mut Gpu,
         devices: &[Device],
-        content: Content,
-        times: LoadTimes,
+        source: Arc<Source>,
         over: impl FnOnce() + Send + 'static,
     ) -> Result<(), NotLoaded> {
         let driver = gpu.driver;
@@ -43,14 +46,18 @@ impl Checkpoint {
         let prepared = engine.prepare(driver, &primaries);
         gpu.leave();
         prepared?;
-        let content = Arc::new(content);
-        let of_thread = Arc::clone(&content);
+        let of_thread = Arc::clone(&source);
         let (hand_over, handed_over) = std::sync::mpsc::channel::<Engine>();
+        let (more, fills) = std::sync::mpsc::channel::<Arc<Fill>>();
         let work = move || {
             let mut engine = handed_over.recv().ok()?;
-            let began = Instant::now();
-            let result = engine.load(driver, &of_thread.fill, &of_thread.reader, &of_thread.template);
-            let took = began.elapsed();
+            let mut took = Duration::ZERO;
+            let result = fills.iter().try_for_each(|fill| {
+                let began = Instant::now();
+                let loaded = engine.load(driver, &fill, &of_thread.reader, &of_thread.template);
+                took += began.elapsed();
+                loaded
+            });
             over();
             Some((engine, took, result))
         };
@@ -58,16 +65,36 @@ impl Checkpoint {
         // The thread waits only for the engine.
         let handed = self.engine.take().map(|engine| hand_over.send(engine));
         debug_assert!(matches!(handed, Some(Ok(()))));
-        self.content = ContentLoad::UnderWay(UnderWay { content, thread, times });
+        let (fills, aliases, times) = (Vec::new(), Vec::new(), LoadTimes::default());
+        self.content = ContentLoad::UnderWay(UnderWay { source, fills, aliases, more: Some(more), thread, times });
         Ok(())
+    }
+
+    /// Loads this too. Its memory is mapped.
+    pub(crate) fn load_more(&mut self, fill: Fill) {
+        let ContentLoad::UnderWay(load) = &mut self.content else { return };
+        let fill = Arc::new(fill);
+        // A thread that has failed takes nothing more, and its error comes with the end of the load.
+        let _ = load.more.as_ref().map(|more| more.send(Arc::clone(&fill)));
+        load.fills.push(fill);
+    }
+
+    /// Loads this too, and nothing after it. `aliases` are mappings for the load alone, and `times` tells how long the steps before
+    /// took.
+    pub(crate) fn load_rest(&mut self, fill: Fill, aliases: Vec<Alias>, times: LoadTimes) {
+        self.load_more(fill);
+        if let ContentLoad::UnderWay(load) = &mut self.content {
+            (load.aliases, load.times, load.more) = (aliases, times, None);
+        }
     }
 
     /// How far the load of the content is.
     pub(crate) fn load_progress(&self) -> LoadProgress {
         match &self.content {
-            ContentLoad::UnderWay(UnderWay { content, thread, .. }) if !thread.is_finished() => {
-                LoadProgress::UnderWay { loaded: content.fill.loaded(), bytes: content.fill.bytes() }
-            }
+            ContentLoad::UnderWay(UnderWay { fills, thread, .. }) if !thread.is_finished() => LoadProgress::UnderWay {
+                loaded: fills.iter().map(|fill| fill.loaded()).sum(),
+                bytes: fills.iter().map(|fill| fill.bytes()).sum(),
+            },
             _ => LoadProgress::Over,
         }
     }
@@ -94,23 +121,25 @@ impl Checkpoint {
                 self.content = ContentLoad::Loaded(times);
                 Ok(times)
             }
-            ContentLoad::UnderWay(UnderWay { content, thread, mut times }) => {
+            ContentLoad::UnderWay(UnderWay { source, fills, aliases, more, thread, mut times }) => {
+                drop(more);
                 let (engine, took, result) = thread.join().ok().flatten().ok_or(EngineError::Lost)?;
                 self.engine = Some(engine);
                 result?;
                 let began = Instant::now();
-                let compared = self.compare(call, devices, &content);
+                let compared = fills.iter().try_for_each(|fill| self.compare(call, devices, fill, &source.reader));
                 call.gpu.leave();
                 compared?;
-                unmap_aliases(call.driver(), &content.aliases);
+                unmap_aliases(call.driver(), &aliases);
                 (times.content_ns, times.hash_ns) = (took.as_nanos() as u64, began.elapsed().as_nanos() as u64);
-                (times.bytes, times.set) = (content.fill.bytes(), content.fill.set());
+                times.bytes = fills.iter().map(|fill| fill.bytes()).sum();
+                times.set = fills.iter().map(|fill| fill.set()).sum();
                 self.content = ContentLoad::Loaded(times);
                 // The thread has ended, so this is the only reference.
-                if let Some(mut content) = Arc::into_inner(content) {
-                    content.template.release(call.driver());
-                    if content.is_last_use {
-                        self.discarded.add(content.reader.into_files());
+                if let Some(mut source) = Arc::into_inner(source) {
+                    source.template.release(call.driver());
+                    if source.is_last_use {
+                        self.discarded.add(source.reader.into_files());
                     }
                 }
                 Ok(times)
@@ -119,13 +148,19 @@ impl Checkpoint {
     }
 
     /// Compares the hashes of content that is on the device with the image's.
-    fn compare(&mut self, call: &Call, devices: &[Device], content: &Content) -> Result<(), EngineError> {
-        let HashKey::Content(key) = content.reader.key() else { return Ok(()) };
+    fn compare(
+        &mut self,
+        call: &Call,
+        devices: &[Device],
+        fill: &Fill,
+        reader: &DataReader,
+    ) -> Result<(), EngineError> {
+        let HashKey::Content(key) = reader.key() else { return Ok(()) };
         let driver = call.driver();
         self.hasher.set_key(driver, &key)?;
         for (ordinal, device) in devices.iter().enumerate() {
             self.hasher.prepare(driver, (ordinal, device.device), device.primary)?;
-            let parts: Vec<_> = content.fill.to_compare().filter(|it| it.job.device == ordinal).collect();
+            let parts: Vec<_> = fill.to_compare().filter(|it| it.job.device == ordinal).collect();
             let mut rest = &parts[..];
             while !rest.is_empty() {
                 let mut sum = 0_u64;
@@ -135,7 +170,7 @@ impl Checkpoint {
                 };
                 let count = rest.iter().take(MOST_PIECES).take_while(fits).count();
                 let (batch, behind) = rest.split_at(count.max(1));
-                self.compare_batch(call, ordinal, batch, &content.reader)?;
+                self.compare_batch(call, ordinal, batch, reader)?;
                 rest = behind;
             }
         }

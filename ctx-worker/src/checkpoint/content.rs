@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,12 +14,9 @@ use crate::checkpoint::template::Template;
 use crate::resources::job::EngineError;
 use crate::resources::vmm::aliases::Alias;
 
-/// Content that is about to be loaded.
-pub(crate) struct Content {
-    pub(crate) fill: Fill,
+/// Where content comes from that is about to be loaded.
+pub(crate) struct Source {
     pub(crate) reader: DataReader,
-    /// Mappings through which pieces are filled, and which the load removes at its end.
-    pub(crate) aliases: Vec<Alias>,
     /// Content that is on the devices already.
     pub(crate) template: Template,
     /// Whether the files are of no use after the load, and nobody else has them.
@@ -73,7 +71,13 @@ pub(crate) type Ended = (Engine, Duration, Result<(), EngineError>);
 
 /// A load that is under way.
 pub(crate) struct UnderWay {
-    pub(crate) content: Arc<Content>,
+    pub(crate) source: Arc<Source>,
+    /// What is loaded, one after the other.
+    pub(crate) fills: Vec<Arc<Fill>>,
+    /// Mappings through which pieces are filled, and which the load removes at its end.
+    pub(crate) aliases: Vec<Alias>,
+    /// The way to the thread, as long as there is more to come.
+    pub(crate) more: Option<Sender<Arc<Fill>>>,
     pub(crate) thread: JoinHandle<Option<Ended>>,
     pub(crate) times: LoadTimes,
 }

@@ -16,21 +16,15 @@ use crate::resources::vmm::Vmm;
 use crate::resources::vmm::aliases::Alias;
 use crate::session::state::{self, Mapped, State};
 
-/// Maps a saved client's device memory again at its old addresses.
-pub(crate) fn restore_allocations(memory: &mut Memory, driver: &Driver, client: &Client) -> Result<(), NotLoaded> {
-    memory.restore_pools(driver)?;
-    memory.map_made(driver)?;
-    for allocation in &client.allocations {
-        if allocation.flags & Allocation::PHYSICAL != 0 {
-            continue;
-        }
-        let pooled = allocation.flags & Allocation::POOLED != 0;
-        let (context, pool) = if pooled { (0, allocation.handle) } else { (allocation.handle, 0) };
-        let allocated = memory::Allocation { size: allocation.size, context, pool };
-        if pooled {
-            memory.restore_pooled(allocation.device as usize, allocation.address, allocated)?;
-            continue;
-        }
+/// Whether an allocation belongs to no pool, and is no piece that the client maps itself: it can be mapped before there are any.
+fn is_plain(allocation: &Allocation) -> bool {
+    allocation.flags & (Allocation::PHYSICAL | Allocation::POOLED) == 0
+}
+
+/// Maps a saved client's plain device memory again at its old addresses.
+pub(crate) fn restore_plain(memory: &mut Memory, driver: &Driver, client: &Client) -> Result<(), NotLoaded> {
+    for allocation in client.allocations.iter().filter(|it| is_plain(it)) {
+        let allocated = memory::Allocation { size: allocation.size, context: allocation.handle, pool: 0 };
         let device = memory.devices.get_mut(allocation.device as usize).ok_or(NotLoaded::NoDevice)?;
         // The driver maps in the current context's process; any context of the device suffices.
         device.memory.allocate_at(driver, allocation.address, allocated).map_err(|source| NotLoaded::Memory {
@@ -38,6 +32,16 @@ pub(crate) fn restore_allocations(memory: &mut Memory, driver: &Driver, client: 
             address: allocation.address,
             source,
         })?;
+    }
+    Ok(())
+}
+
+/// Maps a saved client's device memory of pools again at its old addresses.
+pub(crate) fn restore_pools(memory: &mut Memory, driver: &Driver, client: &Client) -> Result<(), NotLoaded> {
+    memory.restore_pools(driver)?;
+    for allocation in client.allocations.iter().filter(|it| it.flags & Allocation::POOLED != 0) {
+        let allocated = memory::Allocation { size: allocation.size, context: 0, pool: allocation.handle };
+        memory.restore_pooled(allocation.device as usize, allocation.address, allocated)?;
     }
     Ok(())
 }
@@ -72,7 +76,26 @@ pub(crate) fn compare_globals(layers: &Layers<'_>, client: &Client) -> Result<()
 
 /// All pieces of content that a saved client's memory has.
 pub(crate) fn content(layers: &Layers<'_>, client: &Client, key: HashKey) -> Result<Fill, NotLoaded> {
-    let mut list = content_of_allocations(layers.memory, client)?;
+    content_besides(layers, client, key, |_| false)
+}
+
+/// The content of a saved client's memory without that of its plain allocations.
+pub(crate) fn content_besides_plain(layers: &Layers<'_>, client: &Client, key: HashKey) -> Result<Fill, NotLoaded> {
+    content_besides(layers, client, key, is_plain)
+}
+
+/// The content of a saved client's plain allocations.
+pub(crate) fn content_of_plain(memory: &Memory, client: &Client, key: HashKey) -> Result<Fill, NotLoaded> {
+    Ok(fill(memory, content_of_allocations(memory, client, is_plain)?, key))
+}
+
+fn content_besides(
+    layers: &Layers<'_>,
+    client: &Client,
+    key: HashKey,
+    without: impl Fn(&Allocation) -> bool,
+) -> Result<Fill, NotLoaded> {
+    let mut list = content_of_allocations(layers.memory, client, |it| !without(it))?;
     for g in &client.globals {
         let context =
             context_of_global(layers, g.module, g.address).ok_or(NotLoaded::Image("a variable's context is gone"))?;
@@ -86,12 +109,16 @@ pub(crate) fn content(layers: &Layers<'_>, client: &Client, key: HashKey) -> Res
 
 /// The content of a saved client's allocations and pieces, without that of variables and arrays.
 pub(crate) fn content_of_memory(memory: &Memory, client: &Client, key: HashKey) -> Result<Fill, NotLoaded> {
-    Ok(fill(memory, content_of_allocations(memory, client)?, key))
+    Ok(fill(memory, content_of_allocations(memory, client, |_| true)?, key))
 }
 
-fn content_of_allocations(memory: &Memory, client: &Client) -> Result<Vec<(Job, Piece)>, NotLoaded> {
+fn content_of_allocations(
+    memory: &Memory,
+    client: &Client,
+    of: impl Fn(&Allocation) -> bool,
+) -> Result<Vec<(Job, Piece)>, NotLoaded> {
     let mut list = Vec::new();
-    for a in &client.allocations {
+    for a in client.allocations.iter().filter(|it| of(it)) {
         let device = a.device as usize;
         let context = memory.devices.get(device).ok_or(NotLoaded::NoDevice)?.primary;
         add(&mut list, a.address, (device, context), &a.pieces);

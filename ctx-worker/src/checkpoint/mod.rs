@@ -39,12 +39,14 @@ use self::copying::background::Background;
 use self::copying::guard::Guard;
 use self::copying::reserving::Reserving;
 use self::copying::{Clones, Place, Precopied};
-use self::engine::{Buffers, Engine, Pace, Stage};
+use self::engine::{Buffers, Engine, Pace, Peek, Stage};
 
 /// Copies the client's memory and predicts how commands access it.
 pub(crate) struct Checkpoint {
     /// The copy engine. `None` while it copies or loads in the background.
     pub(crate) engine: Option<Engine>,
+    /// Reads initial values of variables, also while the engine is away.
+    pub(crate) peek: Peek,
     /// Devices whose primary contexts were reset while the engine was copying in the background.
     pub(crate) reset_meanwhile: Vec<usize>,
     /// The engine's buffers, accessible while it copies in the background.
@@ -98,6 +100,7 @@ impl Checkpoint {
             buffers: engine.buffers.clone(),
             stage: engine.stage.clone(),
             pace: engine.pace.clone(),
+            peek: Peek::beside(&engine),
             engine: Some(engine),
             hasher,
             tracker: Box::new(Tracker::new(table)),

@@ -9,6 +9,7 @@
 //! The driver keeps graphs, textures and tensor maps that name the memory's addresses: they work with the new memory
 //! (measured, `tests/facts/exchange.cu`). So nothing else is destroyed or made again.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use rekindle_cuda_abi::types::CUDA_ERROR_OUT_OF_MEMORY;
@@ -19,7 +20,7 @@ use tracing::info;
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::borrowing::Borrowing;
-use crate::checkpoint::content::Content;
+use crate::checkpoint::content::Source;
 use crate::checkpoint::layers::Layers;
 use crate::checkpoint::load::{check_pieces, content, content_of_memory};
 use crate::checkpoint::template::Template;
@@ -159,8 +160,10 @@ impl Checkpoint {
         }
         let times = LoadTimes { map_ns: began.elapsed().as_nanos() as u64, ..LoadTimes::default() };
         let template = std::mem::take(&mut kept.template);
-        let content = Content { fill, reader, aliases, template, is_last_use: kept.origin == Origin::Suspension };
-        self.begin_load(&mut layers.call.gpu, &layers.memory.devices, content, times, over)
+        let source = Arc::new(Source { reader, template, is_last_use: kept.origin == Origin::Suspension });
+        self.begin_load(&mut layers.call.gpu, &layers.memory.devices, source, over)?;
+        self.load_rest(fill, aliases, times);
+        Ok(())
     }
 }
 

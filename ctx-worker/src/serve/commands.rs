@@ -509,6 +509,7 @@ impl Executor {
                 self.checkpoint.reset_meanwhile.push(ordinal);
             }
         }
+        self.checkpoint.peek.release(driver, ordinal);
         self.checkpoint.release_hashers(driver, ordinal);
         self.unregister_staging(ordinal);
         self.memory.ipc_events.unregister(&mut self.call, self.memory.first_primary(), ordinal);
@@ -530,6 +531,10 @@ impl Executor {
         hasher.map_err(|failed| Refused::Code(failed.code))?;
         self.reserve_for_code(ordinal, self.memory.devices[ordinal].code_reserve.bytes())
             .map_err(|failed| Refused::Code(failed.code))?;
+        let primaries: Vec<_> = self.memory.devices.iter().map(|it| it.primary).collect();
+        let peek = self.checkpoint.peek.prepare(driver, &primaries);
+        self.context_changed();
+        peek.map_err(|failed| Refused::Code(failed.code))?;
         self.register_staging(ordinal)?;
         self.memory.ipc_events.register(&mut self.call, self.memory.first_primary(), ordinal)
     }

@@ -63,7 +63,7 @@ impl Executor {
 
     /// The command under way, with the parts of the worker that are needed when the driver loads code.
     pub(crate) fn code_parts(&mut self) -> (&mut Call, Loading<'_>, &mut Code) {
-        let loading = Loading { memory: &mut self.memory, reader: &mut self.checkpoint.engine };
+        let loading = Loading { memory: &mut self.memory, reader: &mut self.checkpoint.peek };
         (&mut self.call, loading, &mut self.code)
     }
 
@@ -217,13 +217,13 @@ impl Executor {
 
     /// Notes the values that deferred launches have of an attribute that this call is about to set.
     fn about_to_set(&mut self, header: &CommandHeader, parameters: &[u8]) -> Option<Change> {
-        let mut loading = Loading { memory: &mut self.memory, reader: &mut self.checkpoint.engine };
+        let mut loading = Loading { memory: &mut self.memory, reader: &mut self.checkpoint.peek };
         self.scheduler.about_to_set(&mut self.call, &mut loading, &mut self.code, header, parameters)
     }
 
     /// Called when the call has set the attribute.
     fn has_set(&mut self, change: Change) {
-        let mut loading = Loading { memory: &mut self.memory, reader: &mut self.checkpoint.engine };
+        let mut loading = Loading { memory: &mut self.memory, reader: &mut self.checkpoint.peek };
         self.scheduler.has_set(&mut self.call, &mut loading, &mut self.code, change);
     }
 

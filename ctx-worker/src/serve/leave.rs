@@ -30,6 +30,7 @@ impl Executor {
             if let Some(engine) = &mut self.checkpoint.engine {
                 engine.release(driver, ordinal);
             }
+            self.checkpoint.peek.release(driver, ordinal);
             self.checkpoint.release_hashers(driver, ordinal);
             self.unregister_staging(ordinal);
             self.memory.ipc_events.unregister(&mut self.call, self.memory.first_primary(), ordinal);

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rekindle_images::{Client, DataReader, Object};
@@ -11,10 +12,11 @@ use rekindle_wire::command;
 use rekindle_wire::control::{LOAD_STEPS, LoadTimes};
 
 use crate::checkpoint::borrowing;
-use crate::checkpoint::content::Content;
+use crate::checkpoint::content::Source;
 use crate::checkpoint::layers::Layers;
 use crate::checkpoint::load::{
-    check_pieces, compare_globals, content, read_mapped, restore_allocations, restore_parts,
+    check_pieces, compare_globals, content, content_besides_plain, content_of_plain, read_mapped, restore_parts,
+    restore_plain, restore_pools,
 };
 use crate::checkpoint::suspend::{Kept, Origin};
 use crate::checkpoint::template::Template;
@@ -41,17 +43,41 @@ impl Executor {
         begins: impl Fn(&'static str),
         over: impl FnOnce() + Send + 'static,
     ) -> Result<(), NotLoaded> {
-        let (aliases, times) = self.prepare_client(client, &reader, code, |_| Ok(()), begins)?;
-        let (layers, checkpoint) = self.layers();
-        let fill = content(&layers, client, reader.key())?;
-        let Layers { call, memory, .. } = layers;
-        checkpoint.begin_load(
-            &mut call.gpu,
-            &memory.devices,
-            Content { fill, reader, aliases, template: Template::default(), is_last_use: false },
-            times,
-            over,
-        )
+        let key = reader.key();
+        let source = Arc::new(Source { reader, template: Template::default(), is_last_use: false });
+        let mut over = Some(over);
+        let early = |executor: &mut Self, state: &State| match over.take_if(|_| lies_by_code_alone(state)) {
+            Some(over) => executor.load_plain(client, Arc::clone(&source), over).map(|()| true),
+            None => Ok(false),
+        };
+        let (aliases, times) = self.prepare_client(client, &source.reader, code, early, |_| Ok(()), begins)?;
+        let (mut layers, checkpoint) = self.layers();
+        let rest = match over {
+            None => content_besides_plain(&layers, client, key)?,
+            Some(over) => {
+                let Layers { call, memory, .. } = &mut layers;
+                checkpoint.begin_load(&mut call.gpu, &memory.devices, source, over)?;
+                content(&layers, client, key)?
+            }
+        };
+        checkpoint.load_rest(rest, aliases, times);
+        Ok(())
+    }
+
+    /// Maps plain allocations, and begins to load their content.
+    fn load_plain(
+        &mut self,
+        client: &Client,
+        source: Arc<Source>,
+        over: impl FnOnce() + Send + 'static,
+    ) -> Result<(), NotLoaded> {
+        self.enter_real(self.memory.first_primary())?;
+        restore_plain(&mut self.memory, self.call.gpu.driver, client)?;
+        let fill = content_of_plain(&self.memory, client, source.reader.key())?;
+        let (Layers { call, memory, .. }, checkpoint) = self.layers();
+        checkpoint.begin_load(&mut call.gpu, &memory.devices, source, over)?;
+        checkpoint.load_more(fill);
+        Ok(())
     }
 
     /// Restores everything except the memory that the client shares and the content of device memory, and gives that memory back
@@ -74,19 +100,21 @@ impl Executor {
             template = borrowing::lend(driver, &mut executor.memory, &client.allocations, &written, pieces)?;
             Ok(())
         };
-        let (aliases, _) = self.prepare_client(&client, &reader, code, lend, begins)?;
+        let (aliases, _) = self.prepare_client(&client, &reader, code, |_, _| Ok(false), lend, begins)?;
         unmap_aliases(self.call.driver(), &aliases);
         let (mut layers, checkpoint) = self.layers();
         let bytes = checkpoint.give_back(&mut layers, true)?;
         Ok((Kept { client, reader: Some(reader), template, origin: Origin::Image, borrowing }, bytes))
     }
 
-    /// Restores everything except the memory that the client shares and the content of device memory.
+    /// Restores everything except the memory that the client shares and the content of device memory. `early` is called before the
+    /// log is replayed, and returns whether it has mapped the plain allocations.
     fn prepare_client(
         &mut self,
         client: &Client,
         reader: &DataReader,
         code: Vec<(String, File)>,
+        early: impl FnOnce(&mut Self, &State) -> Result<bool, NotLoaded>,
         lend: impl FnOnce(&mut Self) -> Result<(), NotLoaded>,
         begins: impl Fn(&'static str),
     ) -> Result<(Vec<Alias>, LoadTimes), NotLoaded> {
@@ -98,13 +126,21 @@ impl Executor {
         let code_ns = steps.next(replay_step);
         let mapped = read_mapped(client, &state, reader)?;
         self.restore_state(client, &state, &mapped)?;
+        let mapping = Instant::now();
+        self.memory.map_made(self.call.gpu.driver)?;
+        let plain_is_there = early(self, &state)?;
+        let plain_ns = mapping.elapsed().as_nanos() as u64;
         // Textures may refer to memory, which must exist by then.
         let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
         let (mut later, first): (Vec<_>, Vec<_>) = client.objects.iter().partition(|o| needs_memory(call(o)));
         let mut holders = self.replay_log(client, &state, first, &kinds)?;
-        let replay_ns = steps.next(map_step);
+        let replay_ns = steps.next(map_step).saturating_sub(plain_ns);
         lend(self)?;
-        restore_allocations(&mut self.memory, self.call.gpu.driver, client)?;
+        let driver = self.call.gpu.driver;
+        if !plain_is_there {
+            restore_plain(&mut self.memory, driver, client)?;
+        }
+        restore_pools(&mut self.memory, driver, client)?;
         self.memory.restore_vmm(self.call.gpu.driver)?;
         later.sort_by_key(|object| recorded_value(&object.args));
         for object in later {
@@ -122,7 +158,7 @@ impl Executor {
         restore_parts(&mut layers, client, reader)?;
         layers.memory.all_shared_is_mapped(layers.call, &state)?;
         layers.scheduler.times.record_events(layers.call)?;
-        let map_ns = steps.next(content_step);
+        let map_ns = steps.next(content_step) + plain_ns;
         Ok((aliases, LoadTimes { code_ns, replay_ns, map_ns, ..LoadTimes::default() }))
     }
 
@@ -176,6 +212,13 @@ impl Executor {
         self.memory.expected_pins = PinnedMemory::read(state, &client.pinned)?;
         Ok(())
     }
+}
+
+/// Whether nothing decides where the client's code lies but what code there is, so that memory may be mapped before it is loaded: no
+/// code lies beyond the reserve, no place holder looks for room, and no context is reset while its memory is being loaded.
+fn lies_by_code_alone(state: &State) -> bool {
+    let of_device = |device: &state::Device| device.code_reserve > 0 && !device.reset;
+    state.cut.is_none() && !state.beyond_reserve && state.devices.iter().all(of_device)
 }
 
 /// Measures steps that follow each other, and tells when they begin.

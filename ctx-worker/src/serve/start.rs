@@ -139,6 +139,7 @@ fn try_start(driver: &'static Driver, driver_build: String) -> Result<Executor, 
     }
     let attached = Attached { driver_version: version, driver_build, api_version, devices: described };
     let mut executor = Executor::new(driver, devices, engine, hasher, attached);
+    executor.checkpoint.peek.prepare(driver, &primaries)?;
     executor.context_changed();
     Ok(executor)
 }

@@ -46,8 +46,7 @@ impl Buffers {
         Ok(buffer.address().cast())
     }
 
-    /// Removes the buffer at this address from the list, but leaves it mapped: a copy may still write to it. Later lanes move
-    /// up by one, as their buffers do.
+    /// Removes the buffer at this address from the list, but leaves it mapped: a copy may still write to it. It is the last one.
     pub(super) fn abandon(&self, buffer: *mut u8) {
         let mut buffers = self.lock();
         if let Some(at) = buffers.iter().position(|it| it.address() == buffer.cast()) {

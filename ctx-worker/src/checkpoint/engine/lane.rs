@@ -15,9 +15,9 @@ pub(super) const POLL_INTERVAL: Duration = Duration::from_micros(20);
 pub(super) struct Way {
     /// The device's primary context.
     pub(super) primary: CUcontext,
-    /// The stream that all lanes share.
+    /// The stream that all lanes share, or that of a [`super::Peek`].
     pub(super) stream: CUstream,
-    /// This lane's event, recorded behind its copy.
+    /// The event that is recorded behind a copy.
     pub(super) done: CUevent,
 }
 

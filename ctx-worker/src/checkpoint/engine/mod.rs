@@ -34,6 +34,7 @@ pub(crate) use self::fill::{Fill, Part};
 use self::lane::{Halves, Lane, Way};
 use self::out::Out;
 pub(crate) use self::pace::Pace;
+pub(crate) use self::peek::Peek;
 pub(crate) use self::stage::{Stage, StageError};
 use crate::checkpoint::copying::Copying;
 use crate::gpu::driver::{CallFailed, Driver, checked};
@@ -55,8 +56,6 @@ pub(crate) struct Engine {
     pub(crate) stage: Stage,
     /// How fast copies out of devices may be.
     pub(crate) pace: Pace,
-    /// Whether [`Engine::peek`] may still be used.
-    peeks: bool,
 }
 
 impl Engine {
@@ -65,7 +64,7 @@ impl Engine {
         let cores = crate::cores::cores();
         let (count, few) = (cores.clamp(1, 16), (cores / 2).clamp(1, 8));
         let (buffers, stage, pace) = (Buffers::default(), Stage::default(), Pace::default());
-        Self { lanes: Vec::new(), streams: Vec::new(), count, few, buffers, stage, pace, peeks: true }
+        Self { lanes: Vec::new(), streams: Vec::new(), count, few, buffers, stage, pace }
     }
 
     /// Makes missing buffers and streams. `primaries` are the devices' primary contexts.

@@ -6,14 +6,69 @@ use rekindle_cuda_abi::types::*;
 use tracing::warn;
 
 use super::Engine;
-use super::lane::POLL_INTERVAL;
-use crate::gpu::driver::Driver;
+use super::buffers::Buffers;
+use super::lane::{POLL_INTERVAL, Way};
+use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::initial::{MOST, ReadDevice};
 
 /// A copy of a few bytes takes some 10 us: for up to this long, spinning is better than sleeping.
 const SPIN: Duration = Duration::from_micros(50);
 
-impl Engine {
+/// A buffer and streams of its own, so that it reads while the engine copies or loads, too.
+pub(crate) struct Peek {
+    buffers: Buffers,
+    /// The buffer's number among those of lanes.
+    number: usize,
+    pub(super) buffer: *mut u8,
+    ways: Vec<Option<Way>>,
+    /// A copy into the buffer may still arrive.
+    given_up: bool,
+}
+
+// SAFETY: the buffer is used by nothing else, and by one thread at a time.
+unsafe impl Send for Peek {}
+
+impl Peek {
+    /// Reads through the buffer behind those of the engine's lanes.
+    pub(crate) fn beside(engine: &Engine) -> Self {
+        let (buffers, number) = (engine.buffers.clone(), engine.count);
+        Self { buffers, number, buffer: std::ptr::null_mut(), ways: Vec::new(), given_up: false }
+    }
+
+    /// Makes the buffer, and missing streams. `primaries` are the devices' primary contexts.
+    pub(crate) fn prepare(&mut self, driver: &Driver, primaries: &[CUcontext]) -> Result<(), CallFailed> {
+        const NON_BLOCKING: u32 = 1;
+        const DISABLE_TIMING: u32 = 2;
+        let Some(&first) = primaries.first().filter(|_| !self.given_up) else { return Ok(()) };
+        // SAFETY: the context is the driver's own.
+        unsafe { checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(first))? };
+        self.buffer = self.buffers.prepare(driver, self.number)?;
+        self.ways.resize(primaries.len(), None);
+        for (way, &primary) in self.ways.iter_mut().zip(primaries).filter(|(way, _)| way.is_none()) {
+            let (mut stream, mut done) = (0, 0);
+            // SAFETY: out parameters are locals; the context is the driver's own.
+            unsafe {
+                checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
+                checked("cuStreamCreate", (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING))?;
+                checked("cuEventCreate", (driver.cuEventCreate)(&raw mut done, DISABLE_TIMING))?;
+            }
+            *way = Some(Way { primary, stream, done });
+        }
+        Ok(())
+    }
+
+    /// Releases what it has in a device's primary context, which is about to be reset, but for the buffer's registration
+    /// ([`Buffers::unregister`]). [`Peek::prepare`] makes it anew.
+    pub(crate) fn release(&mut self, driver: &Driver, device: usize) {
+        if let Some(way) = self.ways.get_mut(device).and_then(Option::take) {
+            // SAFETY: the stream and the event are ours, and nobody waits for them.
+            unsafe {
+                (driver.cuEventDestroy_v2)(way.done);
+                (driver.cuStreamDestroy_v2)(way.stream);
+            }
+        }
+    }
+
     /// Reads regions of a device's memory, given by address and length, of [`MOST`] bytes together. The function makes and maps
     /// nothing, so the driver places later code where it would have placed it anyway. The device's primary context must be
     /// current.
@@ -32,8 +87,10 @@ impl Engine {
         limit: Duration,
     ) -> Option<Vec<Vec<u8>>> {
         let total = regions.iter().try_fold(0_u64, |sum, (_, length)| sum.checked_add(*length))?;
-        let lane = self.lanes.first().filter(|lane| self.peeks && total <= MOST && !lane.buffer.is_null())?;
-        let (way, buffer) = (lane.ways.get(device).copied().flatten()?, lane.buffer);
+        if self.given_up || total > MOST || self.buffer.is_null() {
+            return None;
+        }
+        let (way, buffer) = (self.ways.get(device).copied().flatten()?, self.buffer);
         let mut at = 0;
         let enqueued = regions.iter().all(|&(address, length)| {
             // SAFETY: the regions fit into the buffer, one after the other; the rest is the caller's promise.
@@ -57,13 +114,12 @@ impl Engine {
             }
         }
         if done != CUDA_SUCCESS {
-            // The copies may still arrive, so the buffer is not used any more; `prepare` makes a lane in its place.
+            // The copies may still arrive, so the buffer is not used any more.
             warn!(
                 result = result_name(done),
                 "addresses of code cannot be read, and will not be compared in a restore"
             );
-            self.peeks = false;
-            self.lanes.remove(0);
+            self.given_up = true;
             self.buffers.abandon(buffer);
             return None;
         }
@@ -79,8 +135,7 @@ impl Engine {
     }
 }
 
-/// While the engine copies in the background, nothing is read.
-impl ReadDevice for Option<Engine> {
+impl ReadDevice for Peek {
     unsafe fn read_now(
         &mut self,
         driver: &Driver,
@@ -89,6 +144,6 @@ impl ReadDevice for Option<Engine> {
         limit: Duration,
     ) -> Option<Vec<Vec<u8>>> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.as_mut()?.peek(driver, device, regions, limit) }
+        unsafe { self.peek(driver, device, regions, limit) }
     }
 }

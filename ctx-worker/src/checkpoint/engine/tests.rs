@@ -371,24 +371,31 @@ fn content_arrives_whole_however_late_copies_take_place() {
     }
 }
 
-fn peek(engine: &mut Engine, driver: &Driver, memory: &[u8], parts: &[(u64, u64)]) -> Option<Vec<Vec<u8>>> {
+/// What reads beside an engine.
+fn reader(driver: &Driver) -> Peek {
+    let mut reader = Peek::beside(&engine(driver));
+    reader.prepare(driver, &[1]).unwrap();
+    reader
+}
+
+fn peek(reader: &mut Peek, driver: &Driver, memory: &[u8], parts: &[(u64, u64)]) -> Option<Vec<Vec<u8>>> {
     let regions: Vec<_> = parts.iter().map(|(at, length)| (memory.as_ptr() as u64 + at, *length)).collect();
     // SAFETY: the parts lie in the memory.
-    unsafe { engine.peek(driver, 0, &regions, Duration::ZERO) }
+    unsafe { reader.peek(driver, 0, &regions, Duration::ZERO) }
 }
 
 #[test]
 fn a_little_memory_is_read_at_once_up_to_the_size_of_a_buffer() {
     let (driver, memory) = (driver(), Memory::new(2));
-    let mut engine = engine(&driver);
+    let mut reader = reader(&driver);
     let parts = [(8, 16), (PIECE_LENGTH - 4, 8), (0, 0)];
-    let read = peek(&mut engine, &driver, &memory.0, &parts).unwrap();
+    let read = peek(&mut reader, &driver, &memory.0, &parts).unwrap();
     let expected = parts.map(|(at, length)| memory.0[at as usize..][..length as usize].to_vec());
     assert_eq!(read, expected);
-    let most = peek(&mut engine, &driver, &memory.0, &[(0, MOST)]);
+    let most = peek(&mut reader, &driver, &memory.0, &[(0, MOST)]);
     assert_eq!(most.map(|read| read[0].len() as u64), Some(MOST));
-    assert_eq!(peek(&mut engine, &driver, &memory.0, &[(0, MOST), (0, 1)]), None);
-    assert_eq!(peek(&mut engine, &driver, &memory.0, &[(0, u64::MAX), (0, 1)]), None);
+    assert_eq!(peek(&mut reader, &driver, &memory.0, &[(0, MOST), (0, 1)]), None);
+    assert_eq!(peek(&mut reader, &driver, &memory.0, &[(0, u64::MAX), (0, 1)]), None);
 }
 
 #[test]
@@ -398,14 +405,17 @@ fn a_read_that_does_not_end_in_time_gives_its_buffer_up_and_is_the_last() {
     }
     let (driver, memory) = (driver(), Memory::new(1));
     let mut engine = engine(&driver);
-    let abandoned = engine.lanes[0].buffer;
+    let mut reader = Peek::beside(&engine);
+    reader.prepare(&driver, &[1]).unwrap();
     let stuck = Driver { cuEventQuery: never, ..self::driver() };
-    assert_eq!(peek(&mut engine, &stuck, &memory.0, &[(0, 8)]), None);
-    assert_eq!(peek(&mut engine, &driver, &memory.0, &[(0, 8)]), None);
-    // The engine copies as before, through a new buffer.
+    assert_eq!(peek(&mut reader, &stuck, &memory.0, &[(0, 8)]), None);
+    assert_eq!(peek(&mut reader, &driver, &memory.0, &[(0, 8)]), None);
+    // Neither a reset nor another lane uses the buffer again.
+    reader.prepare(&driver, &[1]).unwrap();
+    engine.count += 1;
     engine.prepare(&driver, &[1]).unwrap();
-    assert_eq!(engine.lanes.len(), engine.count);
-    assert!(engine.lanes.iter().all(|lane| !lane.buffer.is_null() && lane.buffer != abandoned));
+    let buffers: Vec<_> = engine.lanes.iter().map(|lane| lane.buffer).collect();
+    assert!(buffers.iter().all(|buffer| !buffer.is_null() && *buffer != reader.buffer), "{buffers:?}");
 }
 
 #[test]
@@ -414,10 +424,10 @@ fn a_read_that_the_driver_refuses_is_none_and_the_next_may_do() {
         CUDA_ERROR_INVALID_VALUE
     }
     let (driver, memory) = (driver(), Memory::new(1));
-    let mut engine = engine(&driver);
+    let mut reader = reader(&driver);
     let refusing = Driver { cuMemcpyDtoHAsync_v2: refuse, ..self::driver() };
-    assert_eq!(peek(&mut engine, &refusing, &memory.0, &[(0, 8)]), None);
-    assert_eq!(peek(&mut engine, &driver, &memory.0, &[(0, 8)]), Some(vec![vec![1; 8]]));
+    assert_eq!(peek(&mut reader, &refusing, &memory.0, &[(0, 8)]), None);
+    assert_eq!(peek(&mut reader, &driver, &memory.0, &[(0, 8)]), Some(vec![vec![1; 8]]));
 }
 
 #[test]
