@@ -23,6 +23,7 @@ const ALSO: &[&str] = &[
     "cuCtxSetCurrent",
     "cuCtxGetApiVersion",
     "cuCtxGetStreamPriorityRange",
+    "cuModuleGetLoadingMode",
     "cuModuleLoadData",
     "cuModuleLoadDataEx",
     "cuLinkCreate_v2",

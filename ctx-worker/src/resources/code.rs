@@ -128,22 +128,10 @@ impl Code {
         options: &mut JitOptions,
         args: &Reader<'_>,
     ) -> Result<(), Refused> {
-        let driver = call.driver();
-        let (count, numbers, values) = options.arrays();
-        let mut real = 0;
-        // SAFETY: the pointer is an image as the driver takes it, which it has copied when it returns; the arrays hold
-        // `count` options; the other parameters are locals or null.
-        check(image.with_pointer(|pointer| unsafe {
-            let none = std::ptr::null_mut;
-            match kind {
-                Kind::Module if count == 0 => (driver.cuModuleLoadData)(&raw mut real, pointer),
-                Kind::Module => (driver.cuModuleLoadDataEx)(&raw mut real, pointer, count, numbers, values),
-                _ => {
-                    let library = &raw mut real;
-                    (driver.cuLibraryLoadData)(library, pointer, numbers, values, count, none(), none().cast(), 0)
-                }
-            }
-        }))?;
+        let real = match self.ahead.take(handle) {
+            Some(loaded) => loaded.map_err(Refused::Code)?,
+            None => options.load(call.driver(), kind, image).map_err(Refused::Code)?,
+        };
         let context = if kind == Kind::Module { call.header.context } else { 0 };
         if !call.session.objects.insert(handle, Object { kind, real, context, parent: 0, allocates: false }) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());

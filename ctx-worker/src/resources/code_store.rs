@@ -35,6 +35,8 @@ pub(crate) struct Image {
     pub(crate) prints: bool,
     /// Whether the code may keep addresses of functions in memory.
     pub(crate) takes_function_addresses: bool,
+    /// Whether the driver may have to compile the code before it can load it.
+    pub(crate) must_be_compiled: bool,
     /// The code's variables, or why they cannot be known.
     pub(crate) globals: Result<Vec<Global>, UnknownGlobals>,
 }
@@ -61,9 +63,19 @@ impl Image {
         let usable = slices.len() == 1 && slices[0].as_ptr().cast::<u64>().is_aligned();
         // Libraries have hundreds of megabytes of code: it is copied only if it must be.
         let copies = (!usable).then(|| slices.iter().map(|s| aligned(s)).collect());
-        let Description { allocating, params, prints, takes_function_addresses, globals } =
+        let Description { allocating, params, prints, takes_function_addresses, must_be_compiled, globals } =
             describe(&slices, capability);
-        Ok(Self { hash, stored, copies, allocating, params, prints, takes_function_addresses, globals })
+        Ok(Self {
+            hash,
+            stored,
+            copies,
+            allocating,
+            params,
+            prints,
+            takes_function_addresses,
+            must_be_compiled,
+            globals,
+        })
     }
 
     /// The bytes as they are saved.
@@ -162,6 +174,7 @@ struct Description {
     params: HashMap<String, Vec<(u64, u64)>>,
     prints: bool,
     takes_function_addresses: bool,
+    must_be_compiled: bool,
     globals: Result<Vec<Global>, UnknownGlobals>,
 }
 
@@ -170,8 +183,14 @@ const PRINTING: [&[u8]; 2] = [b"vprintf", b"__assertfail"];
 
 fn describe(parts: &[&[u8]], capability: (u32, u32)) -> Description {
     let (allocating, params) = (HashSet::new(), HashMap::new());
-    let mut found =
-        Description { allocating, params, prints: false, takes_function_addresses: false, globals: Ok(Vec::new()) };
+    let mut found = Description {
+        allocating,
+        params,
+        prints: false,
+        takes_function_addresses: false,
+        must_be_compiled: false,
+        globals: Ok(Vec::new()),
+    };
     let mut globals = Vec::new();
     let mut fits = false;
     for part in parts {
@@ -182,12 +201,14 @@ fn describe(parts: &[&[u8]], capability: (u32, u32)) -> Description {
             found.globals = Err(why);
             found.prints = true;
             found.takes_function_addresses = true;
+            found.must_be_compiled = true;
             return found;
         }
     }
     // Code that cannot be read may do anything.
     found.prints |= !fits;
     found.takes_function_addresses |= !fits;
+    found.must_be_compiled |= !fits;
     found.globals = if fits { Ok(globals) } else { Err(UnknownGlobals::NoEntry) };
     found
 }
@@ -202,6 +223,7 @@ fn describe_entry(
     // Libraries have hundreds of megabytes of code.
     found.prints |= PRINTING.iter().any(|name| memmem::find(bytes, name).is_some());
     found.takes_function_addresses |= program.takes_function_addresses()?;
+    found.must_be_compiled |= program.is_ptx();
     for kernel in program.kernels()? {
         if kernel.allocates {
             found.allocating.insert(kernel.name.clone());

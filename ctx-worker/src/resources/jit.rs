@@ -7,9 +7,11 @@ use std::ffi::{CStr, c_void};
 use rekindle_cuda_abi::types::*;
 use rekindle_images::BlobKind;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
-use rekindle_wire::command::CodeLog;
+use rekindle_wire::command::{CodeLog, Kind};
 use rekindle_wire::layout::REPLY_BYTES;
 
+use crate::gpu::driver::Driver;
+use crate::resources::code_store::Image;
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::saved::{Part, Saved};
 use crate::session::outcome::{Outcome, Refused};
@@ -74,6 +76,26 @@ impl JitOptions {
     /// The number of options, their numbers and their values.
     pub(crate) fn arrays(&mut self) -> (u32, *mut u32, *mut *mut c_void) {
         (self.numbers.len() as u32, self.numbers.as_mut_ptr(), self.values.as_mut_ptr())
+    }
+
+    /// Has the driver load an image as a module in the current context, or as a library. Returns the driver's handle, or its error.
+    pub(crate) fn load(&mut self, driver: &Driver, kind: Kind, image: &Image) -> Result<u64, CUresult> {
+        let (count, numbers, values) = self.arrays();
+        let mut real = 0;
+        // SAFETY: the pointer is an image as the driver takes it, which it has copied when it returns; the arrays hold
+        // `count` options; the other parameters are locals or null.
+        let answer = image.with_pointer(|pointer| unsafe {
+            let none = std::ptr::null_mut;
+            match kind {
+                Kind::Module if count == 0 => (driver.cuModuleLoadData)(&raw mut real, pointer),
+                Kind::Module => (driver.cuModuleLoadDataEx)(&raw mut real, pointer, count, numbers, values),
+                _ => {
+                    let library = &raw mut real;
+                    (driver.cuLibraryLoadData)(library, pointer, numbers, values, count, none(), none().cast(), 0)
+                }
+            }
+        });
+        if answer == CUDA_SUCCESS { Ok(real) } else { Err(answer) }
     }
 
     fn log(&self, which: usize) -> Vec<u8> {

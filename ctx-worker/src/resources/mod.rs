@@ -17,6 +17,7 @@ pub(crate) mod jit;
 pub(crate) mod job;
 pub(crate) mod launch_attributes;
 pub(crate) mod launch_check;
+pub(crate) mod libraries_ahead;
 pub(crate) mod limits;
 pub(crate) mod linker;
 pub(crate) mod mem_ops;
@@ -52,6 +53,7 @@ use self::graphs::Graphs;
 use self::ipc::Arrived;
 use self::ipc::events::IpcEvents;
 use self::jit::CodeLogs;
+use self::libraries_ahead::Ahead;
 use self::linker::Links;
 use self::pinned::PinnedMemory;
 use self::pools::Pools;
@@ -99,6 +101,8 @@ pub(crate) struct Code {
     pub(crate) store: CodeStore,
     /// The image that each module or library was loaded from.
     pub(crate) loaded: HashMap<u64, Arc<Image>>,
+    /// Libraries whose records a restore has not replayed yet.
+    pub(crate) ahead: Ahead,
     /// The places of their variables.
     pub(crate) globals: Globals,
     pub(crate) links: Links,
@@ -115,6 +119,7 @@ impl Code {
         Self {
             store: CodeStore::default(),
             loaded: HashMap::new(),
+            ahead: Ahead::default(),
             globals: Globals::default(),
             links: Links::default(),
             graphs: Graphs::new(),

@@ -1,14 +1,15 @@
 //! Restores a saved client: device memory at its addresses, code and objects in their order, and the content of memory. The
 //! client's shared memory comes later, with the restored process.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
 use rekindle_images::{Client, DataReader, Object};
 use rekindle_wire::Dialect;
-use rekindle_wire::command;
+use rekindle_wire::codec::Reader;
+use rekindle_wire::command::{self, LoadCode};
 use rekindle_wire::control::{LOAD_STEPS, LoadTimes};
 
 use crate::checkpoint::borrowing;
@@ -21,7 +22,9 @@ use crate::checkpoint::load::{
 use crate::checkpoint::suspend::{Kept, Origin};
 use crate::checkpoint::template::Template;
 use crate::resources::code_reserve;
+use crate::resources::code_store::Image;
 use crate::resources::job::EngineError;
+use crate::resources::libraries_ahead::Ahead;
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::pinned::PinnedMemory;
 use crate::resources::textures::{needs_memory, recorded_memory, recorded_value};
@@ -46,7 +49,7 @@ impl Executor {
         let key = reader.key();
         let source = Arc::new(Source { reader, template: Template::default(), is_last_use: false });
         let mut over = Some(over);
-        let early = |executor: &mut Self, state: &State| match over.take_if(|_| lies_by_code_alone(state)) {
+        let early = |executor: &mut Self| match over.take() {
             Some(over) => executor.load_plain(client, Arc::clone(&source), over).map(|()| true),
             None => Ok(false),
         };
@@ -100,7 +103,7 @@ impl Executor {
             template = borrowing::lend(driver, &mut executor.memory, &client.allocations, &written, pieces)?;
             Ok(())
         };
-        let (aliases, _) = self.prepare_client(&client, &reader, code, |_, _| Ok(false), lend, begins)?;
+        let (aliases, _) = self.prepare_client(&client, &reader, code, |_| Ok(false), lend, begins)?;
         unmap_aliases(self.call.driver(), &aliases);
         let (mut layers, checkpoint) = self.layers();
         let bytes = checkpoint.give_back(&mut layers, true)?;
@@ -108,13 +111,13 @@ impl Executor {
     }
 
     /// Restores everything except the memory that the client shares and the content of device memory. `early` is called before the
-    /// log is replayed, and returns whether it has mapped the plain allocations.
+    /// log is replayed, if memory may be mapped then, and returns whether it has mapped the plain allocations.
     fn prepare_client(
         &mut self,
         client: &Client,
         reader: &DataReader,
         code: Vec<(String, File)>,
-        early: impl FnOnce(&mut Self, &State) -> Result<bool, NotLoaded>,
+        early: impl FnOnce(&mut Self) -> Result<bool, NotLoaded>,
         lend: impl FnOnce(&mut Self) -> Result<(), NotLoaded>,
         begins: impl Fn(&'static str),
     ) -> Result<(Vec<Alias>, LoadTimes), NotLoaded> {
@@ -126,12 +129,17 @@ impl Executor {
         let code_ns = steps.next(replay_step);
         let mapped = read_mapped(client, &state, reader)?;
         self.restore_state(client, &state, &mapped)?;
+        let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
+        let makes_contexts = client.objects.iter().any(|object| call(object) == command::CONTEXT_CREATE);
+        let any_order = lies_by_code_alone(&state) && !makes_contexts;
+        if any_order {
+            self.code.ahead = Ahead::begin(self.call.gpu.driver, self.libraries(client, call));
+        }
         let mapping = Instant::now();
         self.memory.map_made(self.call.gpu.driver)?;
-        let plain_is_there = early(self, &state)?;
+        let plain_is_there = any_order && early(self)?;
         let plain_ns = mapping.elapsed().as_nanos() as u64;
         // Textures may refer to memory, which must exist by then.
-        let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
         let (mut later, first): (Vec<_>, Vec<_>) = client.objects.iter().partition(|o| needs_memory(call(o)));
         let mut holders = self.replay_log(client, &state, first, &kinds)?;
         let replay_ns = steps.next(map_step).saturating_sub(plain_ns);
@@ -160,6 +168,22 @@ impl Executor {
         layers.scheduler.times.record_events(layers.call)?;
         let map_ns = steps.next(content_step) + plain_ns;
         Ok((aliases, LoadTimes { code_ns, replay_ns, map_ns, ..LoadTimes::default() }))
+    }
+
+    /// The libraries that the log loads without options and keeps loaded, by their handles.
+    fn libraries(
+        &self,
+        client: &Client,
+        call: impl Fn(&Object) -> u16 + Copy,
+    ) -> impl Iterator<Item = (u64, Arc<Image>)> {
+        let of = |number: u16| client.objects.iter().filter(move |object| call(object) == number);
+        let unloaded: HashSet<u64> = of(command::LIBRARY_UNLOAD).map(|object| object.handle).collect();
+        let kept = of(command::LIBRARY_LOAD).filter(move |object| !unloaded.contains(&object.handle));
+        kept.filter_map(|object| {
+            let has_options = LoadCode::read(&mut Reader::new(&object.args)).map_or(true, |it| !it.options.is_empty());
+            let image = self.code.store.get(object.code.first()?)?;
+            (!has_options).then_some((object.handle, image))
+        })
     }
 
     /// Waits for the end of the load of the content, and compares its hashes. Returns how long the load took.
@@ -214,7 +238,7 @@ impl Executor {
     }
 }
 
-/// Whether nothing decides where the client's code lies but what code there is, so that memory may be mapped before it is loaded: no
+/// Whether nothing decides where the client's code lies but the order in which it is placed, so that memory may be mapped before: no
 /// code lies beyond the reserve, no place holder looks for room, and no context is reset while its memory is being loaded.
 fn lies_by_code_alone(state: &State) -> bool {
     let of_device = |device: &state::Device| device.code_reserve > 0 && !device.reset;
