@@ -18,7 +18,7 @@ import time
 
 from bench_common import about, is_real, parser, write_json
 from facts_experiments import experiments
-from facts_report import compare_addresses, figures, report
+from facts_report import compare_addresses, displaced, figures, report
 from facts_runs import Runner
 
 
@@ -40,7 +40,7 @@ def main():
                     results.setdefault(experiment.name, []).append(run)
     document = about(o, "facts") | {
         "small": small, "rounds": o.rounds, "seconds": round(time.monotonic() - begin, 1),
-        "same_addresses": compare_addresses(results), "left_out": left_out,
+        "same_addresses": compare_addresses(results), "displaced": displaced(results), "left_out": left_out,
         "experiments": [{"name": name, "figures": figures(runs), "runs": runs} for name, runs in results.items()],
     }
     write_json(o.out, document)

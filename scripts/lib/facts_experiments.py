@@ -52,6 +52,7 @@ def loading():
             for copies in (0, 1):
                 name = f"B4 {how} {mode} {'copies' if copies else 'idle'}"
                 yield Experiment(name, "loading", ["--how", how, "--copies", copies], environment=environment)
+        yield Experiment(f"B4 library {mode} ahead", "loading", ["--how", "library", "--copies", 1, "--ahead", 8], environment=environment)
 
 
 def displaced():

@@ -49,6 +49,19 @@ def compare_addresses(results):
     return same
 
 
+def displaced(results):
+    """In how many runs of B10 code lay elsewhere than where nothing had happened before it was loaded."""
+    moved = {}
+    for name, runs in results.items():
+        if not name.startswith("B10"):
+            continue
+        control = "B10 nothing reserved" if name.endswith(" reserved") else "B10 nothing"
+        places = [[line["before"], line["after"]] for of in (control, name) for run in results.get(of, []) for line in run["lines"] if "after" in line]
+        own = places[-len(runs):]
+        moved[name] = {"runs": len(own), "moved": sum(it != places[0] for it in own)}
+    return moved
+
+
 def one(it, digits=3):
     """A median with its range, where there is one."""
     if isinstance(it, str):
@@ -103,6 +116,8 @@ def print_figures(found):
         if isinstance(it, dict) and "median_us" in it:
             print(f"  {name:{width}}  {one(it['median_us'])} us, p99 {one(it['p99_us'])}, most {one(it['max_us'])}; "
                   f"{one(it['n'], 0)} calls, {one(it['total_ms'])} ms in all")
+        elif isinstance(it, dict) and "median" not in it:
+            print(f"  {name:{width}}  {', '.join(f'{part} {one(value)}' for part, value in it.items())}")
         else:
             print(f"  {name:{width}}  {one(it)}")
 
@@ -122,6 +137,8 @@ def report(document):
     matrix(states)
     for name, it in document["same_addresses"].items():
         print(f"\n{name}: {it['same_as_the_first']} of {it['runs']} runs have the addresses of the first one without copies", end="")
+    for name, it in document["displaced"].items():
+        print(f"\n{name}: code moved in {it['moved']} of {it['runs']} runs", end="")
     missing = [it["name"] for it in document["experiments"] if any(run["ended"] == "not supported" for run in it["runs"])]
     bad = [it["name"] for it in document["experiments"] if any(run["ended"] not in ("ok", "not supported") for run in it["runs"])]
     for what, names in (("not supported by this driver", missing), ("did not end well", bad), ("left out, the budget being spent", document["left_out"])):

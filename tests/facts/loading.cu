@@ -1,8 +1,9 @@
 // B4: what loading code costs while the link is busy, and whether code and variables come to the same addresses then.
 //
-//   loading [--how module] [--copies 1] [--times 3] [--small 0]
+//   loading [--how module] [--copies 1] [--ahead 0] [--times 3] [--small 0]
 //
 // --how     module: cuModuleLoadData, cuFuncLoad; library: cuLibraryLoadData, cuKernelGetFunction, cuFuncLoad
+// --ahead   so many threads load all libraries first, the last ones before the others; their functions are loaded in order as ever
 // --copies  1: another thread keeps sixteen copies of 4 MiB to the device in flight; 0: that thread does nothing
 //
 // The images lie beside the program. Address space layout randomisation is off, and the heap grows in one place, so that
@@ -11,6 +12,7 @@
 
 #include <fcntl.h>
 #include <malloc.h>
+#include <memory>
 #include <sys/personality.h>
 #include <sys/stat.h>
 
@@ -27,9 +29,10 @@ struct Copier {
     const size_t size;
     CUstream stream;
     char *host;
-    CUdeviceptr device;
     CUevent done[SLOTS];
     Times ends;
+    // Its initialisation uses those before.
+    CUdeviceptr device;
     bool stopped = false;
     Thread thread;
 
@@ -89,6 +92,7 @@ struct Addresses {
 
 struct Loader {
     Times load, find, function_load, global;
+    std::vector<CUlibrary> ahead;
     std::vector<CUfunction> where;
     std::vector<Addresses> addresses;
 
@@ -107,9 +111,34 @@ struct Loader {
         };
         take_all(image, at, take);
     }
+    static CUlibrary load_library(const Image &image) {
+        CUlibrary library;
+        NEED(cuLibraryLoadData, &library, image.data.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+        return library;
+    }
+    // Loads libraries by several threads, from the last to the first.
+    void load_ahead(const std::vector<const Image *> &images, int threads) {
+        ahead.resize(images.size());
+        size_t left = images.size();
+        auto work = [&] {
+            for (size_t i; (i = __atomic_fetch_sub(&left, 1, __ATOMIC_SEQ_CST) - 1) < images.size();) {
+                ahead[i] = load_library(*images[i]);
+            }
+        };
+        TIMED(load, {
+            std::vector<std::unique_ptr<Thread>> all;
+            for (int i = 0; i < threads; i++) {
+                all.emplace_back(new Thread(work));
+            }
+        });
+    }
     void by_library(const Image &image) {
         CUlibrary library;
-        TIMED(load, NEED(cuLibraryLoadData, &library, image.data.data(), nullptr, nullptr, 0, nullptr, nullptr, 0));
+        if (ahead.empty()) {
+            TIMED(load, library = load_library(image));
+        } else {
+            library = ahead[where.size()];
+        }
         Addresses at = {};
         size_t bytes;
         TIMED(global, NEED(cuLibraryGetGlobal, &at.value, &bytes, library, "value"));
@@ -164,9 +193,11 @@ int main(int argc, char **argv) {
     mallopt(M_ARENA_MAX, 1);
     Options options(argc, argv);
     bool library = strcmp(options.text("--how", "module"), "library") == 0, copies = options.number("--copies", 1);
+    int threads = (int)options.number("--ahead", 0);
     Scale scale(options.number("--small", 0));
     int times = (int)options.number("--times", scale.size(3, 1));
     options.done();
+    REQUIRE(library || threads == 0);
     Image images[] = {{"small", 1, ""}, {"table", 4, ""}, {"many", 96, ""}};
     for (Image &image : images) {
         image.data = file_beside(argv[0], image.name);
@@ -183,6 +214,13 @@ int main(int argc, char **argv) {
     sleep_us(window_us);
     double start = now_ns();
     Loader loader;
+    if (threads > 0) {
+        std::vector<const Image *> all;
+        for (int i = 0; i < times * 3; i++) {
+            all.push_back(&images[i % 3]);
+        }
+        loader.load_ahead(all, threads);
+    }
     for (int round = 0; round < times; round++) {
         for (const Image &image : images) {
             if (library) {
