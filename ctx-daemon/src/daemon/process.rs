@@ -25,9 +25,9 @@ impl Process {
         Ok(Self { pid, start })
     }
 
-    /// Whether the process exists and is not a zombie.
+    /// Whether the process exists and is not a zombie. One whose threads have not all ended is none: it may have files and memory.
     pub(crate) fn is_alive(&self) -> bool {
-        stat(self.pid).is_ok_and(|it| it.start == self.start && !it.dead)
+        stat(self.pid).is_ok_and(|it| it.start == self.start && !it.is_dead())
     }
 
     /// Sends SIGKILL, unless the process is gone.
@@ -49,7 +49,9 @@ impl Process {
     /// Whether none of its threads runs: all are stopped, or the process is gone.
     pub(crate) fn is_stopped(&self) -> bool {
         match stat(self.pid) {
-            Ok(leader) if leader.start == self.start && !leader.dead => leader.stopped && self.are_threads_stopped(),
+            Ok(leader) if leader.start == self.start && !leader.is_dead() => {
+                (leader.stopped || leader.has_ended) && self.are_threads_stopped()
+            }
             _ => true,
         }
     }
@@ -59,7 +61,7 @@ impl Process {
         threads.all(|thread| {
             let text = thread.and_then(|it| std::fs::read(it.path().join("stat")));
             // A thread that has ended meanwhile does not run.
-            text.ok().and_then(|text| parse_stat(&text)).is_none_or(|it| it.stopped || it.dead)
+            text.ok().and_then(|text| parse_stat(&text)).is_none_or(|it| it.stopped || it.has_ended)
         })
     }
 }
@@ -70,9 +72,19 @@ struct Stat {
     start: u64,
     /// The CPU time of its threads, in clock ticks.
     cpu: u64,
-    dead: bool,
+    /// Whether the thread has ended: that of the first thread does not tell of the others.
+    has_ended: bool,
+    /// Threads of the process that have not ended, and the first one.
+    threads: u64,
     /// Stopped by a signal or a tracer.
     stopped: bool,
+}
+
+impl Stat {
+    /// Whether no thread of the process is left.
+    fn is_dead(&self) -> bool {
+        self.has_ended && self.threads <= 1
+    }
 }
 
 fn stat(pid: i32) -> io::Result<Stat> {
@@ -86,7 +98,8 @@ fn parse_stat(text: &[u8]) -> Option<Stat> {
     let fields: Vec<_> = text[text.rfind(')')? + 1..].split_ascii_whitespace().collect();
     let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
     Some(Stat {
-        dead: matches!(*fields.first()?, "Z" | "X"),
+        has_ended: matches!(*fields.first()?, "Z" | "X"),
+        threads: number(17)?,
         stopped: matches!(*fields.first()?, "T" | "t"),
         parent: fields.get(1)?.parse().ok()?,
         start: number(19)?,
@@ -217,7 +230,18 @@ mod tests {
     fn a_name_cannot_forge_the_fields_behind_it() {
         let text = b"7 (a) Z 1 (b) c) S 5 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 4242 0 0";
         let stat = parse_stat(text).unwrap();
-        assert_eq!((stat.parent, stat.start, stat.dead), (5, 4242, false));
+        assert_eq!((stat.parent, stat.start, stat.is_dead()), (5, 4242, false));
+    }
+
+    #[test]
+    fn a_process_has_ended_when_all_its_threads_have() {
+        let stat = |state: &str, threads: u64| {
+            let text = format!("7 (a) {state} 5 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 4242 0 0");
+            parse_stat(text.as_bytes()).unwrap()
+        };
+        assert!(stat("Z", 1).is_dead() && stat("X", 0).is_dead());
+        assert!(!stat("Z", 2).is_dead() && !stat("S", 1).is_dead() && !stat("T", 1).is_dead());
+        assert!(stat("Z", 2).has_ended);
     }
 
     #[test]

@@ -46,6 +46,12 @@ pub(crate) fn restore_pools(memory: &mut Memory, driver: &Driver, client: &Clien
     Ok(())
 }
 
+/// Bytes of a saved client's plain device memory that files have.
+pub(crate) fn stored_of_plain(client: &Client) -> u64 {
+    let pieces = client.allocations.iter().filter(|it| is_plain(it)).flat_map(|it| &it.pieces);
+    pieces.filter(|piece| piece.storage.place().is_some()).map(|piece| piece.length).sum()
+}
+
 /// Checks that each piece's content is loaded through its own mapping.
 pub(crate) fn check_pieces(client: &Client, aliases: &[Alias]) -> Result<(), NotLoaded> {
     let saved = client.allocations.iter().filter(|a| a.flags & Allocation::PHYSICAL != 0);

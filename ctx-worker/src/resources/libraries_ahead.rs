@@ -1,11 +1,12 @@
-//! Libraries that threads load while a restore replays the records before theirs.
+//! Libraries that several threads load before a restore replays their records.
 //!
 //! Most of the time of a replay goes into `cuLibraryLoadData`: 389 of 420 ms for a decode by PyTorch with 74 libraries. Under lazy
 //! loading it reads a library and places nothing on a device; code and variables get their places by the records that follow, in
-//! their order. So libraries may be loaded in any order and at the same time.
+//! their order. So libraries may be loaded in any order and at the same time (measured, `tests/facts/loading.cu --ahead`: every
+//! variable and function lies where it lay).
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rekindle_cuda_abi::types::*;
@@ -26,52 +27,39 @@ const LAZY: u32 = 2;
 /// The driver's handle of a library, or its error.
 type Loaded = Result<u64, CUresult>;
 
-/// Libraries that are loaded ahead of their records, by the client's handles.
+/// Libraries whose records have not been replayed yet, by the client's handles.
 #[derive(Default)]
-pub(crate) struct Ahead(HashMap<u64, Receiver<Loaded>>);
-
-struct Task {
-    image: Arc<Image>,
-    done: SyncSender<Loaded>,
-}
+pub(crate) struct Ahead(HashMap<u64, Loaded>);
 
 impl Ahead {
-    /// Begins to load libraries, in this order. Does nothing where the driver would place a library's code as it loads it.
+    /// Loads libraries. Does nothing where the driver would place a library's code as it loads it.
     ///
-    /// A library is loaded by the record itself if it must be compiled, since the compiler needs a larger stack than these threads have.
-    pub(crate) fn begin(driver: &'static Driver, libraries: impl Iterator<Item = (u64, Arc<Image>)>) -> Self {
+    /// A library is left to its record if it must be compiled, since the compiler needs a larger stack than these threads have.
+    pub(crate) fn load(driver: &Driver, mut libraries: Vec<(u64, Arc<Image>)>) -> Self {
         if !loads_lazily(driver) {
             return Self::default();
         }
-        let (mut tasks, mut ahead) = (VecDeque::new(), HashMap::new());
-        for (handle, image) in libraries.filter(|(_, image)| !image.must_be_compiled) {
-            let (done, loaded) = sync_channel(1);
-            tasks.push_back(Task { image, done });
-            ahead.insert(handle, loaded);
-        }
-        let threads = cores().min(THREADS_MAX).min(tasks.len());
-        let tasks = Arc::new(Mutex::new(tasks));
-        for _ in 0..threads {
-            let tasks = Arc::clone(&tasks);
-            // A thread that cannot be started is no loss but of time.
-            let _ = small_thread("library").spawn(move || load_all(driver, &tasks));
-        }
-        Self(ahead)
+        libraries.retain(|(_, image)| !image.must_be_compiled);
+        let (next, loaded) = (AtomicUsize::new(0), Mutex::new(HashMap::new()));
+        let work = || {
+            while let Some((handle, image)) = libraries.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let library = JitOptions::default().load(driver, Kind::Library, image);
+                loaded.lock().unwrap_or_else(PoisonError::into_inner).insert(*handle, library);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..cores().min(THREADS_MAX).min(libraries.len()) {
+                // A thread that cannot be started is no loss but of time.
+                let _ = small_thread("library").spawn_scoped(scope, work);
+            }
+            work();
+        });
+        Self(loaded.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Waits for the library of this handle. Returns nothing if it is not loaded ahead, or if no thread could load it.
+    /// The library of this handle, if it was loaded ahead.
     pub(crate) fn take(&mut self, handle: u64) -> Option<Loaded> {
-        self.0.remove(&handle)?.recv().ok()
-    }
-}
-
-/// Loads libraries until none is left. When the last thread is gone, so are the tasks that it has not begun, and whoever waits for one
-/// learns it.
-fn load_all(driver: &Driver, tasks: &Mutex<VecDeque<Task>>) {
-    let next = || tasks.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-    while let Some(Task { image, done }) = next() {
-        // Nobody waits any more if the restore has failed.
-        let _ = done.send(JitOptions::default().load(driver, Kind::Library, &image));
+        self.0.remove(&handle)
     }
 }
 
@@ -145,7 +133,7 @@ mod tests {
     #[test]
     fn every_library_is_loaded_once_and_answers_for_itself() {
         let libraries = (1..=100_u8).map(|number| (u64::from(number) << 8, image(number, false)));
-        let mut ahead = Ahead::begin(driver(lazy), libraries);
+        let mut ahead = Ahead::load(driver(lazy), libraries.collect());
         for number in (1..=100_u8).rev() {
             let expected = if number == REFUSED { Err(CUDA_ERROR_INVALID_IMAGE) } else { Ok(u64::from(number)) };
             let handle = u64::from(number) << 8;
@@ -156,18 +144,10 @@ mod tests {
 
     #[test]
     fn code_to_compile_and_code_that_gets_its_place_at_once_are_left_to_their_records() {
-        let both = || [(1, image(1, true)), (2, image(2, false))].into_iter();
-        let mut ahead = Ahead::begin(driver(lazy), both());
+        let both = || vec![(1, image(1, true)), (2, image(2, false))];
+        let mut ahead = Ahead::load(driver(lazy), both());
         assert_eq!((ahead.take(1), ahead.take(2)), (None, Some(Ok(2))));
-        let mut ahead = Ahead::begin(driver(eager), both());
+        let mut ahead = Ahead::load(driver(eager), both());
         assert_eq!((ahead.take(1), ahead.take(2)), (None, None));
-    }
-
-    #[test]
-    fn a_task_that_no_thread_takes_is_left_to_its_record() {
-        let (done, loaded) = sync_channel(1);
-        let mut ahead = Ahead(HashMap::from([(1, loaded)]));
-        drop(Task { image: image(1, false), done });
-        assert_eq!(ahead.take(1), None);
     }
 }

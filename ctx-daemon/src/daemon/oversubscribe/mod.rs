@@ -215,12 +215,18 @@ impl Asker {
         let ended = clients.iter().filter(|it| !it.process.is_alive() && has_one_of(&it.worker, gpus));
         let mut ending: Vec<_> = ended.map(|it| it.worker.process()).collect();
         ending.extend(daemon.oversubscription.ending_on(gpus));
-        let until = Instant::now() + RELEASE;
-        while Instant::now() < until && ending.iter().any(|worker| worker.is_alive()) {
-            self.is_wanted(daemon)?;
-            std::thread::sleep(LOOK);
+        if ending.is_empty() {
+            return Ok(false);
         }
-        Ok(!ending.is_empty())
+        let until = Instant::now() + RELEASE;
+        loop {
+            self.is_wanted(daemon)?;
+            // Also where all of them have ended by now: the worker asks again at once, and not for ever.
+            std::thread::sleep(LOOK);
+            if Instant::now() >= until || !ending.iter().any(|worker| worker.is_alive()) {
+                return Ok(true);
+            }
+        }
     }
 
     /// Whether the client still waits for room.
