@@ -1,17 +1,20 @@
 //! Files in host memory: the content of suspended clients, and that of warm images. They have no name, and end with the last
 //! process that has them open. So nothing is left behind by a client, a worker or a daemon that is killed.
 
+use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::OnceLock;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Mutex, OnceLock};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen};
+use thiserror::Error;
 use tracing::info;
 
-use super::sys;
+use super::{lock, sys};
 
 /// The name of a file in host memory without huge pages, as /proc shows it.
 const NAME: &CStr = c"rekindle-content";
@@ -24,19 +27,74 @@ pub(super) fn prepare() {
     huge_pages();
 }
 
-/// A new file, open for reading and writing.
-pub(super) fn file() -> io::Result<File> {
-    let file = match huge_pages() {
-        Some(mount) => unnamed(mount)?,
-        None => rustix::fs::memfd_create(NAME, rustix::fs::MemfdFlags::CLOEXEC)?,
-    };
-    Ok(File::from(file))
+/// Why there is no room.
+#[derive(Debug, Error)]
+pub(super) enum NoRoom {
+    #[error("the host does not tell how much memory is free: {0}")]
+    Unknown(#[from] io::Error),
+    #[error("only {free} bytes of host memory are free")]
+    TooLittle { free: u64 },
 }
 
-/// The bytes that files may take now.
-pub(super) fn free() -> io::Result<u64> {
-    let available = sys::available_memory()?;
-    Ok(available - available / LEFT_FREE)
+/// Host memory for files that are being written. As long as this lives nobody else gets what they do not have yet.
+#[derive(Debug)]
+pub(super) struct Room(u64);
+
+/// The rooms that there are.
+#[derive(Default)]
+struct Rooms {
+    next: u64,
+    rooms: BTreeMap<u64, Writing>,
+}
+
+struct Writing {
+    bytes: u64,
+    files: Vec<File>,
+}
+
+static ROOMS: Mutex<Rooms> = Mutex::new(Rooms { next: 0, rooms: BTreeMap::new() });
+
+impl Room {
+    /// Sets so many bytes aside.
+    pub(super) fn new(bytes: u64) -> Result<Self, NoRoom> {
+        let mut all = lock(&ROOMS);
+        let available = sys::available_memory()?;
+        let promised = all.rooms.values().fold(0_u64, |sum, it| sum.saturating_add(it.missing()));
+        let free = (available - available / LEFT_FREE).saturating_sub(promised);
+        if bytes > free {
+            return Err(NoRoom::TooLittle { free });
+        }
+        all.next += 1;
+        let number = all.next;
+        all.rooms.insert(number, Writing { bytes, files: Vec::new() });
+        Ok(Self(number))
+    }
+
+    /// A new file, open for reading and writing.
+    pub(super) fn file(&self) -> io::Result<File> {
+        let file = File::from(match huge_pages() {
+            Some(mount) => unnamed(mount)?,
+            None => rustix::fs::memfd_create(NAME, rustix::fs::MemfdFlags::CLOEXEC)?,
+        });
+        let copy = file.try_clone()?;
+        lock(&ROOMS).rooms.entry(self.0).and_modify(|it| it.files.push(copy));
+        Ok(file)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        lock(&ROOMS).rooms.remove(&self.0);
+    }
+}
+
+impl Writing {
+    /// The bytes that its files do not have yet.
+    fn missing(&self) -> u64 {
+        const BLOCK: u64 = 512;
+        let has = |file: &File| file.metadata().map_or(0, |it| it.blocks() * BLOCK);
+        self.bytes.saturating_sub(self.files.iter().map(has).sum())
+    }
 }
 
 /// The same file, open for reading only.
@@ -86,7 +144,8 @@ mod tests {
     #[test]
     fn content_lies_in_files_without_a_name() {
         let dir = tempfile::tempdir().unwrap();
-        for mut file in [file().unwrap(), File::from(unnamed(File::open(dir.path()).unwrap()).unwrap())] {
+        let room = Room::new(4096).unwrap();
+        for mut file in [room.file().unwrap(), File::from(unnamed(File::open(dir.path()).unwrap()).unwrap())] {
             file.write_all(b"content").unwrap();
             file.rewind().unwrap();
             let mut read = String::new();
@@ -96,6 +155,20 @@ mod tests {
             assert!(reader.write_all(b"other").is_err() && reader.read(&mut [0]).unwrap() == 1);
             assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         }
-        assert!(free().unwrap() > 0);
+    }
+
+    #[test]
+    fn memory_that_is_set_aside_is_nobody_elses_until_it_is_used_or_given_back() {
+        // The host's free memory changes meanwhile, so what is set aside is most of it.
+        let Err(NoRoom::TooLittle { free }) = Room::new(u64::MAX) else { panic!("there is no end of memory") };
+        let most = free / 4 * 3;
+        let room = Room::new(most).unwrap();
+        assert!(matches!(Room::new(most), Err(NoRoom::TooLittle { free }) if free < most));
+        let mut file = room.file().unwrap();
+        file.write_all(&[1; 8 << 20]).unwrap();
+        let missing = lock(&ROOMS).rooms[&room.0].missing();
+        assert!(missing <= most - (8 << 20), "{missing} of {most}");
+        drop(room);
+        drop(Room::new(most).unwrap());
     }
 }

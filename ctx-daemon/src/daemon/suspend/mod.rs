@@ -246,10 +246,10 @@ fn give_back(
         bytes.map(|bytes| bytes.iter().sum::<u64>()).map_err(|error| SuspendError::of(client, error))
     });
     let memory: Vec<u64> = memory.collect::<Result<_, _>>()?;
-    giving.space.check(memory.iter().sum())?;
+    let room = giving.space.room(memory.iter().sum())?;
     let files = memory.iter().map(|bytes| {
         let count = files::worth(*bytes, daemon.config.image.file_bytes);
-        (0..count).map(|_| giving.space.file()).collect::<Result<Vec<_>, _>>().map_err(SuspendError::File)
+        (0..count).map(|_| room.file()).collect::<Result<Vec<_>, _>>().map_err(SuspendError::File)
     });
     let files: Vec<_> = files.collect::<Result<_, _>>()?;
     let rings = match giving.is_wanted {
@@ -270,6 +270,7 @@ fn give_back(
     let saved = jobs.iter().zip(saved).map(|(job, blob)| Ok((job, movable(job, blob?)?)));
     let saved = saved.collect::<Result<Vec<_>, SuspendError>>();
     let saved = saved.inspect_err(|_| jobs.iter().for_each(Job::cancel))?;
+    drop(room);
     let given_back = at_once(&saved, |(job, blob)| job.give_back(blob, giving.how));
     let failed = given_back.iter().any(Result::is_err);
     let mut suspended = Vec::new();

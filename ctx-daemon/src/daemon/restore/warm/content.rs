@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rekindle_images::{CodeHash, DataFile, DataReader, Image, ImageError};
 
-use super::super::super::{at_once, host_memory, lock};
+use super::super::super::host_memory::{self, Room};
+use super::super::super::{at_once, lock};
 use super::error::WarmError;
 use crate::daemon::restore::check;
 
@@ -36,8 +37,8 @@ impl Content {
         Ok(all)
     }
 
-    /// Copies the files of an image, and of those that it builds on, and compares the hashes of all content.
-    pub(super) fn copy(image: &Image) -> Result<Self, WarmError> {
+    /// Copies the files of an image, and of those that it builds on, into this room, and compares the hashes of all content.
+    pub(super) fn copy(image: &Image, room: &Room) -> Result<Self, WarmError> {
         let wanted = files_of(image);
         let (next, copied) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(wanted.len())));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -45,7 +46,7 @@ impl Content {
         let results = at_once(&threads, |()| {
             while let Some(wanted) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let mut from = wanted.open(image)?;
-                let mut to = host_memory::file().map_err(WarmError::Memory)?;
+                let mut to = room.file().map_err(WarmError::Memory)?;
                 io::copy(&mut from, &mut to).map_err(WarmError::Copy)?;
                 let to = host_memory::read_only(&to).map_err(WarmError::Memory)?;
                 lock(&copied).push((wanted, to));

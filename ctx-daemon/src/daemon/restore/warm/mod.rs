@@ -28,7 +28,8 @@ pub(in crate::daemon) use self::content::Content;
 pub(in crate::daemon) use self::error::WarmError;
 use self::images::WarmImage;
 pub(in crate::daemon) use self::images::{Loading, Wanted, WarmImages};
-use super::super::{Daemon, host_memory, message, sys};
+use super::super::host_memory::{self, NoRoom};
+use super::super::{Daemon, message, sys};
 use super::check;
 
 /// Keeps the image in the directory warm, or changes how. Answers when workers wait for restores of it, or cannot.
@@ -96,12 +97,12 @@ fn try_warm(daemon: &Arc<Daemon>, wanted: Wanted, fds: Vec<OwnedFd>) -> Result<A
     }
     let bytes = Content::size(&image)?;
     let reserved = daemon.warm.reserve(bytes)?;
-    let free = host_memory::free().map_err(WarmError::Memory)?;
-    if bytes > free {
-        return Err(WarmError::NoMemory { needed: bytes, free });
-    }
+    let room = host_memory::Room::new(bytes).map_err(|error| match error {
+        NoRoom::TooLittle { free } => WarmError::NoMemory { needed: bytes, free },
+        NoRoom::Unknown(error) => WarmError::Memory(error),
+    })?;
     check::code(&image)?;
-    let content = Content::copy(&image)?;
+    let content = Content::copy(&image, &room)?;
     let made = Arc::new(WarmImage::new(&image, content, bytes, wanted, &daemon.config.state_dir));
     let known = daemon.warm.add(reserved, Arc::clone(&made));
     if Arc::ptr_eq(&known, &made) {
