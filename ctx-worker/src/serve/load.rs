@@ -264,9 +264,9 @@ impl<F> Early<F> {
     const BYTES_OF_CODE: u64 = 200;
 
     /// Whether libraries of so many bytes are loaded first, by several threads. In the driver these and the content hinder each other,
-    /// so one of both has to wait: the content where it takes less time than the libraries. Medians of the first step (H100): 9 GB beside 66 MB of
-    /// libraries 616 ms if the content waits, 706 if the libraries do; 26 GB beside 93 MB 1,169 and 1,012 ms, and 1,238 if both go on at
-    /// once.
+    /// so one of both has to wait: the content where it takes less time than the libraries. First steps on an H100, medians: 9 GB
+    /// beside 66 MB of libraries 589 ms if the content waits for them, 614 if it waits for the whole replay, 706 if the libraries wait;
+    /// 26 GB beside 93 MB 1,169, 1,277 and 1,012 ms (`docs/results/2026-11-27-H100-restore-early.json`).
     fn waits_for(&self, libraries: u64) -> bool {
         debug!(content = self.bytes, libraries, "what can be loaded early");
         self.bytes < libraries.saturating_mul(Self::BYTES_OF_CODE)
