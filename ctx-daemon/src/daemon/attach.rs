@@ -147,14 +147,10 @@ fn hand_over(
     }
 }
 
-/// Removes the client when its worker dies. The client's share of the container's limits is released at the same time, also
-/// where the client has another worker by then.
-pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
-    let (worker, allowed) = (&client.worker, client.allowed.clone());
-    let (registry, lost, pid) =
-        (Arc::downgrade(&daemon.clients.registry), Arc::downgrade(&daemon.clients.lost), worker.pid());
-    let (grants, stage) = (Arc::downgrade(&daemon.grants), Arc::downgrade(&daemon.copying.stage));
-    let (records, process) = (Arc::downgrade(&daemon.clients.records), worker.process());
+/// Has the daemon hear what the client's worker needs for it, and why the client cannot go on. It must before the worker executes
+/// commands: a need that nobody hears is memory that is not there.
+pub(crate) fn serve_needs(daemon: &Arc<Daemon>, client: &Client) {
+    let worker = &client.worker;
     let (needed, needy, client_process) = (Arc::downgrade(daemon), Arc::downgrade(worker), client.process);
     worker.on_need(move |need| {
         let (Some(daemon), Some(worker)) = (needed.upgrade(), needy.upgrade()) else { return };
@@ -172,6 +168,17 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
         error!(pid = faulty.pid, command, "killing the process: {why}");
         faulty.kill();
     });
+}
+
+/// Serves the client's needs, and removes the client when its worker dies. The client's share of the container's limits is released at
+/// the same time, also where the client has another worker by then.
+pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
+    serve_needs(daemon, client);
+    let (worker, allowed) = (&client.worker, client.allowed.clone());
+    let (registry, lost, pid) =
+        (Arc::downgrade(&daemon.clients.registry), Arc::downgrade(&daemon.clients.lost), worker.pid());
+    let (grants, stage) = (Arc::downgrade(&daemon.grants), Arc::downgrade(&daemon.copying.stage));
+    let (records, process) = (Arc::downgrade(&daemon.clients.records), worker.process());
     let oversubscription = Arc::clone(&daemon.oversubscription);
     let gpus: Vec<_> = worker.attached().devices.iter().map(|it| it.uuid).collect();
     worker.on_death(move || {

@@ -48,8 +48,8 @@ enum TakeoverError {
     Io(#[from] io::Error),
     #[error("{0}")]
     Frame(#[from] FrameError),
-    #[error("{0}")]
-    Worker(#[from] WorkerError),
+    #[error("it cannot be served: {0}")]
+    Channel(io::Error),
 }
 
 impl Failing for TakeoverError {
@@ -58,9 +58,8 @@ impl Failing for TakeoverError {
             Self::Stranger(_) | Self::Connection | Self::HasAnother | Self::Record(_) => FailureKind::Refused,
             Self::ClientGone => FailureKind::LostPeer,
             Self::Grant(error) => error.kind(),
-            Self::Io(error) => Failing::kind(error),
+            Self::Io(error) | Self::Channel(error) => Failing::kind(error),
             Self::Frame(error) => error.kind(),
-            Self::Worker(error) => error.kind(),
         }
     }
 }
@@ -76,15 +75,30 @@ pub(crate) struct Offer {
     pub(crate) fds: Vec<OwnedFd>,
 }
 
+/// Has the worker go on serving its client.
+fn open(worker: &Worker) -> Result<(), WorkerError> {
+    // The worker has opened its ring when its daemon ended; otherwise the client would hang.
+    worker.ask(&WorkerRequest::Open, &[], OPEN_TIMEOUT)?;
+    // It may only keep a client that is suspended deeply.
+    worker.suspension(OPEN_TIMEOUT.begins()).map(drop)
+}
+
 /// Serves a `Rejoin`.
 pub(crate) fn serve(daemon: &Arc<Daemon>, stream: UnixStream, peer: Credentials, from: Process, offer: Offer) {
     let told = stream.try_clone();
     let command = offer.attach.command.clone();
     match take_over(daemon, stream, peer, from, offer) {
-        Ok(pid) => info!(pid, command, worker = peer.pid, "taken over"),
+        Ok(client) => match open(&client.worker) {
+            Ok(()) => info!(pid = client.process.pid, command, worker = peer.pid, "taken over"),
+            // The worker has its daemon, and hears nothing of this: what comes to it now are requests.
+            Err(error) => {
+                warn!(worker = peer.pid, command, "taken over, but the worker does not open the ring: {error}")
+            }
+        },
         Err(error) => {
             warn!(worker = peer.pid, command, "not taken over: {error}");
-            if let Ok(stream) = told {
+            // A worker that has its answer takes everything else for requests.
+            if let (Ok(stream), false) = (told, matches!(error, TakeoverError::Channel(_))) {
                 message::fail(&stream, error);
             }
         }
@@ -97,7 +111,7 @@ fn take_over(
     peer: Credentials,
     from: Process,
     offer: Offer,
-) -> Result<i32, TakeoverError> {
+) -> Result<Arc<Client>, TakeoverError> {
     let Offer { mut attach, attached, wire, fds } = offer;
     if !daemon.sandbox.is_workers_user(peer.uid) || !is_neighbour(peer.pid) {
         return Err(TakeoverError::Stranger(peer.pid));
@@ -121,7 +135,7 @@ fn take_over(
         found => found?,
     };
     frame::send(&stream, &Reply::Rejoined, &[], &[])?;
-    let worker = Worker::new(peer.pid, None, attached, wire, stream)?;
+    let worker = Worker::new(peer.pid, None, attached, wire, stream).map_err(TakeoverError::Channel)?;
     let chosen = attach.settings.iter().find(|(name, _)| name == CHOSEN_PROTOCOL);
     let chosen = chosen.and_then(|(_, protocol)| protocol.parse().ok());
     attach.settings.retain(|(name, _)| name != CHOSEN_PROTOCOL);
@@ -131,11 +145,7 @@ fn take_over(
     daemon.clients.registry.add(Arc::clone(&client));
     daemon.clients.lost.found(process);
     attach::forget_when_dead(daemon, &client);
-    // The worker has opened its ring when its daemon ended; otherwise the client would hang.
-    worker.ask(&WorkerRequest::Open, &[], OPEN_TIMEOUT)?;
-    // It may only keep a client that is suspended deeply.
-    worker.suspension(OPEN_TIMEOUT.begins())?;
-    Ok(process.pid)
+    Ok(client)
 }
 
 /// Whether a process is in the daemon's pid namespace.

@@ -206,6 +206,7 @@ fn give(daemon: &Arc<Daemon>, client: &Arc<Client>, new: &Arc<Client>) -> Result
     if !daemon.clients.registry.replace(client, new) {
         return Err(MoveError::Gone);
     }
+    attach::serve_needs(daemon, new);
     // No limit: a keeper that is stopped may give the client away when it goes on, and a worker that was killed at that moment would
     // take the client with it. Nobody waits for this who has no limit.
     if let Err(error) = new.worker.ask(&WorkerRequest::Open, &[], Timeout::Endless) {
