@@ -16,7 +16,7 @@ use crate::{daemon, output};
 /// The options of `rekindle warm`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The image directory [default: list the warm images]
+    /// The image directory [default: list the warm images]; with --forget also the image's id
     dir: Option<PathBuf>,
     /// Have the content of GPU memory on the GPU too: `each` waiting worker has it, so that a restore loads nothing; or it is
     /// there `once`, and each restore copies it on the GPU; or it is `shared`, and restored programs have memory of their own only
@@ -59,6 +59,13 @@ pub(crate) fn warm(options: &Options) -> Result<(), Failure> {
     let socket = options.daemon.socket()?;
     let reply = match &options.dir {
         None => daemon::ask(&socket, &Request::WarmImages)?,
+        // The list names images whose directories may be gone, or have other images by now.
+        Some(dir) if options.forget && Image::open(dir).is_err() => {
+            let path = std::path::absolute(dir).with_context(|| format!("cannot tell where {} is", dir.display()))?;
+            let is_id = !dir.as_os_str().as_encoded_bytes().contains(&b'/') && !path.exists();
+            let name = if is_id { dir.display() } else { path.display() }.to_string();
+            daemon::ask(&socket, &Request::ForgetWarmNamed { name })?
+        }
         Some(dir) => {
             // A directory without an image, or with a bad one, has its own exit code.
             Image::open(dir)?;

@@ -147,7 +147,9 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             drop(pending);
             message::reply(&stream, &suspend::resume(daemon, &suspend::Asked { peer, pid }));
         }
-        Request::Warm { .. } | Request::WarmImages | Request::ForgetWarm if !may_checkpoint(peer) => {
+        Request::Warm { .. } | Request::WarmImages | Request::ForgetWarm | Request::ForgetWarmNamed { .. }
+            if !may_checkpoint(peer) =>
+        {
             warn!(pid = peer.pid, uid = peer.uid, "not allowed to keep images warm");
             let reason =
                 "only root and the user that rekindled runs as may keep images warm, and not from inside a container";
@@ -160,6 +162,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         }
         Request::WarmImages => message::reply(&stream, &restore::list(daemon)),
         Request::ForgetWarm => message::reply(&stream, &restore::forget(daemon, fds)),
+        Request::ForgetWarmNamed { name } => message::reply(&stream, &restore::forget_named(daemon, &name)),
         Request::Grant { container, pid, gpus, limits, protocol, share } => {
             drop(pending);
             let asked = grants::Asked { pid, gpus, limits, protocol, share };

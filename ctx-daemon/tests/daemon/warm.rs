@@ -266,10 +266,27 @@ fn an_image_that_another_has_replaced_is_loaded_from_its_directory() {
 }
 
 #[test]
+fn an_image_whose_directory_is_gone_is_forgotten_by_its_name() {
+    let daemon = Daemon::start();
+    let [first, second] = ["app0", "app1"].map(|name| dumped(&daemon, name));
+    let by_id = warm(&daemon, first.dir.path(), 0, None).unwrap().image;
+    let by_directory = warm(&daemon, second.dir.path(), 1, None).unwrap().directory;
+    drop((first.dir, second.dir));
+    assert_eq!(list(&daemon).len(), 2);
+    for (left, name) in [(1, by_id), (0, by_directory)] {
+        let forget = || ask(&daemon.socket(), &Request::ForgetWarmNamed { name: name.clone() }, &[]);
+        assert!(matches!(forget(), Reply::Warm(images) if images.len() == left), "{name}");
+        let Reply::Failed(why) = forget() else { panic!("{name} is still warm") };
+        assert!(why.kind == FailureKind::Refused && why.reason.contains(&name), "{why}");
+    }
+}
+
+#[test]
 fn only_an_operator_keeps_images_warm() {
     let daemon = Daemon::start();
     let Restored { dir, process: _ } = dumped(&daemon, "app");
-    let requests = [Request::Warm { copies: 1, resident: None }, Request::WarmImages, Request::ForgetWarm];
+    let named = Request::ForgetWarmNamed { name: dir.path().display().to_string() };
+    let requests = [Request::Warm { copies: 1, resident: None }, Request::WarmImages, Request::ForgetWarm, named];
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     for request in requests {
         let Some(refused) = as_user(4711, || asked(&daemon, &request, dir.path())) else { return };

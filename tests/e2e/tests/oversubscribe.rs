@@ -3,12 +3,12 @@
 use std::fs;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use rekindle_e2e::random::Random;
 use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{App, Node, Result, until};
 
-use crate::suspend::{BALLAST, Steady, becomes, resume, suspend};
+use crate::suspend::{BALLAST, Steady, becomes, has_ended, resume, suspend};
 
 /// A program that a test has stopped has been idle for long enough soon.
 const SOON: &str = "[gpu]\noversubscribe = true\nidle_ms = 100\n";
@@ -269,9 +269,4 @@ fn the_daemon_is_killed_while_room_is_made() -> Result {
         first.app.advances()?;
         first.ends_well()
     })
-}
-
-fn has_ended(app: &App) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", app.pid())).context("it has ended");
-    stat.is_ok_and(|it| it.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')))
 }

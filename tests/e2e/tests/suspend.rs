@@ -86,6 +86,12 @@ pub(crate) fn becomes(node: &Node, app: &App, state: &str) -> Result<ClientInfo>
 }
 
 /// Processes of such a node have one GPU, whose memory holds one ballast and not two.
+/// Whether the program is a zombie by now.
+pub(crate) fn has_ended(app: &App) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", app.pid())).context("it has ended");
+    stat.is_ok_and(|it| it.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')))
+}
+
 fn one_small_gpu() -> Result<Node> {
     let mut node = Node::without_daemon()?;
     let machine = node.path("machine");
@@ -260,6 +266,25 @@ fn programs_of_random_numbers_are_suspended_again_and_again_under_load_and_end_a
         assert_eq!(app.finish()?, expected, "seed {seed}");
     }
     eprintln!("{done} suspends");
+    node.finish()
+}
+
+#[test]
+fn commands_that_no_thread_waits_for_bring_a_suspended_program_back() -> Result {
+    let arguments = ["--iterations", "300"];
+    let expected = undisturbed("crew", &arguments)?;
+    let node = Node::start()?;
+    let app = node.run_held("crew", &arguments, None)?;
+    app.reaches(2)?;
+    // Nobody resumes it. The threads may all wait for commands that a quiesce has left in the worker, and send no other.
+    let mut times = 0;
+    while times < 40 && suspend(&node, app.pid(), false)?.is_ok() {
+        times += 1;
+        let before = app.progress()?;
+        until("the program goes on", || Ok((app.progress()? > before || has_ended(&app)).then_some(())))?;
+    }
+    ensure!(times >= 3, "the program ended after {times} suspensions");
+    assert_eq!(app.finish()?, expected);
     node.finish()
 }
 

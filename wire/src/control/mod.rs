@@ -255,6 +255,11 @@ pub enum Request {
     WarmImages,
     /// No longer keep the image in the directory that comes with this ready.
     ForgetWarm,
+    /// No longer keep images ready that have this id, or were read from this directory: it need not exist any more.
+    ForgetWarmNamed {
+        /// [`WarmInfo::image`] or [`WarmInfo::directory`].
+        name: String,
+    },
 
     /// Have the asker's worker get the memory that the token names.
     Import {
@@ -381,7 +386,7 @@ pub enum Reply {
     Suspended(Vec<SuspendedInfo>),
     /// To `ResumeSuspended`: the tree's processes that use a GPU, which all have their memory.
     WereResumed(Vec<SuspendedInfo>),
-    /// To `Warm`: the image. To `WarmImages` and `ForgetWarm`: all images that are kept ready, the last one used first.
+    /// To `Warm`: the image. To `WarmImages`, `ForgetWarm` and `ForgetWarmNamed`: all images that are kept ready, the last one used first.
     Warm(Vec<WarmInfo>),
     /// To `Import`: the worker keeps the memory under this number.
     Imported {

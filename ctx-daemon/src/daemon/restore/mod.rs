@@ -55,7 +55,7 @@ pub(super) use self::place::choose;
 pub(super) use self::shared::{SharedError, SharedMemory, take as take_memory};
 use self::state::Restore;
 pub(super) use self::state::Restores;
-pub(super) use self::warm::{Wanted, WarmImages, forget, list, warm};
+pub(super) use self::warm::{Wanted, WarmImages, forget, forget_named, list, warm};
 pub(super) use self::watches::Watches;
 use super::clients::Reservation;
 use super::message::{self, MAX_REQUEST};

@@ -36,6 +36,8 @@ pub(in crate::daemon) enum WarmError {
     Thread(std::io::Error),
     #[error("the image in this directory is not warm: `rekindle warm` lists those that are")]
     NotWarm,
+    #[error("no image with the id or from the directory {0} is warm: `rekindle warm` lists those that are")]
+    Unknown(String),
 }
 
 impl Failing for WarmError {
@@ -44,7 +46,7 @@ impl Failing for WarmError {
             Self::NoDirectory => FailureKind::Internal,
             Self::Image(error) => failure::of_image(error),
             Self::Check(error) => error.kind(),
-            Self::OverBudget { .. } | Self::NotToBeShared(_) | Self::NotWarm => FailureKind::Refused,
+            Self::OverBudget { .. } | Self::NotToBeShared(_) | Self::NotWarm | Self::Unknown(_) => FailureKind::Refused,
             Self::NoMemory { .. } => FailureKind::NoSpace,
             Self::Memory(error) | Self::Copy(error) | Self::Thread(error) => Failing::kind(error),
         }

@@ -121,6 +121,17 @@ impl WarmImages {
         found.inspect(|image| image.forget()).is_some()
     }
 
+    /// Forgets the images with this id, or from this directory. Returns whether there were any.
+    pub(super) fn forget_named(&self, name: &str) -> bool {
+        let is_named = |image: &Arc<WarmImage>| image.name() == name || image.directory == name;
+        let mut state = lock(&self.state);
+        let (forgotten, others): (VecDeque<_>, _) = std::mem::take(&mut state.images).into_iter().partition(is_named);
+        state.images = others;
+        drop(state);
+        forgotten.iter().for_each(|image| image.forget());
+        !forgotten.is_empty()
+    }
+
     /// For listings, the image that was used last first.
     pub(super) fn infos(&self) -> Vec<WarmInfo> {
         let all: Vec<_> = lock(&self.state).images.iter().rev().cloned().collect();

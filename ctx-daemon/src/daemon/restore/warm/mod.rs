@@ -65,6 +65,11 @@ pub(in crate::daemon) fn forget(daemon: &Daemon, fds: Vec<OwnedFd>) -> Reply {
     }
 }
 
+/// Keeps the images with this id, or from this directory, warm no longer.
+pub(in crate::daemon) fn forget_named(daemon: &Daemon, name: &str) -> Reply {
+    if daemon.warm.forget_named(name) { list(daemon) } else { failed(WarmError::Unknown(name.to_owned())) }
+}
+
 fn failed(error: WarmError) -> Reply {
     warn!("not warm: {error}");
     Reply::Failed(error.into())
