@@ -138,7 +138,10 @@ fn move_client(
     loop {
         match attempt(daemon, client.process) {
             Ok(()) => return Ok(bytes),
-            Err(MoveError::NoRoom { .. }) if !no_room.is_over() => std::thread::sleep(POLL_INTERVAL),
+            // Whoever holds it may be moving it right now.
+            Err(MoveError::NoRoom { .. } | MoveError::Held(_)) if !no_room.is_over() => {
+                std::thread::sleep(POLL_INTERVAL);
+            }
             Err(MoveError::NoRoom { .. }) => {
                 return Err(SuspendError::NoRoom { client: client.to_string(), bytes, limit });
             }
