@@ -125,11 +125,22 @@ impl Server {
     }
 
     /// Serves the requests to a keeper. None of them touches the driver.
-    pub(super) fn ask_keeper(&mut self, keeper: Box<Keeper>, message: Message<WorkerRequest>, asker: &Asker) -> State {
+    pub(super) fn ask_keeper(
+        &mut self,
+        mut keeper: Box<Keeper>,
+        message: Message<WorkerRequest>,
+        asker: &Asker,
+    ) -> State {
         let Message { body, blob, fds } = message;
         let answered = match body {
             WorkerRequest::Kept => kept(&keeper.kept),
             WorkerRequest::HandOver => self.hand_over(&keeper, fds),
+            // Its client's commands wait for a request to resume from now on, or do not.
+            WorkerRequest::Suspend { hold, .. } => {
+                keeper.hold = hold;
+                keeper.asked = keeper.asked.filter(|_| !hold);
+                Ok((WorkerReply::Suspended { bytes: 0 }, Vec::new(), Vec::new()))
+            }
             WorkerRequest::SaveCode { hash } => {
                 self.save_code(&hash, fds, Arc::clone(asker));
                 return State::Keeper(keeper);

@@ -98,11 +98,19 @@ fn a_deeply_suspended_program_has_nothing_on_gpus_and_goes_on_with_another_worke
         keeper = now_deep(&node, &it.app, false)?;
         assert_eq!(free(&node, 0)?, before);
         // It is suspended already.
-        ensure!(suspend(&node, it.app.pid(), true, round == 2)?.is_ok_and(|all| all.is_empty()));
+        ensure!(suspend(&node, it.app.pid(), round == 2, round == 2)?.is_ok_and(|all| all.is_empty()));
     }
+    // It is held now, too: its commands do not bring it back.
+    it.go_on()?;
+    until_true("the program waits", || {
+        let now = it.app.progress()?;
+        std::thread::sleep(Duration::from_millis(100));
+        Ok(it.app.progress()? == now)
+    })?;
+    let info = node.client(it.app.pid())?;
+    ensure!(info.worker == keeper && info.suspended.is_some_and(|it| it.hold), "{info:?}");
     let resumed = resume(&node, it.app.pid())?.map_err(|failure| anyhow::anyhow!("{failure}"))?;
     ensure!(resumed.len() == 1 && resumed[0].bytes >= BALLAST_BYTES, "{resumed:?}");
-    it.go_on()?;
     moves(&node, &it.app, keeper)?;
     it.ends_well()?;
     node.finish()

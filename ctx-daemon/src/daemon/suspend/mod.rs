@@ -360,7 +360,7 @@ fn to_suspend(daemon: &Daemon, all: &[Arc<Client>], how: How) -> Result<Vec<Arc<
         match client.worker.suspension(limit.begins()).map_err(failed)? {
             Some(suspended) if deep && !suspended.deep => drop(wake(daemon, client)?),
             Some(suspended) => {
-                if hold && !suspended.hold && !suspended.deep && client.worker.makes_room() {
+                if hold && !suspended.hold && client.worker.makes_room() {
                     client.worker.hold_suspended(limit).map_err(failed)?;
                 }
                 return Ok(None);

@@ -27,7 +27,7 @@ use rekindle_wire::window::MAX_DEVICES;
 use thiserror::Error;
 use tracing::{info, warn};
 
-use super::super::clients::{Client, ClientState};
+use super::super::clients::{Client, ClientState, HoldGuard};
 use super::super::content::wait_for_content;
 use super::super::dump::{describe_client, describe_host, gpu};
 use super::super::grants::{ShareError, Uuid};
@@ -110,7 +110,7 @@ pub(in crate::daemon) fn serve_wishes(daemon: &Arc<Daemon>) -> io::Result<()> {
             let process = daemon.moves.next();
             let of_move = Arc::clone(&daemon);
             let begun = thread("move", move || {
-                let result = held(&of_move, process);
+                let result = wished(&of_move, process);
                 let failed = result.err().filter(|_| process.is_alive()).map(|error| {
                     let why = error.to_string();
                     if of_move.moves.why(process).as_ref() != Some(&why) {
@@ -128,17 +128,32 @@ pub(in crate::daemon) fn serve_wishes(daemon: &Arc<Daemon>) -> io::Result<()> {
     .map(drop)
 }
 
+/// Moves a client whose keeper asks for that, unless an operator has its commands wait by now.
+fn wished(daemon: &Arc<Daemon>, process: Process) -> Result<(), MoveError> {
+    let _hold = hold(daemon, process)?;
+    let client = find(daemon, process)?;
+    let now = client.worker.suspension(daemon.config.timeouts.quiesce.begins()).map_err(MoveError::Keeper)?;
+    if now.is_some_and(|it| it.hold) { Ok(()) } else { bring(daemon, process) }
+}
+
 /// Holds a client and moves it.
 pub(super) fn held(daemon: &Arc<Daemon>, process: Process) -> Result<(), MoveError> {
-    let limit = daemon.config.timeouts.quiesce;
-    let _hold = daemon.clients.registry.hold(process.pid, limit.begins()).map_err(|_| MoveError::Held(process.pid))?;
+    let _hold = hold(daemon, process)?;
     bring(daemon, process)
+}
+
+fn hold(daemon: &Daemon, process: Process) -> Result<HoldGuard, MoveError> {
+    let limit = daemon.config.timeouts.quiesce;
+    daemon.clients.registry.hold(process.pid, limit.begins()).map_err(|_| MoveError::Held(process.pid))
+}
+
+fn find(daemon: &Daemon, process: Process) -> Result<Arc<Client>, MoveError> {
+    daemon.clients.registry.clients().into_iter().find(|it| it.process == process).ok_or(MoveError::Gone)
 }
 
 /// Has a worker take a client over, whose tree the caller holds. Returns when the client has its memory and runs.
 pub(super) fn bring(daemon: &Arc<Daemon>, process: Process) -> Result<(), MoveError> {
-    let clients = daemon.clients.registry.clients();
-    let client = clients.into_iter().find(|it| it.process == process).ok_or(MoveError::Gone)?;
+    let client = find(daemon, process)?;
     if !client.worker.keeps() {
         // Somebody else has moved it meanwhile.
         return Ok(());
