@@ -59,6 +59,8 @@ struct State {
 pub(super) struct Reserved<'a> {
     images: &'a WarmImages,
     bytes: u64,
+    /// Whether other images have made room. Their memory is free when the last worker has closed their files.
+    pub(super) evicted: bool,
 }
 
 impl Drop for Reserved<'_> {
@@ -86,11 +88,12 @@ impl WarmImages {
         }
         state.reserved += bytes;
         drop(state);
+        let evicted = !forgotten.is_empty();
         for image in forgotten {
             info!(image = %image.name(), "no longer warm: another image needs the host memory");
             image.forget();
         }
-        Ok(Reserved { images: self, bytes })
+        Ok(Reserved { images: self, bytes, evicted })
     }
 
     /// Adds an image whose content is in place of what was reserved. If another request has added it meanwhile, that one stays.

@@ -18,7 +18,7 @@ mod lessons;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rekindle_images::{Image, ImageDir, Manifest};
 use rekindle_wire::control::{Reply, Resident};
@@ -28,9 +28,13 @@ pub(in crate::daemon) use self::content::Content;
 pub(in crate::daemon) use self::error::WarmError;
 use self::images::WarmImage;
 pub(in crate::daemon) use self::images::{Loading, Wanted, WarmImages};
-use super::super::host_memory::{self, NoRoom};
+use super::super::host_memory::{NoRoom, Room};
 use super::super::{Daemon, message, sys};
 use super::check;
+
+/// How long workers may take to close the files of an image that is forgotten, and how often this looks.
+const MEMORY_RETURNS: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Keeps the image in the directory warm, or changes how. Answers when workers wait for restores of it, or cannot.
 pub(in crate::daemon) fn warm(daemon: &Arc<Daemon>, stream: &UnixStream, wanted: Wanted, fds: Vec<OwnedFd>) -> Reply {
@@ -90,6 +94,17 @@ fn may_share(manifest: &Manifest) -> Result<(), WarmError> {
     }
 }
 
+/// Sets host memory aside. Waits a while for that of images that have just been forgotten.
+fn room_for(bytes: u64, evicted: bool) -> Result<Room, NoRoom> {
+    let began = Instant::now();
+    loop {
+        match Room::new(bytes) {
+            Err(NoRoom::TooLittle { .. }) if evicted && began.elapsed() < MEMORY_RETURNS => std::thread::sleep(LOOK),
+            room => return room,
+        }
+    }
+}
+
 fn try_warm(daemon: &Arc<Daemon>, wanted: Wanted, fds: Vec<OwnedFd>) -> Result<Arc<WarmImage>, WarmError> {
     let image = open(fds)?;
     check::image(&image)?;
@@ -102,7 +117,7 @@ fn try_warm(daemon: &Arc<Daemon>, wanted: Wanted, fds: Vec<OwnedFd>) -> Result<A
     }
     let bytes = Content::size(&image)?;
     let reserved = daemon.warm.reserve(bytes)?;
-    let room = host_memory::Room::new(bytes).map_err(|error| match error {
+    let room = room_for(bytes, reserved.evicted).map_err(|error| match error {
         NoRoom::TooLittle { free } => WarmError::NoMemory { needed: bytes, free },
         NoRoom::Unknown(error) => WarmError::Memory(error),
     })?;
