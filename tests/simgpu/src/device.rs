@@ -133,6 +133,18 @@ impl Device {
         heap.allocate(&self.memory, context, kind, len)
     }
 
+    /// Sets memory of a kind to zero, see [`Heap::clear`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Heap::clear`].
+    pub(crate) unsafe fn clear(&self, kind: Kind, address: u64, len: u64) {
+        if let Some(heap) = self.heap_of(kind) {
+            // SAFETY: the caller's promise.
+            unsafe { heap.clear(address, len) };
+        }
+    }
+
     /// Gives the memory of a region back to the heap it came from; the region is out of the space.
     pub(crate) fn reclaim(&self, region: &Region) {
         if let Some(heap) = self.heap_of(region.kind) {

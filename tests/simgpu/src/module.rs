@@ -128,16 +128,20 @@ impl Module {
         let code = Code { context: Arc::downgrade(context), image: image.clone(), globals, placed: Mutex::default() };
         for global in image.ptx.globals() {
             let Some(variable) = code.globals.get(&global.name) else { continue };
+            let with_addresses;
             let bytes = if global.relocations.is_empty() {
-                let mut bytes = global.init.clone();
-                bytes.resize((global.size as usize).max(bytes.len()), 0);
-                bytes
+                &global.init
             } else {
                 // The image may hold a function's address, which must be known now.
-                code.program()?.image(global)
+                with_addresses = code.program()?.image(global);
+                &with_addresses
             };
+            let rest = global.size.saturating_sub(bytes.len() as u64);
             // SAFETY: the memory was just allocated for these bytes, and no other code knows it.
-            unsafe { (variable.address as *mut u8).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+            unsafe {
+                (variable.address as *mut u8).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+                device.clear(Kind::Code, variable.address + bytes.len() as u64, rest);
+            }
         }
         let code = Arc::new(code);
         let handle = handles::next();

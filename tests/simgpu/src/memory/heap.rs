@@ -21,6 +21,9 @@ const BLOCK: u64 = MEMORY_GRANULARITY;
 /// The alignment of allocations.
 const ALIGN: u64 = 512;
 
+/// The system's pages.
+const PAGE: u64 = 4096;
+
 /// Allocations of this size and more get blocks of their own.
 const LARGE: u64 = BLOCK / 2;
 
@@ -113,6 +116,25 @@ impl Heap {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         Ok(base)
+    }
+
+    /// Sets a range of an allocation to zero. Its whole pages go back to the system: a large variable without an initial value takes no
+    /// memory until it is used.
+    ///
+    /// # Safety
+    ///
+    /// The range belongs to an allocation of this heap, and nobody else accesses it.
+    pub(crate) unsafe fn clear(&self, address: u64, len: u64) {
+        let end = address + len;
+        let (first, last) = (address.next_multiple_of(PAGE), end - end % PAGE);
+        let ranges = match self.file().filter(|_| first < last) {
+            Some(file) if pages::punch(file, first - self.window, last - first) => [(address, first), (last, end)],
+            _ => [(address, end), (end, end)],
+        };
+        for (from, to) in ranges {
+            // SAFETY: the caller's promise.
+            unsafe { (from as *mut u8).write_bytes(0, (to - from) as usize) };
+        }
     }
 
     /// Gives an allocation back; the caller has taken its region out of the space.

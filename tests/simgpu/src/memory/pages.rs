@@ -62,11 +62,11 @@ pub(crate) fn place_part(at: u64, len: u64, file: &OwnedFd, offset: u64) -> io::
     if got == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Gives the memory behind a part of a file back: it is zero from then on.
-pub(crate) fn punch(file: &OwnedFd, offset: u64, len: u64) {
+/// Gives the memory behind a part of a file back: it is zero from then on. Returns whether that worked.
+pub(crate) fn punch(file: &OwnedFd, offset: u64, len: u64) -> bool {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     // SAFETY: changes a file of ours.
-    unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as i64, len as i64) };
+    unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as i64, len as i64) == 0 }
 }
 
 /// Turns pages back into reserved addresses.
