@@ -56,9 +56,12 @@ def displaced(results):
         if not name.startswith("B10"):
             continue
         control = "B10 nothing reserved" if name.endswith(" reserved") else "B10 nothing"
-        places = [[line["before"], line["after"]] for of in (control, name) for run in results.get(of, []) for line in run["lines"] if "after" in line]
-        own = places[-len(runs):]
-        moved[name] = {"runs": len(own), "moved": sum(it != places[0] for it in own)}
+        expected, own = (
+            [[line["before"], line["after"]] for run in of for line in run["lines"] if "after" in line]
+            for of in (results.get(control, []), runs)
+        )
+        if expected:
+            moved[name] = {"runs": len(own), "moved": sum(it != expected[0] for it in own)}
     return moved
 
 

@@ -161,7 +161,7 @@ mod tests {
     fn memory_that_is_set_aside_is_nobody_elses_until_it_is_used_or_given_back() {
         // The host's free memory changes meanwhile, so what is set aside is most of it.
         let Err(NoRoom::TooLittle { free }) = Room::new(u64::MAX) else { panic!("there is no end of memory") };
-        let most = free / 4 * 3;
+        let most = free / 8 * 5;
         let room = Room::new(most).unwrap();
         assert!(matches!(Room::new(most), Err(NoRoom::TooLittle { free }) if free < most));
         let mut file = room.file().unwrap();

@@ -25,7 +25,7 @@ impl Process {
         Ok(Self { pid, start })
     }
 
-    /// Whether the process exists and is not a zombie. One whose threads have not all ended is none: it may have files and memory.
+    /// Whether a thread of the process has not ended. The first thread may be a zombie while others still have files and memory.
     pub(crate) fn is_alive(&self) -> bool {
         stat(self.pid).is_ok_and(|it| it.start == self.start && !it.is_dead())
     }

@@ -85,13 +85,13 @@ pub(crate) fn becomes(node: &Node, app: &App, state: &str) -> Result<ClientInfo>
     })
 }
 
-/// Processes of such a node have one GPU, whose memory holds one ballast and not two.
 /// Whether the program is a zombie by now.
 pub(crate) fn has_ended(app: &App) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", app.pid())).context("it has ended");
     stat.is_ok_and(|it| it.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')))
 }
 
+/// Processes of such a node have one GPU, whose memory holds one ballast and not two.
 fn one_small_gpu() -> Result<Node> {
     let mut node = Node::without_daemon()?;
     let machine = node.path("machine");
@@ -271,7 +271,7 @@ fn programs_of_random_numbers_are_suspended_again_and_again_under_load_and_end_a
 
 #[test]
 fn commands_that_no_thread_waits_for_bring_a_suspended_program_back() -> Result {
-    let arguments = ["--iterations", "300"];
+    let arguments = ["--iterations", "300", "--sleep-us", "1000"];
     let expected = undisturbed("crew", &arguments)?;
     let node = Node::start()?;
     let app = node.run_held("crew", &arguments, None)?;

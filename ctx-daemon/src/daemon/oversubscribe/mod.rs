@@ -221,7 +221,7 @@ impl Asker {
         let until = Instant::now() + RELEASE;
         loop {
             self.is_wanted(daemon)?;
-            // Also where all of them have ended by now: the worker asks again at once, and not for ever.
+            // Also if all have ended already: the worker asks again at once, and only so many times.
             std::thread::sleep(LOOK);
             if Instant::now() >= until || !ending.iter().any(|worker| worker.is_alive()) {
                 return Ok(true);

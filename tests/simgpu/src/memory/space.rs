@@ -237,7 +237,7 @@ impl View {
     pub(crate) fn rest(&self, wait: impl FnOnce()) {
         self.seen.store(u64::MAX, Ordering::SeqCst);
         wait();
-        // A thread that has not seen the view rest changes the space after this, and waits for the view again.
+        // Under the lock: this view sees every change before, and whoever changes the space later waits for it again.
         let space = space();
         self.seen.store(GENERATION.load(Ordering::SeqCst), Ordering::SeqCst);
         drop(space);
