@@ -23,6 +23,7 @@ mod doctor;
 mod failure;
 mod flatten;
 mod image;
+mod lazy_pages;
 mod output;
 mod podman;
 mod pool;
@@ -94,6 +95,9 @@ enum Verb {
         /// Write a copy, with CRIU's files, to this directory [default: change the image itself]
         out: Option<PathBuf>,
     },
+    /// Guard CRIU's server of pages: what `restore --lazy` starts
+    #[command(hide = true)]
+    LazyPages(lazy_pages::Options),
 }
 
 fn main() -> ExitCode {
@@ -112,6 +116,7 @@ fn main() -> ExitCode {
         Verb::Inspect { dir, json } => image::inspect(&dir, json),
         Verb::Verify { dir, json } => image::verify(&dir, json),
         Verb::Flatten { dir, out } => flatten::flatten(&dir, out.as_deref()),
+        Verb::LazyPages(options) => lazy_pages::serve(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

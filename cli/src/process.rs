@@ -1,12 +1,14 @@
 //! A process's `/proc/PID/stat` (proc(5)).
 
 use std::fs;
+use std::io;
 
 /// A process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
     pid: i32,
     state: char,
+    parent: i32,
     session: i32,
     terminal: i32,
 }
@@ -24,8 +26,35 @@ impl Process {
         let (_, fields) = stat.rsplit_once(')')?;
         let mut fields = fields.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
-        let mut numbers = fields.skip(2).map_while(|field| field.parse().ok());
-        Some(Self { pid, state, session: numbers.next()?, terminal: numbers.next()? })
+        let mut numbers = fields.map_while(|field| field.parse().ok());
+        let (parent, _group) = (numbers.next()?, numbers.next()?);
+        Some(Self { pid, state, parent, session: numbers.next()?, terminal: numbers.next()? })
+    }
+
+    /// All processes, but those that end meanwhile.
+    fn all() -> io::Result<Vec<Self>> {
+        let names = fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        Ok(names.filter_map(Self::find).collect())
+    }
+
+    /// Those of the processes that live, and all that descend from them.
+    pub(crate) fn trees_of(roots: &[i32]) -> io::Result<Vec<i32>> {
+        let mut left = Self::all()?;
+        let mut found = Vec::new();
+        let mut next: Vec<_> = left.extract_if(.., |it| roots.contains(&it.pid)).collect();
+        while let Some(process) = next.pop() {
+            // Descendants of one that has ended, and was not waited for, have another parent by now.
+            if !process.has_ended() {
+                next.extend(left.extract_if(.., |it| it.parent == process.pid));
+                found.push(process.pid);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether its first thread has ended.
+    fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
     }
 
     /// Whether a signal or a debugger has stopped it.
@@ -59,6 +88,17 @@ mod tests {
     fn a_stopped_process_is_told_from_one_that_runs_or_has_that_letter_in_its_name() {
         let stopped = |state: &str| Process::parse(9, &format!("9 (T) {state} 1 9 9 0 -1")).unwrap().is_stopped();
         assert_eq!(["T", "t", "R", "S", "Z"].map(stopped), [true, true, false, false, false]);
+    }
+
+    #[test]
+    fn a_tree_has_the_children_and_no_others() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let (own, pid) = (std::process::id().cast_signed(), child.id().cast_signed());
+        let (all, one) = (Process::trees_of(&[own]).unwrap(), Process::trees_of(&[pid]).unwrap());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(all.contains(&own) && all.contains(&pid) && !all.contains(&1));
+        assert_eq!((one, Process::trees_of(&[pid]).unwrap()), (vec![pid], Vec::new()));
     }
 
     #[test]

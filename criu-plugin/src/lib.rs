@@ -16,6 +16,7 @@
 //! - [`dump`], [`restore`]: the work, and the [`answer`] that CRIU gets
 //! - [`daemon`]: the connection; [`socket`]: the application's sockets
 //! - [`host`]: CRIU's own functions and variables, which it exports as [`symbols`]; [`log`]: its log
+//! - [`guard`]: what keeps processes from running without pages that CRIU brings later
 //! - [`alarm`]: CRIU's alarm, suspended during a wait
 //! - [`tree`]: ending a half-restored process tree
 
@@ -26,6 +27,7 @@ pub mod answer;
 pub mod daemon;
 pub mod descriptor;
 pub mod dump;
+pub mod guard;
 pub mod hooks;
 pub mod host;
 pub mod log;

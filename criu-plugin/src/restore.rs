@@ -21,6 +21,7 @@ use thiserror::Error;
 
 use crate::answer::{Answer, Exit};
 use crate::daemon::{self, Daemon, DaemonError};
+use crate::guard::{self, GuardError};
 use crate::host::{self, Inventory};
 use crate::socket::{self, SocketError};
 use crate::{log, tree};
@@ -64,6 +65,14 @@ pub enum RestoreError {
         pid: i32,
         /// The cause.
         source: DaemonError,
+    },
+    /// A process lacks pages, and nobody guards it.
+    #[error("process {pid} must not run before CRIU has brought its pages: {source}; killing the restored processes")]
+    Unguarded {
+        /// The root of the tree.
+        pid: i32,
+        /// The cause.
+        source: GuardError,
     },
     /// Another process of the tree could not continue.
     #[error("killed with the others")]
@@ -148,6 +157,12 @@ impl Restore {
             Self::Foreign | Self::Open => return Ok(Answer::NotOurs),
         };
         loading.seen.push(pid);
+        if loading.seen.len() == 1
+            && let Err(source) = guard::tell(pid)
+        {
+            self.kill(pid);
+            return Err(RestoreError::Unguarded { pid, source });
+        }
         let source = match loading.daemon.ask(&Request::Resume { pid }) {
             Ok(Reply::Resumed { ours, open }) => {
                 if open {

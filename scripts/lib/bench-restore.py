@@ -6,10 +6,11 @@
     files     as ours, the image kept in host memory by the daemon (`rekindle warm --copies 0`)
     warm      as files, and a worker has loaded the program but for its GPU memory (`rekindle warm`)
     resident  as warm, and the GPU memory has its content (`rekindle warm --resident`)
-    lazy      as ours, and CRIU brings the process's own pages when it touches them (`criu lazy-pages`)
     once      as warm, and the content is on the GPU, from where it is copied (`rekindle warm --resident=once`)
     shared    as once, and the process shares the memory there that it only reads (`rekindle warm --resident=shared`); `shared, first` is the
               restore that learns what is written
+    lazy, warm-lazy, resident-lazy, shared-lazy    as ours, warm, resident and shared, by `rekindle restore --lazy`: CRIU brings the process's
+              own pages when it touches them, and the others meanwhile
     driver    the driver's own checkpoint: CRIU brings the memory back into the process, the driver puts it on the device
     start     no restore: the program is started afresh, up to its first step
     suspend   no restore: `rekindle suspend --hold` and `rekindle resume`, to host memory and to a folder beside the images
@@ -21,7 +22,6 @@ processes` and `criu resume` are the three parts of CRIU's run by its log: until
 and until they run; the plugin's waits for the daemon are in the first and the last.
 """
 
-import contextlib
 import datetime
 import json
 import os
@@ -40,9 +40,11 @@ from checkpoint_items import DECODE_13B, DRIVER, GIB, TORCH, Item
 from checkpoint_runs import CRIU_OPTIONS, MS, Driver, Failed, Place, Work, forget, read, sizes
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-WAYS = ("ours", "waiting", "cold", "files", "warm", "resident", "once", "shared", "lazy", DRIVER, "start", "suspend")
+WAYS = ("ours", "waiting", "cold", "files", "warm", "resident", "once", "shared", "lazy", "warm-lazy", "resident-lazy", "shared-lazy", DRIVER,
+        "start", "suspend")
 # The ways in which the daemon keeps the image ready, and how it is asked to.
-KEPT = {"files": ("--copies", "0"), "warm": (), "resident": ("--resident",), "once": ("--resident=once",), "shared": ("--resident=shared",)}
+KEPT = {"files": ("--copies", "0"), "warm": (), "resident": ("--resident",), "once": ("--resident=once",), "shared": ("--resident=shared",),
+        "warm-lazy": (), "resident-lazy": ("--resident",), "shared-lazy": ("--resident=shared",)}
 # Kinds, GiB, and whether the driver's way is measured too.
 ORDER = (("decode13b", DECODE_13B, True), ("train", 1, True), ("train", 4, True), ("train", 16, False), ("gptsmall", 2, True),
          ("llama13b", 26, False), ("train", 40, False), ("train", 100, False))
@@ -88,6 +90,16 @@ def clock_offset(pid):
 def criu(place, verb, image, words, log, limit, socket=None):
     """When a run of CRIU began and ended, in nanoseconds of the clock."""
     command = [place.criu, verb, "-D", image, "-o", log, "-v4", *words, *CRIU_OPTIONS]
+    return timed(command, f"criu {verb}", f"{image}/{log}", limit, socket)
+
+
+def restore_lazily(place, image, limit, socket):
+    """The same of a restore whose pages come later."""
+    command = [f"{place.stage}/bin/rekindle", "restore", "--lazy", "-d", image, "--criu", place.criu, "--", "-v4", *CRIU_OPTIONS]
+    return timed(command, "rekindle restore --lazy", f"{image}/restore.log", limit, socket)
+
+
+def timed(command, what, log, limit, socket):
     env = dict(os.environ, **({"REKINDLE_SOCKET": socket} if socket else {}))
     begin = time.monotonic_ns()
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
@@ -100,10 +112,10 @@ def criu(place, verb, image, words, log, limit, socket=None):
         process.kill()
     process.wait()
     if not ended:
-        raise Failed(f"criu {verb} takes more than {limit:.0f} s")
+        raise Failed(f"{what} takes more than {limit:.0f} s")
     if process.returncode != 0:
-        errors = [line for line in read(f"{image}/{log}").splitlines() if "Error" in line or "rekindle: " in line]
-        raise Failed(f"criu {verb}: " + " / ".join(errors[-3:]))
+        errors = [line for line in read(log).splitlines() if "Error" in line or "rekindle: " in line]
+        raise Failed(f"{what}: " + " / ".join(errors[-3:]))
     return begin, end
 
 
@@ -115,22 +127,6 @@ def criu_parts(log):
         if at:
             found[name], before = (float(at[1]) - before) * 1e3, float(at[1])
     return found
-
-
-@contextlib.contextmanager
-def lazy_pages(place, image):
-    """CRIU's server of pages, which ends by itself when it has brought all."""
-    socket = os.path.join(image, "lazy-pages.socket")
-    server = subprocess.Popen([place.criu, "lazy-pages", "-D", image, "-o", "lazy.log"], stdin=subprocess.DEVNULL,
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 10
-        while not os.path.exists(socket) and server.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.001)
-        yield
-    finally:
-        server.kill()
-        server.wait()
 
 
 def evict(image):
@@ -318,17 +314,19 @@ class Bench:
             self.wait_for_worker(daemon)
         count, before, used = about_image["steps"], len(daemon.said()), self.used_mib()
         try:
-            words = ["-d", "--libdir", plugins, *(["--lazy-pages"] if way == "lazy" else [])]
-            with lazy_pages(self.place, image) if way == "lazy" else contextlib.nullcontext():
-                wall = time.time()
+            wall = time.time()
+            if way.endswith("lazy"):
+                begin, end = restore_lazily(self.place, image, self.limit(), daemon.socket)
+            else:
+                words = ["-d", "--libdir", plugins]
                 begin, end = criu(self.place, "restore", image, words, "restore.log", self.limit(), daemon.socket)
-                sample = {"running_ms": (end - begin) / MS, **self.first_step(work, count, begin), **about_image}
-                self.until(lambda: "loaded_ms" in load_phases(daemon.said()[before:], wall), "the load does not end")
-                sample.update(load_phases(daemon.said()[before:], wall), **criu_parts(read(f"{image}/restore.log")))
-            if way == "shared":
+            sample = {"running_ms": (end - begin) / MS, **self.first_step(work, count, begin), **about_image}
+            self.until(lambda: "loaded_ms" in load_phases(daemon.said()[before:], wall), "the load does not end")
+            sample.update(load_phases(daemon.said()[before:], wall), **criu_parts(read(f"{image}/restore.log")))
+            if way.startswith("shared"):
                 self.until(lambda: work.times.count() > count + LEARNS, "the restored process makes no steps")
             sample["gpu_mib"] = self.used_mib() - used
-            learns = way == "shared" and "shared, first" not in self.found.get(item.name, {})
+            learns = way.startswith("shared") and "shared, first" not in self.found.get(item.name, {})
             self.keep(item, "shared, first" if learns else way, sample)
             self.wait_for_worker(daemon)  # the next restore takes the worker that took the place of this one's in the pool
         except Failed as error:

@@ -1,13 +1,15 @@
 // Works until it is told to end, and checks every step against the processor: for tests in which a program outlives many
 // things, however long these take. Each step changes device memory, a module's global and pinned memory in two streams
 // with an event between them, and allocates and frees. A ballast of device memory is written once and compared at the end.
+// Its copy in the processor's memory is compared all the time, a word in each step, in every Nth step by a new process too.
 //
-//   steady [--steps N] [--until FILE] [--words N] [--ballast-kib N] [--sleep-us N] [--progress FILE]
-//          50, none: it ends after N steps; with FILE when that exists, 512, 64, 0, none
+//   steady [--steps N] [--until FILE] [--words N] [--ballast-kib N] [--fork-steps N] [--sleep-us N] [--progress FILE]
+//          50, none: it ends after N steps; with FILE when that exists, 512, 64, 0 (never), 0, none
 //
 // Prints "steady ok". A value that is not what the processor computed ends it with status 4. FILE holds the steps done.
 #include "app.h"
 
+#include <sys/wait.h>
 #include <unistd.h>
 
 __device__ uint64_t sum; // of one word of each step
@@ -43,12 +45,31 @@ static uint32_t *ballast_of(size_t words) {
     return ballast;
 }
 
+// Whether a word of the ballast is what it was, which is another one in each step.
+static bool is_kept(const uint32_t *pattern, size_t words, uint64_t step) {
+    size_t i = words ? mix(step) % words : 0;
+    return words == 0 || pattern[i] == (uint32_t)mix(i + 1);
+}
+
+// A new process, which has the memory of this one, looks too.
+static bool is_kept_in_child(const uint32_t *pattern, size_t words, uint64_t step) {
+    pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        _exit(is_kept(pattern, words, step) ? 0 : 4);
+    }
+    int status;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    return status == 0;
+}
+
 int main(int argc, char **argv) {
     Options options(argc, argv);
     uint64_t steps = options.number("--steps", 50), pause_us = options.number("--sleep-us", 0);
     const char *until = options.text("--until", nullptr), *progress_file = options.text("--progress", nullptr);
     uint32_t words = (uint32_t)options.number("--words", 512);
     size_t ballast_words = options.number("--ballast-kib", 64) * 256;
+    uint64_t fork_steps = options.number("--fork-steps", 0);
     options.done();
     REQUIRE(words > 0);
 
@@ -87,6 +108,8 @@ int main(int argc, char **argv) {
             REQUIRE(shown[i] == (expected[i] ^ i));
         }
         CHECK(cudaFree(passing));
+        REQUIRE(is_kept(pattern, ballast_words, step));
+        REQUIRE(fork_steps == 0 || step % fork_steps != 0 || is_kept_in_child(pattern, ballast_words, step + 1));
         progress(progress_file, step);
         sleep_us(pause_us);
     }

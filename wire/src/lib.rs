@@ -18,6 +18,7 @@
 //! - [`control`]: messages on the daemon's socket, and [`frame`], how they are framed
 //! - [`gpus`]: how GPUs are named
 //! - [`ipc`]: memory that processes share
+//! - [`lazy_pages`]: restores whose processes lack pages of their own
 //! - [`nvml`]: questions to NVML, on the same socket
 //! - [`descriptor`], [`stderr`]: descriptors that libraries in applications keep open, and their messages
 //! - [`version`]: which releases of the parts serve each other
@@ -32,7 +33,7 @@
 //!   attach, frame     layout, with model, futex, sync     boxes
 //!   version                                               codec
 //!
-//!   by themselves: access, descriptor, free_ranges, ipc, nvml, stderr, tensor_map, window
+//!   by themselves: access, descriptor, free_ranges, ipc, lazy_pages, nvml, stderr, tensor_map, window
 //! ```
 
 pub mod access;
@@ -50,6 +51,7 @@ pub mod gpus;
 pub mod graph;
 pub mod ipc;
 pub mod layout;
+pub mod lazy_pages;
 #[cfg(feature = "model")]
 mod model;
 pub mod nvml;

@@ -7,6 +7,7 @@
 //! The messages are CRIU's (images/pagemap.proto, memfd.proto, mm.proto, vma.proto, fdinfo.proto, regfile.proto).
 
 mod entries;
+mod whole;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,6 +18,7 @@ use rekindle_wire::layout::{PINNED_NAME, SHARED_NAME, STAGING_NAME};
 use serde::Serialize;
 
 use self::entries::Entry;
+pub(crate) use self::whole::check_pages;
 use crate::output::size;
 
 const PAGE: u64 = 4096;
@@ -164,7 +166,7 @@ mod tests {
         bytes
     }
 
-    fn number(field: u64, value: u64) -> Vec<u8> {
+    pub(super) fn number(field: u64, value: u64) -> Vec<u8> {
         [varint(field << 3), varint(value)].concat()
     }
 
@@ -172,7 +174,7 @@ mod tests {
         [varint(field << 3 | 2), varint(value.len() as u64), value.to_vec()].concat()
     }
 
-    fn write(path: &Path, entries: &[Vec<u8>]) {
+    pub(super) fn write(path: &Path, entries: &[Vec<u8>]) {
         let mut file = vec![0; 8];
         for entry in entries {
             file.extend((entry.len() as u32).to_le_bytes());
@@ -181,7 +183,7 @@ mod tests {
         fs::write(path, file).unwrap();
     }
 
-    fn pages(at: u64, count: u64) -> Vec<u8> {
+    pub(super) fn pages(at: u64, count: u64) -> Vec<u8> {
         [number(1, at), number(2, count), number(4, 4)].concat()
     }
 

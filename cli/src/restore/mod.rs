@@ -8,6 +8,7 @@
 //!        removed before the processes run
 //! ```
 
+mod lazy;
 mod options;
 mod report;
 mod watch;
@@ -21,12 +22,13 @@ use anyhow::{Context, anyhow};
 use rekindle_images::Image;
 use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, FailureKind, Request, RestoreInfo};
 
+use self::lazy::LazyPages;
 pub(crate) use self::options::Options;
 use self::report::{Report, Restored};
 use self::watch::Watch;
 use crate::bar::Bar;
 use crate::failure::Failure;
-use crate::{criu, daemon, image, output};
+use crate::{cpu_image, criu, daemon, image, output};
 
 /// CRIU's log, in the image's directory.
 const LOG: &str = "restore.log";
@@ -73,6 +75,7 @@ fn run(options: &Options) -> Result<Restored, Failed> {
     let criu = criu::program(options.criu.as_deref())?;
     let libdir = criu::libdir_option()?;
     Image::open(&options.dir)?.check_companion()?;
+    cpu_image::check_pages(&options.dir)?;
     if options.verify {
         image::verify_before(&options.dir)?;
     }
@@ -97,6 +100,10 @@ fn run(options: &Options) -> Result<Restored, Failed> {
     if let Some(libdir) = libdir {
         command.arg("--libdir").arg(libdir);
     }
+    let mut lazy = options.lazy.then(|| LazyPages::start(&criu, &dir)).transpose()?;
+    if let Some(lazy) = &lazy {
+        lazy.tell(&mut command);
+    }
     let allowances = Allowances { other_driver: options.allow_other_driver, other_gpu: options.allow_other_gpu };
     if allowances != Allowances::default() {
         command.env(ALLOW_VARIABLE, allowances.to_string());
@@ -114,7 +121,15 @@ fn run(options: &Options) -> Result<Restored, Failed> {
     {
         info = failure_of(watch, info);
     }
+    if let Some(lazy) = lazy.take_if(|_| !status.success())
+        && let Some(why) = lazy.killed_because()
+    {
+        return Err(anyhow!(why).into());
+    }
     judge(&dir, status, info.as_ref(), &log)?;
+    if let Some(lazy) = lazy.as_mut().filter(|_| options.wait_loaded || !options.restore_detached) {
+        lazy.wait()?;
+    }
     if let Some(watch) = watch.filter(|_| options.wait_loaded && info.is_some()) {
         info = Some(wait_loaded(&watch)?);
         judge(&dir, status, info.as_ref(), &log)?;

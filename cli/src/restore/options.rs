@@ -18,6 +18,10 @@ pub(crate) struct Options {
     /// With -d: return when all GPU memory is loaded. Fails if it cannot be loaded
     #[arg(long, requires = "restore_detached")]
     pub(super) wait_loaded: bool,
+    /// Let the processes run before CRIU has brought their own pages: it brings those that they touch at once, and the others
+    /// meanwhile (`criu lazy-pages`). With --wait-loaded, wait for these too
+    #[arg(long)]
+    pub(super) lazy: bool,
     /// Read the whole image and compare every hash before starting anything
     #[arg(long)]
     pub(super) verify: bool,

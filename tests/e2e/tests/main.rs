@@ -26,6 +26,7 @@ mod ipc;
 mod kept;
 mod killed_in_dumps;
 mod killed_in_restores;
+mod lazy_pages;
 mod loading;
 mod many;
 mod mispredicted_writes;

@@ -49,6 +49,11 @@ pub(in crate::daemon) enum DumpError {
     Save(#[from] SaveError),
     #[error("CRIU has not dumped the connection of {0} to its worker: is the CRIU plugin of this version?")]
     NoSocket(String),
+    #[error(
+        "process {pid} still lacks pages of its memory after {limit}: `criu lazy-pages` has not brought them; see lazy-pages.log \
+         in the image that was restored, and dump again"
+    )]
+    LacksPages { pid: i32, limit: Limit },
     #[error("{0} is out of turn in this dump")]
     Order(&'static str),
     #[error("{0} has ended while its memory was copied: dump again")]
@@ -69,6 +74,7 @@ impl Failing for DumpError {
             Self::Pid(error) => error.kind(),
             Self::Tree(error) | Self::Thread(error) => Failing::kind(error),
             Self::Space { .. } => FailureKind::NoSpace,
+            Self::LacksPages { .. } => FailureKind::Timeout,
             Self::Quiesce(error) => error.kind(),
             Self::Suspended(error) => error.kind(),
             Self::Image(error) => failure::of_image(error),

@@ -34,6 +34,7 @@ mod beside;
 mod error;
 pub(super) mod files;
 mod freeze;
+mod lazy_pages;
 mod manifest;
 mod not_ours;
 mod pausing;
@@ -120,6 +121,7 @@ pub(super) fn serve(
     let ours = PidView::of(peer.pid).and_then(|view| view.to_ours(root));
     let under = daemon.checkpoints.begin(ours.unwrap_or(root));
     let begun = wait_for_moment(daemon, stream, &under).map_err(DumpError::from).and_then(|()| {
+        lazy_pages::wait(under.root, stream, daemon.config.timeouts.stall)?;
         let pausing = Pausing::new(fds)?;
         Ok((Tree::hold(daemon, stream, peer, root, leave_running, &under.progress)?, pausing))
     });
