@@ -211,7 +211,8 @@ class Bench:
         if any(it in self.ways for it in ("ours", "waiting", "cold", "lazy", "suspend", *KEPT)):
             self.by_us(item)
         if by_driver and DRIVER in self.ways and self.place.real:
-            self.by_driver(item)
+            for _ in range(self.o.rounds):
+                self.by_driver(item)
 
     def by_us(self, item):
         """Starts the program, dumps it once, and restores it by each way."""
@@ -425,6 +426,8 @@ def report(o, place, bench, rates, seconds):
                "gpu_mib", "suspend_ms", "resume_ms", "suspend_gb_s", "resume_gb_s")
     if "link_to_device" in rates:
         print(f"\nlink to the device: {rates['link_to_device']['median']:.1f} GB/s")
+    if "memory_written" in rates:
+        print(f"files in memory, written by all processors: {rates['memory_written']['median']:.1f} GB/s")
     print(f"\n{'milliseconds':24}" + "".join(f"{it.replace('_', ' ').replace(' ms', ''):>22}" for it in columns))
     for workload in workloads:
         for way, it in workload["ways"].items():
@@ -449,11 +452,19 @@ def main():
                 size = int(min(max((it.size for it, _ in chosen), default=GIB) * 1.2, sinks.available() * 0.8))
                 sinks.touch(size, min(16, os.cpu_count()), min(90, bench.left() / 6))
                 rates = checkpoint_rates.of_link(o, place, ask(o))
+                if "suspend" in bench.ways:
+                    rates["memory_written"] = memory_written(place.images)
             for item, by_driver in chosen:
                 bench.item(item, by_driver)
         finally:
             report(o, place, bench, rates, time.monotonic() - start)
     return 0 if bench.found else 1
+
+
+def memory_written(folder):
+    """The rate at which all processors write as many new files, as a suspend does; without what comes from the device."""
+    count, size = os.cpu_count(), min(16 * GIB, sinks.free(folder) // 2)
+    return spread([sinks.write_rate(folder, size, count, count) for _ in range(3)])
 
 
 def ask(o):

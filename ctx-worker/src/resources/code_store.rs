@@ -280,9 +280,16 @@ impl CodeStore {
 
     /// Takes the bytes that came as an image with this number, and are not code.
     pub(crate) fn take(&mut self, number: u64) -> Result<Vec<u8>, BrokenImage> {
-        let bytes = self.arriving.remove(&number).ok_or(BrokenImage("no part of it has come"))?;
-        match split(&bytes)?.as_slice() {
-            [part] => Ok(part.to_vec()),
+        let taken = self.peek(number).map(<[u8]>::to_vec);
+        self.arriving.remove(&number);
+        taken
+    }
+
+    /// The bytes that `take` would take.
+    pub(crate) fn peek(&self, number: u64) -> Result<&[u8], BrokenImage> {
+        let bytes = self.arriving.get(&number).ok_or(BrokenImage("no part of it has come"))?;
+        match split(bytes)?.as_slice() {
+            [part] => Ok(part),
             _ => Err(BrokenImage("an impossible number of parts")),
         }
     }

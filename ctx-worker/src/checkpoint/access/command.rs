@@ -23,14 +23,17 @@ impl Tracker {
         self.accesses(client, header, parameters, Access::nothing())
     }
 
-    /// Like [`Tracker::access`], and tells the writes of kernels by the parameters that name them.
+    /// Like [`Tracker::access`], and tells the writes of kernels by the parameters that name them, and what must be writable when a
+    /// graph is made.
     pub(crate) fn access_by_slots(
         &mut self,
         client: &ClientView<'_>,
         header: &CommandHeader,
         parameters: &[u8],
     ) -> Access {
-        self.accesses(client, header, parameters, Access::nothing_by_slots())
+        let mut access = self.accesses(client, header, parameters, Access::nothing_by_slots());
+        self.nodes(client, header.call, parameters, &mut access);
+        access
     }
 
     fn accesses(

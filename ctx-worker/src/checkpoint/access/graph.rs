@@ -2,8 +2,8 @@
 //! graph was made or changed, and looked up at each launch, since memory may have been allocated or freed.
 
 use rekindle_wire::codec::Reader;
-use rekindle_wire::command::Launch;
-use rekindle_wire::graph::{Program, Task};
+use rekindle_wire::command::{self, GraphCreate, GraphSet, Launch};
+use rekindle_wire::graph::{Program, Step, Task};
 use rekindle_wire::window;
 
 use super::client::ClientView;
@@ -11,6 +11,7 @@ use super::params::Class;
 use super::ranges::{ends, fill};
 use super::set::Access;
 use super::tracker::{GraphNames, Tracker, Value};
+use crate::schedule::dependencies::word;
 
 impl Tracker {
     /// Adds the accesses that a launch of a graph may make.
@@ -41,8 +42,33 @@ impl Tracker {
         }
     }
 
+    /// Adds the memory that copies and memsets of a graph write which a command makes or changes: the driver makes their nodes for
+    /// memory only that may be written.
+    pub(super) fn nodes(&self, client: &ClientView<'_>, call: u16, parameters: &[u8], access: &mut Access) {
+        let made = |handle| client.code.graphs.get(&handle).map(|graph| graph.program().steps.clone());
+        // A command that cannot be read fails.
+        let steps = match call {
+            command::GRAPH_CREATE => GraphCreate::read(&mut Reader::new(parameters)).ok().and_then(|it| {
+                let bytes = client.code.store.peek(it.image).ok()?;
+                Some(Program::from_bytes(bytes).ok()?.steps)
+            }),
+            // Where the driver cannot change a node, the whole graph is made again.
+            command::GRAPH_SET => GraphSet::read(&mut Reader::new(parameters)).ok().and_then(|it| {
+                let new = Step::read(&mut Reader::new(it.step), it.place as usize).ok();
+                Some(made(it.exec)?.into_iter().chain(new).collect())
+            }),
+            command::GRAPH_UPLOAD => word(parameters, 0).and_then(made),
+            _ => None,
+        };
+        for (address, bytes) in written_by_nodes(&steps.unwrap_or_default()) {
+            self.gathered.overlapping(client, address, bytes, |unit| access.add(unit, true));
+        }
+    }
+
     fn names(&mut self, client: &ClientView<'_>, program: &Program) -> GraphNames {
-        let mut names = GraphNames::default();
+        // A node that is disabled is made, too.
+        let exact = written_by_nodes(&program.steps).collect();
+        let mut names = GraphNames { exact, ..GraphNames::default() };
         for step in program.steps.iter().filter(|step| step.enabled) {
             match &step.task {
                 Task::Nothing => {}
@@ -61,13 +87,10 @@ impl Tracker {
                     names.ranges.extend(values.into_iter().map(|it| (it.value, 1, it.written)));
                 }
                 Task::Copy { target, source, size } => {
-                    names.exact.extend(ends(&[(*target, true)], *size).map(|(address, bytes, _)| (address, bytes)));
                     names.ranges.extend(ends(&[(*target, true), (*source, false)], *size));
                 }
                 Task::Fill { address, pitch, element, width, height, .. } => {
-                    let bytes = fill(*pitch, u64::from(*element), *width, *height);
-                    names.exact.push((*address, bytes));
-                    names.ranges.push((*address, bytes, true));
+                    names.ranges.push((*address, fill(*pitch, u64::from(*element), *width, *height), true));
                 }
             }
         }
@@ -77,4 +100,17 @@ impl Tracker {
         names.slots.dedup();
         names
     }
+}
+
+/// The memory that copies and memsets write, as addresses and lengths.
+fn written_by_nodes(steps: &[Step]) -> impl Iterator<Item = (u64, u64)> {
+    steps.iter().filter_map(|step| match &step.task {
+        Task::Copy { target, size, .. } => {
+            ends(&[(*target, true)], *size).next().map(|(address, bytes, _)| (address, bytes))
+        }
+        Task::Fill { address, pitch, element, width, height, .. } => {
+            Some((*address, fill(*pitch, u64::from(*element), *width, *height)))
+        }
+        Task::Nothing | Task::Kernel(_) => None,
+    })
 }
