@@ -150,7 +150,7 @@ impl Engine {
         let left = self.begin_on_device(driver, fill, template)?;
         let made = self.lanes.iter_mut().try_for_each(|lane| lane.make_halves(driver));
         let loaded = made.map_err(EngineError::from).and_then(|()| {
-            self.run(left.len(), |lane, i| {
+            self.run(self.loading, left.len(), |lane, i| {
                 let part = left[i];
                 if part.is_set() {
                     // In a context that the client created.

@@ -9,7 +9,7 @@
 //! So pieces leave the device at the speed of the link as long as there is room on the stage, and at the speed of the files
 //! afterwards. Before each piece a lane checks whether it may continue (see [`super::pace`]).
 //!
-//! While the application is stopped, all lanes work, one for each core. Once it runs, half of them rest until a command waits
+//! While the application is stopped, all lanes work, three for two cores. Once it runs, those beyond half of the cores rest until a command waits
 //! for a job, and the others yield their core to any thread that wants it.
 
 use rekindle_images::{DataWriter, PIECE_LENGTH, Storage};
