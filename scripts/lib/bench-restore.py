@@ -279,15 +279,18 @@ class Bench:
 
     def suspended(self, item, work, daemon):
         """Suspends the program and resumes it, again and again. The first round of each kind touches the host's memory first,
-        and is not kept."""
+        and is not kept. Each round begins when the memory is free again in which the last one kept the content: a suspension
+        that follows at once frees it first."""
         ask = lambda *words: self.rekindle(daemon, *words)[0]
         used = lambda: int(asked_device("memory.used", True).split()[0]) << 20 if self.place.real else 0
         folder = self.place.image()
+        room = sinks.available()
         try:
             for to, name in (("memory", "suspend to memory"), (folder, "suspend to a folder")):
                 for turn in range(self.o.rounds + 1):
                     if not self.allows(5 + item.size / 2e9, f"{item.name}, {name}"):
                         break
+                    self.until(lambda: sinks.available() > room - 2 * GIB, "the memory of a suspension is not given back")
                     before = used()
                     out = ask("suspend", str(work.pid), "--hold", "--to", to)
                     given_back = before - used()

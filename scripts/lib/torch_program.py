@@ -160,7 +160,7 @@ class Program:
             if self.opts.warm == "shared":
                 self.teach(process, image)
                 about["warm"] = self.keep_warm(image)
-            about["restore_s"] = self.run_criu("restore", image, ["-d"])
+            about["restore_s"] = self.restore_lazily(image) if self.opts.lazy else self.run_criu("restore", image, ["-d"])
             about["restored_worker"] = self.worker(process.pid)
             os.unlink(self.path("hold"))  # only now: it may have been open when the process was dumped
             self.wait_for("its end", lambda: reaped(process.pid))
@@ -196,6 +196,14 @@ class Program:
     def rekindle(self, verb, *words):
         command = [f"{self.opts.stage}/bin/rekindle", verb, "--socket", self.socket, *words]
         return subprocess.run(command, capture_output=True, text=True)
+
+    def restore_lazily(self, image):
+        """By `rekindle restore --lazy`, which has CRIU bring the process's own pages while it runs."""
+        started = time.monotonic()
+        done = self.rekindle("restore", "--lazy", "-d", image, "--criu", self.criu, "--", "-v4", *CRIU_OPTIONS)
+        if done.returncode != 0:
+            raise Failed(f"rekindle restore --lazy: {done.stderr.strip()}")
+        return round(time.monotonic() - started, 3)
 
     def let_go(self, process):
         """Nothing of a program that is to go on, or that failed, is left."""

@@ -19,7 +19,7 @@ use super::moved::code_files;
 use crate::limit::Limit;
 
 /// The pauses between two questions how far a copy is: short at first.
-const POLL_INTERVAL: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+const POLL_INTERVAL: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
 
 /// How clients are suspended.
 #[derive(Clone, Copy)]
