@@ -11,6 +11,8 @@ pub(crate) struct Process {
     parent: i32,
     session: i32,
     terminal: i32,
+    /// Threads that have not ended, and the first one.
+    threads: i32,
 }
 
 impl Process {
@@ -24,11 +26,11 @@ impl Process {
     /// Parses the fields behind the name, which may have brackets in it: state, parent, group, session and terminal.
     fn parse(pid: i32, stat: &str) -> Option<Self> {
         let (_, fields) = stat.rsplit_once(')')?;
-        let mut fields = fields.split_ascii_whitespace();
-        let state = fields.next()?.chars().next()?;
-        let mut numbers = fields.map_while(|field| field.parse().ok());
-        let (parent, _group) = (numbers.next()?, numbers.next()?);
-        Some(Self { pid, state, parent, session: numbers.next()?, terminal: numbers.next()? })
+        let fields: Vec<_> = fields.split_ascii_whitespace().collect();
+        let number = |at: usize| fields.get(at)?.parse().ok();
+        let state = fields.first()?.chars().next()?;
+        let (parent, session, terminal) = (number(1)?, number(3)?, number(4)?);
+        Some(Self { pid, state, parent, session, terminal, threads: number(17).unwrap_or(1) })
     }
 
     /// All processes, but those that end meanwhile.
@@ -52,9 +54,9 @@ impl Process {
         Ok(found)
     }
 
-    /// Whether its first thread has ended.
+    /// Whether all its threads have ended.
     fn has_ended(&self) -> bool {
-        matches!(self.state, 'Z' | 'X')
+        matches!(self.state, 'Z' | 'X') && self.threads <= 1
     }
 
     /// Whether a signal or a debugger has stopped it.

@@ -3,6 +3,7 @@
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rekindle_wire::lazy_pages::{GUARDED, SOCKET, VARIABLE};
@@ -22,11 +23,12 @@ pub enum GuardError {
     Refused(String),
 }
 
-/// Tells the guard, if there is one, of a tree that is whole and does not run yet.
-pub fn tell(root: i32) -> Result<(), GuardError> {
+/// Tells the guard, if there is one, of a tree that is whole and does not run yet. Of its processes, the root comes first.
+pub fn tell_once(process: i32) -> Result<(), GuardError> {
+    static TOLD: AtomicBool = AtomicBool::new(false);
     match std::env::var_os(VARIABLE) {
-        Some(folder) => ask(Path::new(&folder), root),
-        None => Ok(()),
+        Some(folder) if !TOLD.swap(true, Ordering::Relaxed) => ask(Path::new(&folder), process),
+        _ => Ok(()),
     }
 }
 

@@ -151,18 +151,18 @@ impl Restore {
 
     /// RESUME_DEVICES_LATE: the process is complete, but stopped.
     pub fn resume(&mut self, pid: i32) -> Result<Answer, RestoreError> {
+        // Also for processes that use no GPU.
+        if let Err(source) = guard::tell_once(pid) {
+            self.kill(pid);
+            tree::kill(&[pid]);
+            return Err(RestoreError::Unguarded { pid, source });
+        }
         let loading = match self {
             Self::Loading(loading) => loading,
             Self::Failed => return Err(RestoreError::Killed),
             Self::Foreign | Self::Open => return Ok(Answer::NotOurs),
         };
         loading.seen.push(pid);
-        if loading.seen.len() == 1
-            && let Err(source) = guard::tell(pid)
-        {
-            self.kill(pid);
-            return Err(RestoreError::Unguarded { pid, source });
-        }
         let source = match loading.daemon.ask(&Request::Resume { pid }) {
             Ok(Reply::Resumed { ours, open }) => {
                 if open {

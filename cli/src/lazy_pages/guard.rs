@@ -1,18 +1,24 @@
 //! The guard: keeps processes from running without their pages.
+//!
+//! ```text
+//!   Awaited ──┬── CRIU's plugin tells of the processes ──────────────► Guarded ──┬── all pages are there ──► done
+//!             ├── all pages are there already, of a small program ──► Whole       └── the server fails ────► killed
+//!             └── the server fails, or `rekindle restore` ends ──────► Over: no plugin gets a good answer any more
+//! ```
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::{mem, ptr, thread};
 
 use anyhow::{Context, bail};
 use clap::Args;
 use rekindle_wire::lazy_pages;
 use rustix::fs::{FlockOperation, flock};
-use rustix::process::{Signal, pidfd_send_signal, setsid};
+use rustix::process::setsid;
 
 use super::processes::Processes;
 use super::server::{self, Ending, Server};
@@ -30,86 +36,107 @@ pub(crate) struct Options {
 }
 
 /// Which processes the guard guards.
-enum State {
-    /// CRIU makes them. They do not run before the guard knows them.
-    Awaited,
-    Guarded(Processes),
-    /// `rekindle restore` has ended before: the processes never run.
-    GivenUp,
+#[derive(Default)]
+struct Guarded {
+    state: Mutex<State>,
+    changed: Condvar,
 }
 
-/// Starts a server and guards it. The first line of output says that CRIU can begin, the second how the server has ended. The end
-/// of the input, before there are processes, ends the guard and its server.
+#[derive(Default)]
+enum State {
+    /// CRIU makes the processes. They do not run before the guard knows them.
+    #[default]
+    Awaited,
+    Guarded(Processes),
+    /// The processes have all their pages before they run.
+    Whole,
+    /// The processes must not run.
+    Over,
+}
+
+/// Starts a server and guards it. The output has a line when CRIU can begin, one when the guard knows the processes, and one that
+/// says how it has ended; or one with an error. The end of the input, before there are processes, ends the guard and its server.
 pub(crate) fn serve(options: &Options) -> Result<(), Failure> {
-    let dir = &options.dir;
-    // A signal for the shell's job is not for the guard.
-    let _ = setsid();
-    // Both take little memory, and their end is that of the processes. Not everybody may ask for it.
-    let _ = fs::write("/proc/self/oom_score_adj", "-1000");
-    let folder = Folder::make()?;
-    let socket = UnixListener::bind(folder.path.join(lazy_pages::SOCKET)).context("cannot make the guard's socket")?;
-    let (server, ready) = Server::start(&options.criu, dir, &folder.path, &folder.lock)?;
-    let state = Arc::new(Mutex::new(State::Awaited));
-    let (path, awaits) = (folder.path.clone(), Arc::clone(&state));
-    let server_fd = server.pidfd().context("cannot watch criu lazy-pages")?;
-    thread::spawn(move || {
-        let begun = server::wait_until_ready(ready).and_then(|()| say(&format!("{READY}{}", path.display())));
-        if begun.is_ok() {
-            thread::scope(|threads| {
-                threads.spawn(|| {
-                    wait_for_end_of_input();
-                    let mut state = lock(&awaits);
-                    if let State::Awaited = *state {
-                        *state = State::GivenUp;
-                        let _ = pidfd_send_signal(&server_fd, Signal::KILL);
-                    }
-                });
-                socket.incoming().flatten().for_each(|stream| answer(&stream, &awaits));
-            });
-        }
-    });
-    let ending = server.wait().context("cannot wait for criu lazy-pages")?;
-    let outcome = outcome(ending, &lock(&state), dir);
-    server.let_go();
-    drop(folder);
-    // Nobody may listen any more.
-    let said = match outcome {
-        Outcome::Done => DONE.to_owned(),
-        Outcome::Killed(why) => format!("{KILLED}{why}"),
-        Outcome::Failed(why) => why,
-    };
-    let _ = say(&said);
+    stand_alone();
+    if let Err(error) = guard(&options.dir, &options.criu) {
+        // `rekindle restore` shows it, if it listens.
+        let _ = say(&format!("{error:#}"));
+        return Err(error.into());
+    }
     Ok(())
 }
 
-/// What the end of a server has led to.
-enum Outcome {
-    Done,
-    /// The processes lacked pages.
-    Killed(String),
-    /// The processes never ran.
-    Failed(String),
+/// Nothing that is meant for others ends the guard: not a signal for the shell's job or for a service, and not a lack of memory.
+/// Nothing of others is kept open by it.
+fn stand_alone() {
+    // SAFETY: this program has opened nothing above its three descriptors yet.
+    unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
+    let _ = setsid();
+    // Both take little memory, and their end is that of the processes. Not everybody may ask for it.
+    let _ = fs::write("/proc/self/oom_score_adj", "-1000");
+    // SAFETY: the set is ours. The server begins with no signal blocked: `Command` sees to that.
+    unsafe {
+        let mut signals = mem::zeroed();
+        libc::sigemptyset(&raw mut signals);
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
+            libc::sigaddset(&raw mut signals, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, ptr::null_mut());
+    }
 }
 
-/// What the end of the server means. Where pages are missing, the processes are dead when this returns.
-fn outcome(ending: Ending, state: &State, dir: &Path) -> Outcome {
-    let log = dir.join(LOG);
-    match (ending, state) {
-        (Ending::Done, _) => Outcome::Done,
-        (failed, State::Guarded(processes)) => {
+fn guard(dir: &Path, criu: &Path) -> anyhow::Result<()> {
+    let folder = Folder::make()?;
+    let socket = UnixListener::bind(folder.path.join(lazy_pages::SOCKET)).context("cannot make the guard's socket")?;
+    let (server, ready) = Server::start(criu, dir, &folder.path, &folder.lock)?;
+    let guarded = Arc::new(Guarded::default());
+    let kill = server.killer()?;
+    let (path, shared) = (folder.path.clone(), Arc::clone(&guarded));
+    thread::spawn(move || {
+        let watched = Arc::clone(&shared);
+        let also_kill = kill.clone();
+        thread::spawn(move || {
+            wait_for_end_of_input();
+            if watched.gives_up() {
+                also_kill.kill();
+            }
+        });
+        match server::wait_until_ready(ready).and_then(|()| say(&format!("{READY}{}", path.display()))) {
+            Ok(()) => socket.incoming().flatten().for_each(|stream| answer(&stream, &shared)),
+            Err(_) => kill.kill(),
+        }
+    });
+    let ending = server.wait();
+    let said = match (ending, guarded.ends(ending)) {
+        (Ending::Done, _) => {
+            server.let_go();
+            DONE.to_owned()
+        }
+        (failed, Some(processes)) => {
+            // From here on no process reads a page that is missing: it waits, and so can be killed.
+            let held = server.hold_pages();
             let killed = processes.kill();
             let why = format!(
                 "criu lazy-pages has not brought all pages ({failed}), and the restored processes lack some: they are killed \
                  ({killed}); see {}, and restore again",
-                log.display()
+                dir.join(LOG).display()
             );
             note(dir, &why);
-            Outcome::Killed(why)
+            let dir = dir.to_owned();
+            held.wait_until_unused(|| note(&dir, "a process that has left the tree waits for a page: kill it"));
+            server.let_go();
+            format!("{KILLED}{why}")
         }
-        (failed, _) => {
-            Outcome::Failed(format!("criu lazy-pages, before the processes ran: {failed}; see {}", log.display()))
+        (failed, None) => {
+            server.let_go();
+            format!("criu lazy-pages, before the processes ran: {failed}; see {}", dir.join(LOG).display())
         }
-    }
+    };
+    guarded.wait_until_told();
+    drop(folder);
+    // Nobody may listen any more.
+    let _ = say(&said);
+    Ok(())
 }
 
 /// Adds a line to the server's log. A disk that is full must not keep the guard from its end.
@@ -119,23 +146,69 @@ fn note(dir: &Path, line: &str) {
     }
 }
 
-/// Answers CRIU's plugin.
-fn answer(stream: &UnixStream, state: &Mutex<State>) {
-    let answer =
-        take_over(stream, state).map_or_else(|error| format!("{error:#}"), |()| lazy_pages::GUARDED.to_owned());
-    let mut stream = stream;
-    // A plugin that does not hear it fails the restore.
-    let _ = writeln!(stream, "{answer}");
+impl Guarded {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// CRIU's plugin tells of the processes, which are whole and do not run yet.
+    fn take_over(&self, root: i32) -> anyhow::Result<()> {
+        let processes = Processes::of_tree(root)?;
+        let mut state = self.lock();
+        match *state {
+            State::Awaited => *state = State::Guarded(processes),
+            State::Whole => *state = State::Over,
+            State::Guarded(_) => bail!("it guards others already"),
+            State::Over => bail!("criu lazy-pages or rekindle restore has ended"),
+        }
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// `rekindle restore` has ended. Returns whether the server is to end, since no processes need it.
+    fn gives_up(&self) -> bool {
+        let mut state = self.lock();
+        let is_awaited = matches!(*state, State::Awaited | State::Whole);
+        if is_awaited {
+            *state = State::Over;
+            self.changed.notify_all();
+        }
+        is_awaited
+    }
+
+    /// The server ends. Returns the processes that have needed it until now.
+    fn ends(&self, ending: Ending) -> Option<Processes> {
+        let next = match (ending, &*self.lock()) {
+            (Ending::Done, State::Awaited) => State::Whole,
+            _ => State::Over,
+        };
+        match mem::replace(&mut *self.lock(), next) {
+            State::Guarded(processes) => Some(processes),
+            _ => None,
+        }
+    }
+
+    /// Waits until the plugin has asked about processes that have all their pages already, or will not ask.
+    fn wait_until_told(&self) {
+        let mut state = self.lock();
+        while matches!(*state, State::Whole) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
 }
 
-fn take_over(stream: &UnixStream, state: &Mutex<State>) -> anyhow::Result<()> {
-    let root = first_line(stream)?.parse().context("no process id")?;
-    let processes = Processes::of_tree(root)?;
-    match &mut *lock(state) {
-        State::GivenUp => bail!("rekindle restore has ended"),
-        state => *state = State::Guarded(processes),
+/// Answers CRIU's plugin, and tells `rekindle restore`.
+fn answer(mut stream: &UnixStream, guarded: &Guarded) {
+    let root = first_line(stream).and_then(|it| it.parse().context("no process id"));
+    let answer = match root.and_then(|root| guarded.take_over(root)) {
+        Ok(()) => lazy_pages::GUARDED.to_owned(),
+        Err(error) => format!("{error:#}"),
+    };
+    if answer == lazy_pages::GUARDED {
+        let _ = say(&answer);
     }
-    Ok(())
+    // A plugin that does not hear it fails the restore.
+    let _ = writeln!(stream, "{answer}");
 }
 
 fn first_line(stream: &UnixStream) -> anyhow::Result<String> {
@@ -156,10 +229,6 @@ fn wait_for_end_of_input() {
     while matches!(io::stdin().lock().read(&mut [0; 64]), Ok(1..)) {}
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The guard's folder below [`lazy_pages::FOLDER`], with the two sockets. It says that processes may lack pages, and is removed when
 /// this is dropped.
 struct Folder {
@@ -172,6 +241,9 @@ impl Folder {
     fn make() -> anyhow::Result<Self> {
         let all = Path::new(lazy_pages::FOLDER);
         fs::DirBuilder::new().recursive(true).mode(0o700).create(all).with_context(|| cannot_make(all))?;
+        // One guard at a time makes its folder, so that no other takes it for one that nobody uses.
+        let together = File::open(all).with_context(|| cannot_make(all))?;
+        flock(&together, FlockOperation::LockExclusive).with_context(|| cannot_make(all))?;
         remove_stale(all);
         let path = all.join(std::process::id().to_string());
         fs::create_dir(&path).with_context(|| cannot_make(&path))?;
@@ -199,5 +271,47 @@ fn remove_stale(all: &Path) {
         if is_stale {
             let _ = fs::remove_dir_all(path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own() -> i32 {
+        std::process::id().cast_signed()
+    }
+
+    #[test]
+    fn no_plugin_gets_a_good_answer_when_the_server_is_lost() {
+        let guarded = Guarded::default();
+        assert!(guarded.ends(Ending::Failed(9)).is_none());
+        assert!(guarded.take_over(own()).is_err());
+        let guarded = Guarded::default();
+        assert!(guarded.gives_up());
+        assert!(guarded.take_over(own()).is_err());
+    }
+
+    #[test]
+    fn processes_need_the_server_from_the_plugins_word_on() {
+        let guarded = Guarded::default();
+        guarded.take_over(own()).unwrap();
+        assert!(guarded.take_over(own()).is_err(), "it guards one tree");
+        assert!(!guarded.gives_up(), "the processes run on without the command");
+        assert!(guarded.ends(Ending::Failed(9)).is_some());
+    }
+
+    #[test]
+    fn a_plugin_may_come_when_all_pages_are_there_already() {
+        let guarded = Arc::new(Guarded::default());
+        assert!(guarded.ends(Ending::Done).is_none());
+        let waits = Arc::clone(&guarded);
+        let waiting = thread::spawn(move || waits.wait_until_told());
+        guarded.take_over(own()).unwrap();
+        waiting.join().unwrap();
+        let guarded = Guarded::default();
+        assert!(guarded.ends(Ending::Done).is_none());
+        guarded.gives_up();
+        guarded.wait_until_told();
     }
 }

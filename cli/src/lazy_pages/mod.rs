@@ -8,17 +8,19 @@
 //!
 //! A page that a process lacks is zero as soon as nobody has the process's userfaultfd any more: a server that is killed, or fails,
 //! would leave wrong bytes in running processes, and nobody would notice. So the guard traces the server. The kernel stops it at
-//! its end before it closes its files, whatever ends it. If pages are missing then, the guard kills the processes first, and
-//! lets the server end when they are dead.
+//! its end before it closes its files, whatever ends it. If pages are missing then, the guard takes the userfaultfds over, so that
+//! processes wait for pages and do not read zeros; kills the processes; and closes the descriptors when no process needs them.
 //!
 //! The processes do not run before the guard knows them: the restore fails where the plugin cannot tell it. If only the guard is
 //! killed, the server goes on without one.
 
 mod guard;
+mod held;
 mod processes;
 mod server;
 
 pub(crate) use self::guard::{Options, serve};
+pub(crate) use self::processes::Processes;
 
 /// CRIU's log of the server, and the guard's words, in the image's directory.
 pub(crate) const LOG: &str = "lazy-pages.log";

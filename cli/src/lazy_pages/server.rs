@@ -7,12 +7,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::ptr;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use rustix::io::FdFlags;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::LOG;
+use super::held::Held;
 
 /// A server that is traced: it stops at its end, before it closes its files.
 pub(super) struct Server {
@@ -26,6 +28,8 @@ pub(super) enum Ending {
     Done,
     /// It fails, with this status of wait(2).
     Failed(i32),
+    /// Nobody knows how: it was killed twice, for example.
+    Lost,
 }
 
 impl Ending {
@@ -38,6 +42,7 @@ impl std::fmt::Display for Ending {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match *self {
             Self::Done => f.write_str("it has ended"),
+            Self::Lost => f.write_str("it is gone"),
             Self::Failed(status) if libc::WIFSIGNALED(status) => {
                 write!(f, "signal {} ended it", libc::WTERMSIG(status))
             }
@@ -62,14 +67,23 @@ impl Server {
         let child = command.spawn().with_context(|| format!("cannot run {}", criu.display()))?;
         drop(told);
         let server = Self { pid: child.id().cast_signed() };
-        server.seize().context("cannot trace criu lazy-pages")?;
+        if let Err(error) = server.seize() {
+            server.killer().map(|it| it.kill())?;
+            return Err(error).context("cannot trace criu lazy-pages");
+        }
         Ok((server, File::from(OwnedFd::from(ready))))
     }
 
-    /// The server. Its number is no other's before it is let go.
-    pub(super) fn pidfd(&self) -> io::Result<OwnedFd> {
-        let pid = Pid::from_raw(self.pid).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(pidfd_open(pid, PidfdFlags::empty())?)
+    /// What can end the server, from any thread. Its number is no other's before it is let go.
+    pub(super) fn killer(&self) -> anyhow::Result<Killer> {
+        let pid = Pid::from_raw(self.pid).context("criu has no process id")?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).context("cannot watch criu lazy-pages")?;
+        Ok(Killer(Arc::new(pidfd)))
+    }
+
+    /// Keeps the userfaultfds of a server that is stopped at its end.
+    pub(super) fn hold_pages(&self) -> Held {
+        self.killer().map(|it| Held::of(self.pid, &it.0)).unwrap_or_default()
     }
 
     fn seize(&self) -> io::Result<()> {
@@ -79,7 +93,11 @@ impl Server {
     }
 
     /// Waits until the server ends. It is stopped then, with its files open; after a second SIGKILL it is gone.
-    pub(super) fn wait(&self) -> io::Result<Ending> {
+    pub(super) fn wait(&self) -> Ending {
+        self.wait_for_end().unwrap_or(Ending::Lost)
+    }
+
+    fn wait_for_end(&self) -> io::Result<Ending> {
         loop {
             let mut status = 0;
             // SAFETY: the status is ours.
@@ -122,6 +140,17 @@ impl Server {
         let mut status = 0;
         // SAFETY: the status is ours.
         unsafe { libc::waitpid(self.pid, &raw mut status, libc::__WALL) };
+    }
+}
+
+/// Ends a server.
+#[derive(Clone)]
+pub(super) struct Killer(Arc<OwnedFd>);
+
+impl Killer {
+    pub(super) fn kill(&self) {
+        // A server that has ended needs no signal.
+        let _ = pidfd_send_signal(&*self.0, Signal::KILL);
     }
 }
 

@@ -6,9 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, anyhow};
-use rekindle_wire::lazy_pages::VARIABLE;
+use rekindle_wire::lazy_pages::{GUARDED, VARIABLE};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::lazy_pages::{DONE, KILLED, LOG, READY};
+use crate::lazy_pages::{DONE, KILLED, LOG, Processes, READY};
+
+/// In the guard's folder, where CRIU writes the root of the restored tree.
+const PID_FILE: &str = "pid";
 
 /// A server of pages that waits for CRIU. If this is dropped before the guard has heard of processes, the server ends, and no
 /// process can run that needs it.
@@ -23,6 +27,7 @@ impl LazyPages {
     /// Starts the guard and its server, and waits until CRIU can begin.
     pub(super) fn start(criu: &Path, dir: &Path) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("cannot tell where rekindle is")?;
+        let criu = std::path::absolute(criu).context("cannot tell the current directory")?;
         let _ = std::fs::remove_file(dir.join(LOG));
         let mut command = Command::new(&program);
         command.args(["lazy-pages", "--criu"]).arg(criu).arg(dir).current_dir("/");
@@ -42,6 +47,20 @@ impl LazyPages {
     /// guard's folder then.
     pub(super) fn tell(&self, restore: &mut Command) {
         restore.arg("--lazy-pages").arg("--work-dir").arg(&self.folder).env(VARIABLE, &self.folder);
+        restore.arg("--pidfile").arg(self.folder.join(PID_FILE));
+    }
+
+    /// Called when the processes run: makes sure that the guard knows them. CRIU's plugin has told it, unless CRIU has not loaded the
+    /// plugin. Then the processes are killed.
+    pub(super) fn must_be_guarded(&mut self) -> anyhow::Result<()> {
+        // The plugin goes on when the guard has said so.
+        let said = if self.has_said() { self.hear()? } else { "CRIU has not loaded Rekindle's plugin".to_owned() };
+        if said == GUARDED {
+            return Ok(());
+        }
+        let root = std::fs::read_to_string(self.folder.join(PID_FILE)).ok().and_then(|it| it.trim().parse().ok());
+        let killed = root.and_then(|root| Some(Processes::of_tree(root).ok()?.kill()));
+        Err(anyhow!("the processes ran without a guard and are killed ({}): {said}", killed.unwrap_or_default()))
     }
 
     /// Waits until the processes have all their pages, or have ended.
@@ -53,8 +72,17 @@ impl LazyPages {
     /// Why the processes were killed, if they were, after a CRIU that has failed: it knows only that they are dead.
     pub(super) fn killed_because(mut self) -> Option<String> {
         drop(self.guard.stdin.take());
-        let said = self.hear().ok()?;
+        let mut said = self.hear().ok()?;
+        if said == GUARDED {
+            said = self.hear().ok()?;
+        }
         said.strip_prefix(KILLED).map(str::to_owned)
+    }
+
+    /// Whether the guard has said something that was not heard.
+    fn has_said(&self) -> bool {
+        let now = poll(&mut [PollFd::new(self.says.get_ref(), PollFlags::IN)], Some(&Timespec::default()));
+        !self.says.buffer().is_empty() || now.is_ok_and(|ready| ready > 0)
     }
 
     /// The next line that the guard says.

@@ -127,8 +127,11 @@ fn run(options: &Options) -> Result<Restored, Failed> {
         return Err(anyhow!(why).into());
     }
     judge(&dir, status, info.as_ref(), &log)?;
-    if let Some(lazy) = lazy.as_mut().filter(|_| options.wait_loaded || !options.restore_detached) {
-        lazy.wait()?;
+    if let Some(lazy) = &mut lazy {
+        lazy.must_be_guarded()?;
+        if options.wait_loaded || !options.restore_detached {
+            lazy.wait()?;
+        }
     }
     if let Some(watch) = watch.filter(|_| options.wait_loaded && info.is_some()) {
         info = Some(wait_loaded(&watch)?);

@@ -14,6 +14,10 @@ const BALLAST_KIB: &str = "65536";
 
 /// Dumps and kills `steady`, which compares its own memory, in new processes too.
 fn dumped(node: &Node) -> Result<(Image, PathBuf)> {
+    dumped_with(node, BALLAST_KIB)
+}
+
+fn dumped_with(node: &Node, ballast: &str) -> Result<(Image, PathBuf)> {
     let until_file = node.path("until");
     let arguments = [
         "--until",
@@ -54,14 +58,14 @@ struct Lacking {
     guard: i32,
 }
 
-/// Restores a program and stops the server of its pages before the program runs.
+/// Restores a program and stops the server of its pages before CRIU makes the program.
 fn restored_without_pages(node: &Node, image: &Image) -> Result<Lacking> {
     let (script, pid) = (node.fresh("script"), node.fresh("pid"));
     let find = format!("pgrep -f 'lazy-pages --images-dir {}'", image.dir.display());
     let stop = format!("server=$({find}) && kill -STOP $server && echo $server >'{}'", pid.display());
     stage::write_script(
         &script,
-        &format!("#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" = pre-resume ] || exit 0\n{stop}\n"),
+        &format!("#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" = pre-restore ] || exit 0\n{stop}\n"),
     )?;
     succeeded(&restore(node, image, &["--".as_ref(), "--action-script".as_ref(), script.as_os_str()])?)?;
     let server = fs::read_to_string(&pid).context("the script has found no server")?.trim().parse()?;
@@ -95,11 +99,31 @@ fn a_program_goes_on_with_its_own_pages_while_they_are_brought() -> Result {
         until_true("all pages are there", || Ok(!lacks_pages(app.pid())?))?;
         app.advances()?;
         app.kill()?;
+        let log = fs::read_to_string(image.path("lazy-pages.log"))?;
+        ensure!(log.contains("UFFD transferred pages"), "the server has brought nothing: {log}");
     }
     succeeded(&restore(&node, &image, &[])?)?;
     let app = App::adopt(image.app.clone());
     fs::write(&until_file, "")?;
     assert_eq!(app.finish()?, "steady ok\n");
+    node.finish()
+}
+
+/// Its server has ended before CRIU's plugin can tell the guard of it.
+#[test]
+fn a_program_with_little_memory_has_all_pages_before_it_runs() -> Result {
+    let node = Node::start()?;
+    let (image, until_file) = dumped_with(&node, "4")?;
+    for _ in 0..5 {
+        succeeded(&restore(&node, &image, &["--wait-loaded".as_ref()])?)?;
+        let app = App::adopt(image.app.clone());
+        app.advances()?;
+        app.kill()?;
+    }
+    succeeded(&restore(&node, &image, &[])?)?;
+    fs::write(&until_file, "")?;
+    assert_eq!(App::adopt(image.app.clone()).finish()?, "steady ok\n");
+    nothing_serves(&node)?;
     node.finish()
 }
 
@@ -142,8 +166,11 @@ fn a_dump_waits_until_all_pages_are_there() -> Result {
 
 #[test]
 fn a_dump_fails_where_the_pages_do_not_come() -> Result {
-    let mut node = Node::configured("stall_timeout_ms = 500", &[])?;
+    let mut node = Node::start()?;
     let (image, until_file) = dumped(&node)?;
+    node.stop_daemon()?;
+    node.configure("stall_timeout_ms = 500");
+    node.start_daemon(&[])?;
     let Lacking { app, server, guard } = restored_without_pages(&node, &image)?;
     let (dump, _) = node.start_dump(&app, Fate::Running)?;
     let outcome = dump.wait()?;

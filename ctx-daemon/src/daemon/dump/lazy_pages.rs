@@ -2,6 +2,7 @@
 //! nothing had ever been written there. So a dump waits until all pages are there.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -20,9 +21,16 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(super) fn wait(root: i32, stream: &UnixStream, limit: Limit) -> Result<(), DumpError> {
     let deadline = limit.begins();
     let mut told = false;
+    // A process that was made while others were looked at has been found when the next look finds the same ones.
+    let mut whole = None;
     while lazy_pages::may_be_under_way() {
         let tree = process::tree(root).map_err(DumpError::Tree)?;
-        let Some(pid) = tree.into_iter().find(|pid| lacks_pages(*pid)) else { break };
+        let lacking = tree.iter().copied().find(|pid| lacks_pages(*pid));
+        if lacking.is_none() && whole.as_ref() == Some(&tree) {
+            break;
+        }
+        whole = lacking.is_none().then_some(tree);
+        let Some(pid) = lacking else { continue };
         if !told {
             info!(root, pid, "the dump waits until CRIU has brought all pages of the process");
             told = true;
@@ -38,7 +46,10 @@ pub(super) fn wait(root: i32, stream: &UnixStream, limit: Limit) -> Result<(), D
     Ok(())
 }
 
-/// A process that has ended lacks nothing.
+/// Whether a process lacks pages, or cannot be asked. One that has ended lacks nothing.
 fn lacks_pages(pid: i32) -> bool {
-    fs::read(format!("/proc/{pid}/smaps")).is_ok_and(|it| lazy_pages::lacks_pages(&String::from_utf8_lossy(&it)))
+    match fs::read(format!("/proc/{pid}/smaps")) {
+        Ok(text) => lazy_pages::lacks_pages(&String::from_utf8_lossy(&text)),
+        Err(error) => error.kind() != ErrorKind::NotFound && error.raw_os_error() != Some(libc::ESRCH),
+    }
 }

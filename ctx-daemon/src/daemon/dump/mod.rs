@@ -120,8 +120,9 @@ pub(super) fn serve(
     };
     let ours = PidView::of(peer.pid).and_then(|view| view.to_ours(root));
     let under = daemon.checkpoints.begin(ours.unwrap_or(root));
-    let begun = wait_for_moment(daemon, stream, &under).map_err(DumpError::from).and_then(|()| {
-        lazy_pages::wait(under.root, stream, daemon.config.timeouts.stall)?;
+    let whole = lazy_pages::wait(under.root, stream, daemon.config.timeouts.stall);
+    let moment = whole.and_then(|()| Ok(wait_for_moment(daemon, stream, &under)?));
+    let begun = moment.and_then(|()| {
         let pausing = Pausing::new(fds)?;
         Ok((Tree::hold(daemon, stream, peer, root, leave_running, &under.progress)?, pausing))
     });

@@ -31,9 +31,7 @@ impl Tracker {
         header: &CommandHeader,
         parameters: &[u8],
     ) -> Access {
-        let mut access = self.accesses(client, header, parameters, Access::nothing_by_slots());
-        self.nodes(client, header.call, parameters, &mut access);
-        access
+        self.accesses(client, header, parameters, Access::nothing_by_slots())
     }
 
     fn accesses(
@@ -50,6 +48,9 @@ impl Tracker {
             }
         } else if self.command(client, header.call, parameters, &mut access).is_err() {
             return Access::unknown();
+        }
+        if access.slots.is_some() {
+            self.nodes(client, header.call, parameters, &mut access);
         }
         self.gathered.add_shared(&mut access);
         access

@@ -45,23 +45,32 @@ impl Tracker {
     /// Adds the memory that copies and memsets of a graph write which a command makes or changes: the driver makes their nodes for
     /// memory only that may be written.
     pub(super) fn nodes(&self, client: &ClientView<'_>, call: u16, parameters: &[u8], access: &mut Access) {
-        let made = |handle| client.code.graphs.get(&handle).map(|graph| graph.program().steps.clone());
-        // A command that cannot be read fails.
-        let steps = match call {
-            command::GRAPH_CREATE => GraphCreate::read(&mut Reader::new(parameters)).ok().and_then(|it| {
-                let bytes = client.code.store.peek(it.image).ok()?;
-                Some(Program::from_bytes(bytes).ok()?.steps)
-            }),
-            // Where the driver cannot change a node, the whole graph is made again.
-            command::GRAPH_SET => GraphSet::read(&mut Reader::new(parameters)).ok().and_then(|it| {
-                let new = Step::read(&mut Reader::new(it.step), it.place as usize).ok();
-                Some(made(it.exec)?.into_iter().chain(new).collect())
-            }),
-            command::GRAPH_UPLOAD => word(parameters, 0).and_then(made),
-            _ => None,
+        let made = |handle| client.code.graphs.get(&handle).map_or(&[][..], |graph| &graph.program().steps);
+        let mut add = |steps: &[Step]| {
+            for (address, bytes) in written_by_nodes(steps) {
+                self.gathered.overlapping(client, address, bytes, |unit| access.add(unit, true));
+            }
         };
-        for (address, bytes) in written_by_nodes(&steps.unwrap_or_default()) {
-            self.gathered.overlapping(client, address, bytes, |unit| access.add(unit, true));
+        // A command that cannot be read fails.
+        match call {
+            command::GRAPH_CREATE => {
+                let create = GraphCreate::read(&mut Reader::new(parameters)).ok();
+                let bytes = create.and_then(|it| client.code.store.peek(it.image).ok());
+                if let Some(Ok(program)) = bytes.map(Program::from_bytes) {
+                    add(&program.steps);
+                }
+            }
+            // Where the driver cannot change a node, the whole graph is made again.
+            command::GRAPH_SET => {
+                if let Ok(set) = GraphSet::read(&mut Reader::new(parameters)) {
+                    add(made(set.exec));
+                    if let Ok(step) = Step::read(&mut Reader::new(set.step), set.place as usize) {
+                        add(&[step]);
+                    }
+                }
+            }
+            command::GRAPH_UPLOAD => add(word(parameters, 0).map_or(&[], made)),
+            _ => {}
         }
     }
 

@@ -148,7 +148,7 @@ impl Engine {
         template: &Template,
     ) -> Result<(), EngineError> {
         let left = self.begin_on_device(driver, fill, template)?;
-        let made = self.lanes.iter_mut().try_for_each(|lane| lane.make_halves(driver));
+        let made = self.lanes.iter_mut().take(self.loading).try_for_each(|lane| lane.make_halves(driver));
         let loaded = made.map_err(EngineError::from).and_then(|()| {
             self.run(self.loading, left.len(), |lane, i| {
                 let part = left[i];
