@@ -50,6 +50,8 @@ enum State {
     Guarded(Processes),
     /// The processes have all their pages before they run.
     Whole,
+    /// The same, and the plugin is being answered.
+    Answering,
     /// The processes must not run.
     Over,
 }
@@ -69,8 +71,8 @@ pub(crate) fn serve(options: &Options) -> Result<(), Failure> {
 /// Nothing that is meant for others ends the guard: not a signal for the shell's job or for a service, and not a lack of memory.
 /// Nothing of others is kept open by it.
 fn stand_alone() {
-    // SAFETY: this program has opened nothing above its three descriptors yet.
-    unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
+    // SAFETY: this program has opened nothing above its three descriptors yet. Older C libraries have no function for the call.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
     let _ = setsid();
     // Both take little memory, and their end is that of the processes. Not everybody may ask for it.
     let _ = fs::write("/proc/self/oom_score_adj", "-1000");
@@ -132,7 +134,7 @@ fn guard(dir: &Path, criu: &Path) -> anyhow::Result<()> {
             format!("criu lazy-pages, before the processes ran: {failed}; see {}", dir.join(LOG).display())
         }
     };
-    guarded.wait_until_told();
+    guarded.wait_until_answered();
     drop(folder);
     // Nobody may listen any more.
     let _ = say(&said);
@@ -157,12 +159,20 @@ impl Guarded {
         let mut state = self.lock();
         match *state {
             State::Awaited => *state = State::Guarded(processes),
-            State::Whole => *state = State::Over,
-            State::Guarded(_) => bail!("it guards others already"),
+            State::Whole => *state = State::Answering,
+            State::Answering | State::Guarded(_) => bail!("it guards others already"),
             State::Over => bail!("criu lazy-pages or rekindle restore has ended"),
         }
-        self.changed.notify_all();
         Ok(())
+    }
+
+    /// The plugin has its answer.
+    fn is_answered(&self) {
+        let mut state = self.lock();
+        if let State::Answering = *state {
+            *state = State::Over;
+            self.changed.notify_all();
+        }
     }
 
     /// `rekindle restore` has ended. Returns whether the server is to end, since no processes need it.
@@ -178,20 +188,21 @@ impl Guarded {
 
     /// The server ends. Returns the processes that have needed it until now.
     fn ends(&self, ending: Ending) -> Option<Processes> {
-        let next = match (ending, &*self.lock()) {
+        let mut state = self.lock();
+        let next = match (ending, &*state) {
             (Ending::Done, State::Awaited) => State::Whole,
             _ => State::Over,
         };
-        match mem::replace(&mut *self.lock(), next) {
+        match mem::replace(&mut *state, next) {
             State::Guarded(processes) => Some(processes),
             _ => None,
         }
     }
 
-    /// Waits until the plugin has asked about processes that have all their pages already, or will not ask.
-    fn wait_until_told(&self) {
+    /// Waits until the plugin has an answer about processes that have all their pages already, or will not ask.
+    fn wait_until_answered(&self) {
         let mut state = self.lock();
-        while matches!(*state, State::Whole) {
+        while matches!(*state, State::Whole | State::Answering) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -209,6 +220,7 @@ fn answer(mut stream: &UnixStream, guarded: &Guarded) {
     }
     // A plugin that does not hear it fails the restore.
     let _ = writeln!(stream, "{answer}");
+    guarded.is_answered();
 }
 
 fn first_line(stream: &UnixStream) -> anyhow::Result<String> {
@@ -306,12 +318,14 @@ mod tests {
         let guarded = Arc::new(Guarded::default());
         assert!(guarded.ends(Ending::Done).is_none());
         let waits = Arc::clone(&guarded);
-        let waiting = thread::spawn(move || waits.wait_until_told());
+        let waiting = thread::spawn(move || waits.wait_until_answered());
         guarded.take_over(own()).unwrap();
+        assert!(!guarded.gives_up(), "the plugin is being answered");
+        guarded.is_answered();
         waiting.join().unwrap();
         let guarded = Guarded::default();
         assert!(guarded.ends(Ending::Done).is_none());
         guarded.gives_up();
-        guarded.wait_until_told();
+        guarded.wait_until_answered();
     }
 }
