@@ -90,6 +90,14 @@ def feeding(small):
     yield Experiment("B8 disk direct", "feeding", [*disk, "--direct", 1, "--repeats", 1], limit=60, repeated=False, place="disk")
 
 
+def draining(small):
+    some = ["--mib", 16] if small else ["--mib", 16384]
+    threads = "1,2" if small else "8,16,24,32"
+    yield Experiment("B11 huge", "draining", [*some, "--threads", threads, "--wait", "sleep,block"], limit=120, repeated=False, place="huge")
+    smaller = [*some, "--threads", "2" if small else "16,24", "--kib", "1024,2048"]
+    yield Experiment("B11 huge, smaller pieces", "draining", smaller, limit=60, repeated=False, place="huge")
+
+
 def experiments(programs, small):
     """What matters most comes first."""
     yield from mapping()
@@ -104,3 +112,4 @@ def experiments(programs, small):
     yield from standby(small)
     yield from displaced()
     yield from feeding(small)
+    yield from draining(small)

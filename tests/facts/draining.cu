@@ -1,7 +1,8 @@
 // How fast memory of the device reaches files: threads copy pieces into pinned memory, and write each into a file of their own.
 //
-//   draining --dir PATH [--mib 8192] [--threads 16] [--buffers 1,2] [--kib 4096] [--wait sleep] [--repeats 3] [--small 0]
+//   draining --file PATH [--mib 8192] [--threads 16] [--buffers 1,2] [--kib 4096] [--wait sleep] [--repeats 3] [--small 0]
 //
+// --file     the files are made in the folder of this path, and have no name
 // --threads, --buffers, --kib, --wait   one or several values with commas between them; each combination is a line
 // --kib      the size of a piece
 // --wait     how a thread waits for a copy: sleep (20 us between looks, as a worker's lanes do), spin, block
@@ -115,18 +116,20 @@ static std::vector<std::string> parts(const char *text) {
 int main(int argc, char **argv) {
     Options options(argc, argv);
     Scale scale(options.number("--small", 0));
-    const char *dir = options.text("--dir", nullptr);
+    const char *path = options.text("--file", nullptr);
     size_t bytes = options.number("--mib", scale.size(8192, 16)) * MIB;
     auto threads = parts(options.text("--threads", "16")), buffers = parts(options.text("--buffers", "1,2"));
     auto pieces = parts(options.text("--kib", "4096")), waits = parts(options.text("--wait", "sleep"));
     uint64_t repeats = options.number("--repeats", 3);
     options.done();
-    if (!dir) {
-        options.fail("--dir");
+    const char *name = path ? strrchr(path, '/') : nullptr;
+    if (!name) {
+        options.fail("--file");
     }
+    std::string dir(path, (size_t)(name - path));
     const size_t most = 64, largest = 4 * MIB;
     Drain drain = {};
-    drain.dir = dir;
+    drain.dir = dir.c_str();
     drain.context = start_device();
     drain.stream = new_stream();
     NEED(cuMemAlloc, &drain.device, bytes);
