@@ -2,10 +2,9 @@
 //! full or a copy was cut off.
 //!
 //! ```text
-//!   pagemap-*.img   the first entry: the file's number; the others: how many pages, and where they are ──► pages-NUMBER.img
+//!   pstree.img ──► pagemap-PID.img   the first entry: the file's number; the others: how many pages there are ──► pages-NUMBER.img
 //! ```
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -19,10 +18,15 @@ use crate::output::size;
 /// `PE_PRESENT`: the page is in this image. Before CRIU 3.0 entries had no flags.
 const PRESENT: u64 = 1 << 2;
 
-/// Fails if a file has fewer pages than the image says. What cannot be read here is left to CRIU.
+/// Fails if a process's file of pages has fewer than the image says. What cannot be read here is left to CRIU.
 pub(crate) fn check_pages(dir: &Path) -> Result<(), Failure> {
-    for (number, needed) in needed(dir) {
-        let name = format!("pages-{number}.img");
+    // A directory may have files of an earlier dump, of other processes, too.
+    let processes = entries::read(&dir.join("pstree.img")).unwrap_or_default();
+    for process in processes.iter().map(|it| it.number(1)) {
+        let entries = entries::read(&dir.join(format!("pagemap-{process}.img"))).unwrap_or_default();
+        let Some((head, pages)) = entries.split_first() else { continue };
+        let pages: u64 = pages.iter().filter(|it| is_here(it)).map(|it| it.number(2).max(it.number(5))).sum();
+        let (name, needed) = (format!("pages-{}.img", head.number(1)), pages.saturating_mul(PAGE));
         let there = fs::metadata(dir.join(&name)).map_or(0, |it| it.len());
         if there < needed {
             let said = format!(
@@ -35,23 +39,6 @@ pub(crate) fn check_pages(dir: &Path) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-/// The bytes that belong into each file of pages.
-fn needed(dir: &Path) -> BTreeMap<u64, u64> {
-    let mut needed = BTreeMap::new();
-    for file in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let name = file.file_name();
-        if !name.to_str().is_some_and(|it| it.starts_with("pagemap-") && it.ends_with(".img")) {
-            continue;
-        }
-        let entries = entries::read(&file.path()).unwrap_or_default();
-        let Some((head, pages)) = entries.split_first() else { continue };
-        let pages: u64 = pages.iter().filter(|it| is_here(it)).map(|it| it.number(2).max(it.number(5))).sum();
-        let bytes = needed.entry(head.number(1)).or_insert(0_u64);
-        *bytes = bytes.saturating_add(pages.saturating_mul(PAGE));
-    }
-    needed
 }
 
 fn is_here(pages: &Entry) -> bool {
@@ -73,9 +60,11 @@ mod tests {
         let why = || check_pages(dir.path()).err().map(|it| it.to_string());
         let elsewhere = [number(1, 0), number(2, 9), number(4, PRESENT | IN_PARENT)].concat();
         let later = [number(1, 0), number(2, 9), number(4, 2)].concat();
-        write(&at("pagemap-9.img"), &[number(1, 1), pages(0x2000, 2), elsewhere, later, pages(0x9000, 1)]);
-        write(&at("pagemap-shmem-1.img"), &[number(1, 1), pages(0, 1)]);
+        write(&at("pstree.img"), &[number(1, 9), number(1, 8)]);
+        write(&at("pagemap-9.img"), &[number(1, 1), pages(0x2000, 2), elsewhere, later, pages(0x9000, 2)]);
         write(&at("pagemap-8.img"), &[number(1, 2)]);
+        // Of an earlier dump.
+        write(&at("pagemap-7.img"), &[number(1, 1), pages(0, 100)]);
         assert!(why().is_some_and(|it| it.contains("pages-1.img has 0 B of 16.0 KiB")), "{:?}", why());
         fs::write(at("pages-1.img"), vec![0; 4 * PAGE as usize - 1]).unwrap();
         assert!(why().is_some());

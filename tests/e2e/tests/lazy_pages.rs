@@ -164,20 +164,19 @@ fn a_dump_waits_until_all_pages_are_there() -> Result {
 fn a_dump_fails_where_the_pages_do_not_come() -> Result {
     let mut node = Node::start()?;
     let (image, until_file) = dumped(&node)?;
+    let Lacking { app, server, guard } = restored_without_pages(&node, &image)?;
+    let is_running = || Ok(node.client(app.pid()).is_ok_and(|it| it.state == "running"));
+    until_true("its GPU memory is loaded", is_running)?;
+    // The next daemon knows nothing of the restore.
     node.stop_daemon()?;
     node.configure("stall_timeout_ms = 500");
     node.start_daemon(&[])?;
-    let Lacking { app, server, guard } = restored_without_pages(&node, &image)?;
+    let is_running = || Ok(node.client(app.pid()).is_ok_and(|it| it.state == "running"));
+    until_true("the next daemon has it", is_running)?;
     let (dump, _) = node.start_dump(&app, Fate::Running)?;
     let outcome = dump.wait()?;
     let said = format!("process {} still lacks pages of its memory after 500 ms (stall_timeout_ms)", app.pid());
     ensure!(!outcome.status.success() && outcome.log.contains(&said), "{}", outcome.log);
-    // So does one by the next daemon, which knows nothing of the restore.
-    node.kill_daemon()?;
-    node.start_daemon(&[])?;
-    let (dump, _) = node.start_dump(&app, Fate::Running)?;
-    let outcome = dump.wait()?;
-    ensure!(!outcome.status.success() && outcome.log.contains("still lacks pages"), "{}", outcome.log);
     process::signal(server, libc::SIGCONT)?;
     app.advances()?;
     guard_is_gone(guard)?;
