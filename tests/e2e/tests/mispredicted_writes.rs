@@ -27,7 +27,7 @@ const TRIES: usize = 20;
 fn way(node: &Node, name: &str, protocol: &str, work: impl FnOnce(&App, &Source) -> Result) -> Result {
     let until = node.fresh("until");
     let file = until.display().to_string();
-    let arguments = ["--way", name, "--kib", "4", "--ballast-kib", "128", "--sleep-us", "300", "--until", &file];
+    let arguments = ["--way", name, "--kib", "4", "--ballast-kib", "256", "--sleep-us", "300", "--until", &file];
     let app = node.run("hidden", &arguments)?;
     app.reaches(3)?;
     node.ask(&Request::Protocol { pid: app.pid(), change: ProtocolChange::Choose(protocol.to_owned()) })?;
