@@ -187,7 +187,7 @@ mod tests {
         [number(1, at), number(2, count), number(4, 4)].concat()
     }
 
-    fn mapping(start: u64, end: u64, file: u64, status: u64) -> Vec<u8> {
+    pub(super) fn mapping(start: u64, end: u64, file: u64, status: u64) -> Vec<u8> {
         bytes(14, &[number(1, start), number(2, end), number(4, file), number(7, status)].concat())
     }
 

@@ -2,9 +2,12 @@
 //! full or a copy was cut off.
 //!
 //! ```text
-//!   pstree.img ──► pagemap-PID.img   the first entry: the file's number; the others: how many pages there are ──► pages-NUMBER.img
+//!   pstree.img ──► pagemap-PID.img, mm-PID.img ──┐
+//!   memfd.img ─────────────────────────────────► pagemap-shmem-ID.img
+//!   each: the first entry has the file's number, the others how many pages there are ──► pages-NUMBER.img
 //! ```
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -17,13 +20,13 @@ use crate::output::size;
 
 /// `PE_PRESENT`: the page is in this image. Before CRIU 3.0 entries had no flags.
 const PRESENT: u64 = 1 << 2;
+/// `VMA_ANON_SHARED`, of a mapping's status.
+const ANON_SHARED: u64 = 1 << 8;
 
 /// Fails if a process's file of pages has fewer than the image says. What cannot be read here is left to CRIU.
 pub(crate) fn check_pages(dir: &Path) -> Result<(), Failure> {
-    // A directory may have files of an earlier dump, of other processes, too.
-    let processes = entries::read(&dir.join("pstree.img")).unwrap_or_default();
-    for process in processes.iter().map(|it| it.number(1)) {
-        let entries = entries::read(&dir.join(format!("pagemap-{process}.img"))).unwrap_or_default();
+    for name in pagemaps(dir) {
+        let entries = entries::read(&dir.join(name)).unwrap_or_default();
         let Some((head, pages)) = entries.split_first() else { continue };
         let pages: u64 = pages.iter().filter(|it| is_here(it)).map(|it| it.number(2).max(it.number(5))).sum();
         let (name, needed) = (format!("pages-{}.img", head.number(1)), pages.saturating_mul(PAGE));
@@ -41,6 +44,20 @@ pub(crate) fn check_pages(dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The image's lists of pages. A directory may have files of an earlier dump, of other processes and memory, too.
+fn pagemaps(dir: &Path) -> BTreeSet<String> {
+    let read = |name: &str| entries::read(&dir.join(name)).unwrap_or_default();
+    let mut names = BTreeSet::new();
+    for process in read("pstree.img").iter().map(|it| it.number(1)) {
+        names.insert(format!("pagemap-{process}.img"));
+        let mappings = read(&format!("mm-{process}.img"));
+        let shared = mappings.iter().flat_map(|it| it.entries(14)).filter(|it| it.number(7) & ANON_SHARED != 0);
+        names.extend(shared.map(|it| format!("pagemap-shmem-{}.img", it.number(4))));
+    }
+    names.extend(read("memfd.img").iter().map(|it| format!("pagemap-shmem-{}.img", it.number(5))));
+    names
+}
+
 fn is_here(pages: &Entry) -> bool {
     match pages.number(4) {
         0 => pages.number(3) == 0,
@@ -50,7 +67,7 @@ fn is_here(pages: &Entry) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{number, pages, write};
+    use super::super::tests::{mapping, number, pages, write};
     use super::*;
 
     #[test]
@@ -70,5 +87,13 @@ mod tests {
         assert!(why().is_some());
         fs::write(at("pages-1.img"), vec![0; 4 * PAGE as usize]).unwrap();
         assert_eq!(why(), None);
+        // Memory that processes share.
+        for (file, entry) in [("mm-8.img", mapping(0x1000, 0x2000, 3, ANON_SHARED)), ("memfd.img", number(5, 3))] {
+            write(&at(file), &[entry]);
+            write(&at("pagemap-shmem-3.img"), &[number(1, 5), pages(0, 1)]);
+            assert!(why().is_some_and(|it| it.contains("pages-5.img")), "{file}");
+            fs::remove_file(at(file)).unwrap();
+            assert_eq!(why(), None, "{file}");
+        }
     }
 }
