@@ -23,7 +23,7 @@ const PRESENT: u64 = 1 << 2;
 /// `VMA_ANON_SHARED`, of a mapping's status.
 const ANON_SHARED: u64 = 1 << 8;
 
-/// Fails if a process's file of pages has fewer than the image says. What cannot be read here is left to CRIU.
+/// Fails if a file of pages has fewer than the image says. What cannot be read here is left to CRIU.
 pub(crate) fn check_pages(dir: &Path) -> Result<(), Failure> {
     for name in pagemaps(dir) {
         let entries = entries::read(&dir.join(name)).unwrap_or_default();

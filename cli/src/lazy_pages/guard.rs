@@ -92,7 +92,7 @@ fn guard(dir: &Path, criu: &Path) -> anyhow::Result<()> {
     let socket = UnixListener::bind(folder.path.join(lazy_pages::SOCKET)).context("cannot make the guard's socket")?;
     let (server, ready) = Server::start(criu, dir, &folder.path, &folder.lock)?;
     let guarded = Arc::new(Guarded::default());
-    let kill = server.killer()?;
+    let kill = server.killer();
     let (path, shared) = (folder.path.clone(), Arc::clone(&guarded));
     thread::spawn(move || {
         let watched = Arc::clone(&shared);

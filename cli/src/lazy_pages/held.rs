@@ -31,7 +31,6 @@ struct Copy {
 }
 
 /// Userfaultfds.
-#[derive(Default)]
 pub(super) struct Held(Vec<OwnedFd>);
 
 impl Held {

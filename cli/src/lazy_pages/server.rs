@@ -19,6 +19,7 @@ use super::held::Held;
 /// A server that is traced: it stops at its end, before it closes its files.
 pub(super) struct Server {
     pid: i32,
+    killer: Killer,
 }
 
 /// How a server ends.
@@ -64,32 +65,34 @@ impl Server {
         command.args(["lazy-pages", "--images-dir"]).arg(dir).arg("--work-dir").arg(folder);
         command.arg("--log-file").arg(dir.join(LOG)).arg("--status-fd").arg(told.as_raw_fd().to_string());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = command.spawn().with_context(|| format!("cannot run {}", criu.display()))?;
+        let mut child = command.spawn().with_context(|| format!("cannot run {}", criu.display()))?;
         drop(told);
-        let server = Self { pid: child.id().cast_signed() };
-        if let Err(error) = server.seize() {
-            server.killer().map(|it| it.kill())?;
-            return Err(error).context("cannot trace criu lazy-pages");
-        }
+        let seized = Self::seize(child.id().cast_signed()).inspect_err(|_| {
+            // A server that nobody traces must not serve.
+            let _ = child.kill();
+            let _ = child.wait();
+        });
+        let server = seized.context("cannot trace criu lazy-pages")?;
         Ok((server, File::from(OwnedFd::from(ready))))
     }
 
-    /// What can end the server, from any thread. Its number is no other's before it is let go.
-    pub(super) fn killer(&self) -> anyhow::Result<Killer> {
-        let pid = Pid::from_raw(self.pid).context("criu has no process id")?;
-        let pidfd = pidfd_open(pid, PidfdFlags::empty()).context("cannot watch criu lazy-pages")?;
-        Ok(Killer(Arc::new(pidfd)))
+    /// Traces a child of this process, whose number is no other's before it is let go.
+    fn seize(pid: i32) -> io::Result<Self> {
+        let number = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+        let killer = Killer(Arc::new(pidfd_open(number, PidfdFlags::empty())?));
+        // SAFETY: a call without memory of ours.
+        let done = unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0, libc::PTRACE_O_TRACEEXIT) };
+        if done == 0 { Ok(Self { pid, killer }) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// What can end the server, from any thread.
+    pub(super) fn killer(&self) -> Killer {
+        self.killer.clone()
     }
 
     /// Keeps the userfaultfds of a server that is stopped at its end.
     pub(super) fn hold_pages(&self) -> Held {
-        self.killer().map(|it| Held::of(self.pid, &it.0)).unwrap_or_default()
-    }
-
-    fn seize(&self) -> io::Result<()> {
-        // SAFETY: a call without memory of ours.
-        let done = unsafe { libc::ptrace(libc::PTRACE_SEIZE, self.pid, 0, libc::PTRACE_O_TRACEEXIT) };
-        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        Held::of(self.pid, &self.killer.0)
     }
 
     /// Waits until the server ends. It is stopped then, with its files open; after a second SIGKILL it is gone.
