@@ -1,4 +1,4 @@
-//! The registry: processes with a worker, processes about to get one, and process trees that are being dumped.
+//! The registry: processes with a worker, processes about to get one, and process trees that somebody holds.
 //!
 //! ```text
 //!   connected ──► pending ──► client ──► (gone: its worker has died)
@@ -9,6 +9,7 @@
 //! either as a client or as pending, and misses none.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -20,11 +21,13 @@ use super::grants::Allowed;
 use super::process::{self, Process};
 use super::worker::{Worker, WorkerError};
 use super::{lock, wait_timeout};
-use crate::limit::Deadline;
+use crate::config::Timeouts;
 
 /// How long a process may take to end after it has closed its connection, and the interval at which the daemon checks.
 const ENDING: Duration = Duration::from_millis(200);
 const ENDING_LOOK: Duration = Duration::from_millis(5);
+/// How often whoever waits for a tree looks whether it still should.
+const HOLD_LOOK: Duration = Duration::from_millis(50);
 /// The longest wait for workers whose processes have ended. One that does not end must not hold up restores.
 const MEMORY_RETURNS: Duration = Duration::from_secs(2);
 
@@ -152,6 +155,44 @@ pub(crate) struct Pending {
     pub(crate) allowed: Allowed,
 }
 
+/// Who holds a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holder {
+    Dump,
+    /// Its clients give their GPU memory back.
+    Suspension,
+    /// Another worker takes one of its clients over.
+    Move,
+}
+
+/// A tree that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) root: i32,
+    pub(crate) by: Holder,
+}
+
+impl Held {
+    /// How long others wait for the tree: what is left of a dump that has ended is over soon, and of one that goes on an operator
+    /// knows. The others end by themselves, after as long as it takes to copy memory.
+    pub(crate) fn patience(self, timeouts: &Timeouts) -> Duration {
+        match self.by {
+            Holder::Dump => timeouts.quiesce.time,
+            Holder::Suspension | Holder::Move => timeouts.stall.time,
+        }
+    }
+}
+
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.by {
+            Holder::Dump => "is being dumped",
+            Holder::Suspension => "is being suspended",
+            Holder::Move => "is being resumed",
+        })
+    }
+}
+
 /// All clients, pending processes and held trees.
 #[derive(Default)]
 pub(crate) struct Registry {
@@ -165,8 +206,8 @@ struct Inner {
     pending: HashMap<u64, Pending>,
     /// Places reserved for clients of restores that go on.
     reserved: usize,
-    /// Roots of the trees that are being dumped.
-    holds: HashMap<u64, i32>,
+    /// The trees that are held.
+    holds: HashMap<u64, Held>,
     /// Roots of the trees that somebody waits to hold.
     awaited: HashMap<u64, i32>,
     next: u64,
@@ -263,24 +304,30 @@ impl Registry {
     }
 
     /// Holds the tree: until the result is dropped no process of it becomes a client, and nobody else holds a tree that has a
-    /// process in common with it. The hold of a dump that has just ended is released when the daemon notices CRIU's end, so
-    /// this waits for that until the deadline. An error is the root of the tree that is held.
-    pub(crate) fn hold(self: &Arc<Self>, root: i32, deadline: Deadline) -> Result<HoldGuard, i32> {
+    /// process in common with it. Waits as long as one is held, `waits` says so to who holds it and how long this has waited. An
+    /// error is who holds it.
+    pub(crate) fn hold(
+        self: &Arc<Self>,
+        root: i32,
+        by: Holder,
+        waits: impl Fn(Held, Duration) -> bool,
+    ) -> Result<HoldGuard, Held> {
+        let began = Instant::now();
         let above = process::ancestry(root);
         let mut inner = lock(&self.inner);
         loop {
-            let overlaps = |other: &&i32| overlap(root, &above, **other);
+            let overlaps = |other: &&Held| overlap(root, &above, other.root);
             let Some(other) = inner.holds.values().find(overlaps).copied() else {
                 let number = inner.number();
-                inner.holds.insert(number, root);
+                inner.holds.insert(number, Held { root, by });
                 return Ok(HoldGuard { registry: Arc::clone(self), number });
             };
-            if deadline.is_over() {
+            if !waits(other, began.elapsed()) {
                 return Err(other);
             }
             let number = inner.number();
             inner.awaited.insert(number, root);
-            inner = wait_timeout(&self.changed, inner, deadline.left());
+            inner = wait_timeout(&self.changed, inner, HOLD_LOOK);
             inner.awaited.remove(&number);
         }
     }
@@ -292,7 +339,7 @@ impl Registry {
         awaited.into_iter().any(|other| overlap(root, &above, other))
     }
 
-    /// Whether one of these processes is the root of a tree that is being dumped.
+    /// Whether one of these processes is the root of a tree that is held.
     pub(crate) fn is_held(&self, ancestry: &[i32]) -> bool {
         is_held(&lock(&self.inner), ancestry)
     }
@@ -312,7 +359,7 @@ fn overlap(root: i32, above: &[i32], other: i32) -> bool {
 }
 
 fn is_held(inner: &Inner, ancestry: &[i32]) -> bool {
-    inner.holds.values().any(|root| ancestry.contains(root))
+    inner.holds.values().any(|held| ancestry.contains(&held.root))
 }
 
 /// Adds a client in place of a former one of the same process. A process has one worker: a process that attaches again has

@@ -1,10 +1,13 @@
 //! Clients that are suspended in place and resumed.
 
 use std::fs;
+use std::time::Duration;
 
 use rekindle_wire::control::{FailureKind, Reply, Request};
+use tempfile::TempDir;
 
-use crate::support::{Client, Daemon, as_user, ask};
+use crate::dump::pause;
+use crate::support::{Client, Daemon, Session, as_user, ask};
 
 fn suspend(daemon: &Daemon, pid: i32, hold: bool) -> Reply {
     ask(&daemon.socket(), &Request::Suspend { pid, hold, deep: false }, &[])
@@ -185,4 +188,27 @@ fn a_client_or_a_keeper_that_ends_ends_the_other() {
     // SAFETY: a worker of this test's daemon.
     assert_eq!(unsafe { libc::kill(keeper, libc::SIGKILL) }, 0);
     daemon.wait_for_state(&client, Some("lost"));
+}
+
+/// Its content takes longer to come back than a dump waits for anything that does not end by itself.
+#[test]
+fn a_dump_waits_until_its_client_has_been_resumed() {
+    let quiesce = Duration::from_millis(500);
+    let config = format!("quiesce_timeout_ms = {}\n", quiesce.as_millis());
+    let daemon = Daemon::start_with(&[("config.toml", config.as_str())]);
+    let Some(client) = mapped(&daemon, "client") else { return };
+    suspend_deep(&daemon, &client);
+    let (content, dir) = (daemon.dir.path().join("content"), TempDir::new().unwrap());
+    fs::write(&content, "stands still").unwrap();
+    std::thread::scope(|scope| {
+        let resumed = scope.spawn(|| resume(&daemon, client.pid));
+        daemon.wait_for_event("client Connect 0");
+        let dumped = scope.spawn(|| Session::open(&daemon, &pause(client.pid, true), dir.path()));
+        std::thread::sleep(2 * quiesce);
+        assert!(!dumped.is_finished() && !resumed.is_finished());
+        fs::remove_file(&content).unwrap();
+        assert!(matches!(resumed.join().unwrap(), Reply::WereResumed(_)));
+        let (_session, reply) = dumped.join().unwrap();
+        assert_eq!(reply, Reply::Paused { pids: vec![client.pid] });
+    });
 }

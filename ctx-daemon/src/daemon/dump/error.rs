@@ -5,7 +5,7 @@ use rekindle_images::ImageError;
 use rekindle_wire::control::{Failing, Failure, FailureKind};
 use thiserror::Error;
 
-use super::super::clients::Client;
+use super::super::clients::{Client, Held};
 use super::super::ipc::SharingError;
 use super::super::moment::MomentError;
 use super::super::pidns::PidError;
@@ -24,8 +24,8 @@ pub(in crate::daemon) enum DumpError {
     Pid(#[from] PidError),
     #[error("cannot list the processes of the tree: {0}")]
     Tree(std::io::Error),
-    #[error("process {root} is being dumped already, with the tree of process {other}: wait until that dump is over")]
-    Overlaps { root: i32, other: i32 },
+    #[error("process {root} {other} already, with the tree of process {}: wait until that is over", .other.root)]
+    Overlaps { root: i32, other: Held },
     #[error(
         "{needed} bytes of GPU memory do not fit into {directory}, which has {free} bytes free{}: free some or dump elsewhere",
         if *.replaces { " beside the old image, which stays until the new one is complete" } else { "" }

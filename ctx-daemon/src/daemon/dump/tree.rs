@@ -9,10 +9,10 @@ use rekindle_images::{CreateOptions, ImageDir, ImageError, ImageWriter};
 use rekindle_wire::control::Reply;
 use tracing::info;
 
-use super::super::clients::{Client, HoldGuard, Pending};
+use super::super::clients::{Client, Held, HoldGuard, Holder, Pending};
 use super::super::pidns::PidView;
 use super::super::process::{self, Process};
-use super::super::sys::Credentials;
+use super::super::sys::{self, Credentials};
 use super::super::{Daemon, at_once};
 use super::error::{DumpError, SaveError};
 use super::manifest::{Unattached, Whose};
@@ -47,11 +47,9 @@ impl<'a> Tree<'a> {
         let began = Instant::now();
         let view = PidView::of(peer.pid)?;
         let root = view.to_ours(root)?;
-        let hold = daemon
-            .clients
-            .registry
-            .hold(root, daemon.config.timeouts.quiesce.begins())
-            .map_err(|other| DumpError::Overlaps { root, other })?;
+        let waits = |other: Held, waited| waited < other.patience(&daemon.config.timeouts) && !sys::is_hung_up(stream);
+        let hold = daemon.clients.registry.hold(root, Holder::Dump, waits);
+        let hold = hold.map_err(|other| DumpError::Overlaps { root, other })?;
         let progress = Arc::clone(progress);
         Ok(Self { daemon, stream, view, root, leave_running, began, progress, _hold: hold })
     }

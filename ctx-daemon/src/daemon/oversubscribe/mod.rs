@@ -30,7 +30,7 @@ use tracing::{debug, info, warn};
 use self::programs::{Program, free_on, programs};
 pub(crate) use self::records::{Oversubscription, SuspendedFor};
 use self::victims::{Candidate, Choice, Gpu, choose};
-use super::clients::Client;
+use super::clients::{Client, Holder};
 use super::process;
 use super::suspend::{self, SuspendError};
 use super::worker::{Worker, WorkerError};
@@ -45,8 +45,6 @@ const LOOK: Duration = Duration::from_millis(50);
 const DESCRIBE: Limit = Limit::fixed(Duration::from_secs(1));
 /// How long to wait at a time for a worker that releases the memory of a program that has ended.
 const RELEASE: Duration = Duration::from_secs(1);
-/// Trees that somebody else holds are not waited for.
-const AT_ONCE: Limit = Limit::fixed(Duration::ZERO);
 
 /// Why no room was made.
 #[derive(Debug, Error)]
@@ -246,7 +244,8 @@ impl Asker {
         let registry = &daemon.clients.registry;
         let holds = programs.iter().map(|it| {
             let overlaps = |other| SuspendError::Overlaps { root: it.root, other };
-            registry.hold(it.root, AT_ONCE.begins()).map_err(overlaps)
+            // Trees that somebody else holds are not waited for.
+            registry.hold(it.root, Holder::Suspension, |_, _| false).map_err(overlaps)
         });
         let _holds = holds.collect::<Result<Vec<_>, _>>()?;
         let mut clients = Vec::new();

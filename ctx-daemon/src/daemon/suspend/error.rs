@@ -4,7 +4,7 @@ use rekindle_images::ImageError;
 use rekindle_wire::control::{Failing, FailureKind};
 use thiserror::Error;
 
-use super::super::clients::Client;
+use super::super::clients::{Client, Held};
 use super::super::pidns::PidError;
 use super::super::quiesce::QuiesceError;
 use super::super::rehearsal::RehearsalError;
@@ -27,10 +27,8 @@ pub(crate) enum SuspendError {
     DirectoryNotAllowed,
     #[error("cannot list the processes of the tree: {0}")]
     Tree(std::io::Error),
-    #[error(
-        "process {root} is being dumped or suspended already, with the tree of process {other}: wait until that is over"
-    )]
-    Overlaps { root: i32, other: i32 },
+    #[error("process {root} {other} already, with the tree of process {}: wait until that is over", .other.root)]
+    Overlaps { root: i32, other: Held },
     #[error(
         "{needed} bytes of GPU memory do not fit into {what}, which has {free} bytes free: suspend to a directory with more room (--to DIR)"
     )]

@@ -32,7 +32,7 @@ use self::job::Job;
 use self::moved::MoveError;
 pub(super) use self::moved::serve_wishes;
 use self::space::Space;
-use super::clients::Client;
+use super::clients::{Client, Held, Holder};
 use super::content::wait_for_content;
 use super::dump::files;
 use super::peer::{is_operator, may_checkpoint};
@@ -139,7 +139,7 @@ fn move_client(
         match attempt(daemon, client.process) {
             Ok(()) => return Ok(bytes),
             // Whoever holds it may be moving it right now.
-            Err(MoveError::NoRoom { .. } | MoveError::Held(_)) if !no_room.is_over() => {
+            Err(MoveError::NoRoom { .. } | MoveError::Held { .. }) if !no_room.is_over() => {
                 std::thread::sleep(POLL_INTERVAL);
             }
             Err(MoveError::NoRoom { .. }) => {
@@ -194,9 +194,9 @@ fn try_suspend(
     }
     let space = Space::new(directory);
     let (view, root, _) = asked.clients(daemon)?;
-    let quiesce_limit = daemon.config.timeouts.quiesce;
     let overlaps = |other| SuspendError::Overlaps { root, other };
-    let _hold = daemon.clients.registry.hold(root, quiesce_limit.begins()).map_err(overlaps)?;
+    let waits = |other: Held, waited| waited < other.patience(&daemon.config.timeouts);
+    let _hold = daemon.clients.registry.hold(root, Holder::Suspension, waits).map_err(overlaps)?;
     // The tree as it is while nobody joins it.
     let (_, _, all) = asked.clients(daemon)?;
     let clients = to_suspend(daemon, &all, how)?;

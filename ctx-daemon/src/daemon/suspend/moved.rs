@@ -27,7 +27,7 @@ use rekindle_wire::window::MAX_DEVICES;
 use thiserror::Error;
 use tracing::{info, warn};
 
-use super::super::clients::{Client, ClientState, HoldGuard};
+use super::super::clients::{Client, ClientState, Held, HoldGuard, Holder};
 use super::super::content::wait_for_content;
 use super::super::dump::{describe_client, describe_host, gpu};
 use super::super::grants::{ShareError, Uuid};
@@ -54,8 +54,8 @@ const TAKES: usize = 5;
 pub(crate) enum MoveError {
     #[error("it has ended")]
     Gone,
-    #[error("process {0} is being dumped, suspended or resumed")]
-    Held(i32),
+    #[error("process {pid} {other}")]
+    Held { pid: i32, other: Held },
     #[error("no GPU of its kind has room for its {bytes} bytes now")]
     NoRoom { bytes: u64 },
     #[error("its keeper: {0}")]
@@ -88,7 +88,7 @@ impl Failing for MoveError {
     fn kind(&self) -> FailureKind {
         match self {
             Self::Gone => FailureKind::LostPeer,
-            Self::Held(_) | Self::NoRoom { .. } | Self::OtherGpus => FailureKind::Refused,
+            Self::Held { .. } | Self::NoRoom { .. } | Self::OtherGpus => FailureKind::Refused,
             Self::Keeper(error) | Self::Worker(error) => error.kind(),
             Self::Saved(_) | Self::Connection(_) => FailureKind::Internal,
             Self::Check(error) => error.kind(),
@@ -116,7 +116,7 @@ pub(in crate::daemon) fn serve_wishes(daemon: &Arc<Daemon>) -> io::Result<()> {
                     if of_move.moves.why(process).as_ref() != Some(&why) {
                         warn!(pid = process.pid, "it needs a worker, and stays suspended: {why}");
                     }
-                    Failed { why, was_cheap: matches!(error, MoveError::NoRoom { .. } | MoveError::Held(_)) }
+                    Failed { why, was_cheap: matches!(error, MoveError::NoRoom { .. } | MoveError::Held { .. }) }
                 });
                 of_move.moves.over(process, failed);
             });
@@ -143,8 +143,9 @@ pub(super) fn held(daemon: &Arc<Daemon>, process: Process) -> Result<(), MoveErr
 }
 
 fn hold(daemon: &Daemon, process: Process) -> Result<HoldGuard, MoveError> {
-    let limit = daemon.config.timeouts.quiesce;
-    daemon.clients.registry.hold(process.pid, limit.begins()).map_err(|_| MoveError::Held(process.pid))
+    let waits = |_, waited| waited < daemon.config.timeouts.quiesce.time;
+    let hold = daemon.clients.registry.hold(process.pid, Holder::Move, waits);
+    hold.map_err(|other| MoveError::Held { pid: process.pid, other })
 }
 
 fn find(daemon: &Daemon, process: Process) -> Result<Arc<Client>, MoveError> {
