@@ -13,8 +13,9 @@ use crate::content::ContentKey;
 use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey, InitialHash, PieceHash};
 use crate::limits::{MAX_DECODED, MAX_OPAQUE};
 use crate::manifest::{
-    Allocation, Blob, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Grant, Host, Manifest, Object,
-    ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting, Storage, Window, WindowKind,
+    Allocation, Blob, Build, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Grant, Host, Library,
+    Manifest, Object, ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting, Storage, Window,
+    WindowKind,
 };
 use crate::proto::image as proto;
 use crate::record::{CommitRecord, Companion, FileEntry};
@@ -71,6 +72,18 @@ impl Decoder {
                 })
             })?,
             clients: each(from.clients, |it| self.client(it))?,
+            builds: each(from.builds, |it| self.build(it))?,
+        })
+    }
+
+    fn build(&self, from: proto::Build) -> Result<Build, ImageError> {
+        Ok(Build {
+            id: self.array(&from.id, "name of a build")?,
+            directory: PathBuf::from(OsString::from_vec(from.directory)),
+            libraries: each(from.libraries, |it| {
+                let code = CodeHash::from_bytes(self.array(&it.hash, "hash of a library")?);
+                Ok(Library { name: it.name, code })
+            })?,
         })
     }
 

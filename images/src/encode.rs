@@ -7,8 +7,8 @@ use protobuf::{Message, MessageField};
 use crate::ImageError;
 use crate::hash::HashKey;
 use crate::manifest::{
-    Allocation, Blob, Client, Compression, Global, Gpu, Grant, Host, Manifest, Object, Parent, Phase, PhaseName, Piece,
-    Pinned, Protocol, Storage, Window, WindowKind,
+    Allocation, Blob, Build, Client, Compression, Global, Gpu, Grant, Host, Library, Manifest, Object, Parent, Phase,
+    PhaseName, Piece, Pinned, Protocol, Storage, Window, WindowKind,
 };
 use crate::proto::image as proto;
 use crate::record::CommitRecord;
@@ -42,8 +42,23 @@ pub(crate) fn manifest(from: &Manifest) -> Result<Vec<u8>, ImageError> {
             })
             .collect(),
         clients: from.clients.iter().map(client).collect(),
+        builds: from.builds.iter().map(build).collect(),
         ..Default::default()
     })
+}
+
+fn build(from: &Build) -> proto::Build {
+    let library = |it: &Library| proto::Library {
+        name: it.name.clone(),
+        hash: it.code.to_bytes().to_vec(),
+        ..Default::default()
+    };
+    proto::Build {
+        id: from.id.to_vec(),
+        directory: from.directory.as_os_str().as_bytes().to_vec(),
+        libraries: from.libraries.iter().map(library).collect(),
+        ..Default::default()
+    }
 }
 
 /// The message that goes into `rekindle.commit`.

@@ -38,6 +38,8 @@ pub struct Summary {
     pub clients: Vec<ClientSummary>,
     /// Sizes over all clients.
     pub bytes: ByteSummary,
+    /// Names of the builds of Rekindle's libraries that the image carries, since its processes have mapped them.
+    pub builds: Vec<String>,
     /// Objects of all clients by kind.
     pub objects: Vec<ObjectSummary>,
     /// The application's stall for the GPU side beyond CRIU's freeze, in nanoseconds; none where the application did not go on.
@@ -150,7 +152,9 @@ impl Summary {
             bytes.add(&client.bytes);
         }
         // Code is shared: the sum over clients would count it twice.
-        bytes.code = sum(manifest.code.iter().map(|code| code.size));
+        let libraries: Vec<_> = manifest.builds.iter().flat_map(|it| &it.libraries).map(|it| it.code).collect();
+        let code = manifest.code.iter().filter(|it| !libraries.contains(&it.hash));
+        bytes.code = sum(code.map(|code| code.size));
         let host = &manifest.host;
         Self {
             id: manifest.id,
@@ -177,6 +181,7 @@ impl Summary {
                 .collect(),
             clients,
             bytes,
+            builds: manifest.builds.iter().map(|it| it.id.iter().map(|byte| format!("{byte:02x}")).collect()).collect(),
             objects: objects(manifest),
             stall_ns: manifest.phases.iter().find(|it| it.name == PhaseName::Stall).map(|it| it.duration),
             phases: manifest
@@ -321,6 +326,9 @@ impl fmt::Display for Summary {
         }
         if let Some(stall) = self.stall_ns {
             writeln!(f, "stall       {} of the application by its GPU, beyond CRIU's freeze", Duration(stall))?;
+        }
+        for build in &self.builds {
+            writeln!(f, "libraries   build {build}")?;
         }
         writeln!(f, "memory      {}", self.bytes)?;
 

@@ -126,9 +126,9 @@ pub use known::Known;
 pub use last_restore::{Account, LastRestore, RestorePhase, RestoredClient};
 pub use limits::{BLOCK, FORMAT_VERSION, PIECE_LENGTH};
 pub use manifest::{
-    Allocation, Blob, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Grant, Host, Manifest, Object,
-    ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting, Storage, UnknownProtocol, Window,
-    WindowKind,
+    Allocation, Blob, Build, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Grant, Host, Library,
+    Manifest, Object, ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting, Storage,
+    UnknownProtocol, Window, WindowKind,
 };
 pub use names::{COMMIT, MANIFEST, code_name, data_name, is_image_file};
 pub use record::FileEntry;

@@ -40,6 +40,8 @@ pub struct Manifest {
     pub code: Vec<CodeImage>,
     /// The processes that had GPU state.
     pub clients: Vec<Client>,
+    /// The builds of Rekindle's libraries that the processes of the tree have mapped.
+    pub builds: Vec<Build>,
 }
 
 impl Manifest {
@@ -60,6 +62,7 @@ impl Manifest {
             hash_key: HashKey::Content(ContentKey::from_bytes([0; 16])),
             code: Vec::new(),
             clients: Vec::new(),
+            builds: Vec::new(),
         }
     }
 }
@@ -234,6 +237,26 @@ pub struct CodeImage {
     pub size: u64,
     /// The ancestor that has the file; 0 is this image itself.
     pub parent_depth: u32,
+}
+
+/// A build of the libraries that applications map. The processes need the same files when they are restored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Build {
+    /// Its name, a hash of the libraries.
+    pub id: [u8; 16],
+    /// Where it lay on the machine of the dump.
+    pub directory: PathBuf,
+    /// Its libraries.
+    pub libraries: Vec<Library>,
+}
+
+/// A library of a build.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Library {
+    /// The name of its file.
+    pub name: String,
+    /// The code image that has its content.
+    pub code: CodeHash,
 }
 
 /// A process that had GPU state.

@@ -62,8 +62,13 @@ pub(crate) static MANIFEST: Shape = shape(
         Bytes,
         Message(&CODE_IMAGE),
         Message(&CLIENT),
+        Message(&BUILD),
     ],
 );
+
+static BUILD: Shape = shape(size_of::<proto::Build>(), &[Bytes, Bytes, Message(&LIBRARY)]);
+
+static LIBRARY: Shape = shape(size_of::<proto::Library>(), &[Bytes, Bytes]);
 
 static HOST: Shape = shape(size_of::<proto::Host>(), &[Bytes, Bytes, Message(&GPU), Bytes]);
 
@@ -261,6 +266,8 @@ mod tests {
             ("Phase", &PHASE),
             ("Parent", &PARENT),
             ("CodeImage", &CODE_IMAGE),
+            ("Build", &BUILD),
+            ("Library", &LIBRARY),
             ("Client", &CLIENT),
             ("Setting", &SETTING),
             ("ClientGpu", &CLIENT_GPU),

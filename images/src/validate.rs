@@ -19,6 +19,11 @@ pub(crate) fn check(manifest: &Manifest, files: &[&FileSizes]) -> Result<(), Str
         return Err("it has ancestors and no parent".to_owned());
     }
     let code = check_code(manifest, files)?;
+    for library in manifest.builds.iter().flat_map(|it| &it.libraries) {
+        if !code.contains(&library.code) {
+            return Err(format!("library {:?} has no code image {}", library.name, library.code));
+        }
+    }
     let mut indexes = BTreeSet::new();
     for client in &manifest.clients {
         if !indexes.insert(client.index) {

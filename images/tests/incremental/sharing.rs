@@ -118,3 +118,42 @@ fn a_chain_has_an_end() {
     let dir = ImageDir::open(chain.dir(last + 1)).unwrap();
     assert_eq!(kind(Base::open(&dir, Path::new(&format!("../{last}")))), ErrorKind::Unsupported);
 }
+
+/// An interposer of a few megabytes, in each image of a chain that the same processes are dumped into.
+#[test]
+fn the_libraries_of_a_build_are_written_once_and_every_image_has_them() {
+    let chain = Chain::new();
+    let interposer = vec![0x7f; 1 << 20];
+    let build = |writer: &ImageWriter| {
+        let code = writer.put_code(&interposer).unwrap();
+        let libraries = vec![Library { name: "libcuda.so.1".to_owned(), code }];
+        Build { id: [0xb1; 16], directory: "/usr/lib/rekindle/builds/b1".into(), libraries }
+    };
+    for n in 1..=2 {
+        let writer = chain.begin(n);
+        let manifest = Manifest { builds: vec![build(&writer)], ..fill(&writer).unwrap() };
+        writer.commit(manifest).unwrap();
+    }
+    let library = |image: &Image| {
+        let [build] = &image.manifest().builds[..] else { panic!("{:?}", image.manifest().builds) };
+        assert_eq!((build.id, build.directory.as_path()), ([0xb1; 16], Path::new("/usr/lib/rekindle/builds/b1")));
+        assert_eq!(build.libraries[0].name, "libcuda.so.1");
+        image.read_code(build.libraries[0].code).unwrap()
+    };
+    let image = chain.open(2).unwrap();
+    assert!(library(&image) == interposer);
+    assert!(image.files().iter().all(|it| it.size < 1 << 20), "{:?}", image.files());
+    let summary = image.summary();
+    assert_eq!(summary.builds, ["b1".repeat(16)]);
+    assert!(summary.bytes.code < 1 << 20, "it is not the programs' code: {}", summary.bytes.code);
+    assert!(summary.to_string().contains(&format!("libraries   build {}", "b1".repeat(16))), "{summary}");
+    flatten_in_place(&chain.dir(2)).unwrap();
+    fs::remove_dir_all(chain.dir(1)).unwrap();
+    assert!(library(&chain.open(2).unwrap()) == interposer);
+    // A library without its content is no library.
+    let writer = chain.begin(3);
+    let missing =
+        Build { libraries: vec![Library { name: "x".to_owned(), code: CodeHash::of(b"?") }], ..build(&writer) };
+    let manifest = Manifest { builds: vec![missing], ..fill(&writer).unwrap() };
+    assert!(writer.commit(manifest).is_err());
+}
