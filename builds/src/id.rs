@@ -1,14 +1,9 @@
 //! The name of a build.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
 use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
-
-use crate::BuildError;
 
 /// The name of a build: the first 16 bytes of the SHA-256 of what `sha256sum` prints for its libraries, each a line of the hash of
 /// the file, two spaces and the file's name, in the order of [`LIBRARIES`](crate::LIBRARIES). It is written as 32 hexadecimal
@@ -72,18 +67,6 @@ impl FromStr for BuildId {
             *byte = u8::from_str_radix(&text[at..at + 2], 16).map_err(|_| wrong())?;
         }
         Ok(Self(id))
-    }
-}
-
-/// The SHA-256 of a file's content, from its present position on.
-pub(crate) fn hash_of(file: &mut File, path: &Path) -> Result<[u8; 32], BuildError> {
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; 1 << 18];
-    loop {
-        match file.read(&mut buffer).map_err(BuildError::at("cannot read", path))? {
-            0 => return Ok(hash.finalize().into()),
-            length => hash.update(&buffer[..length]),
-        }
     }
 }
 

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -49,14 +50,14 @@ pub fn of(builds: &[Build]) -> io::Result<BTreeMap<BuildId, Needs>> {
         let Ok(namespace) = fs::read_link(format!("/proc/{pid}/ns/mnt")) else { continue };
         if looked_at.insert(namespace) {
             let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
-            for build in builds.iter().filter(|it| is_mounted(it.id, &mounts)) {
+            for build in builds.iter().filter(|it| is_mounted(&it.dir, &mounts)) {
                 needs.entry(build.id).or_default().mounted = true;
             }
         }
     }
     for file in PODMAN.iter().flat_map(|storage| configurations(Path::new(storage))) {
         let Ok(text) = fs::read(&file) else { continue };
-        for build in builds.iter().filter(|it| names(&text, it.id)) {
+        for build in builds.iter().filter(|it| names(&text, &it.dir)) {
             needs.entry(build.id).or_default().containers.insert(file.clone());
         }
     }
@@ -103,19 +104,21 @@ fn mapping(line: &str) -> Option<(&str, &str)> {
 /// The builds that the environment of a process names: the process may load the libraries later.
 fn awaited(pid: i32, builds: &[Build]) -> Vec<BuildId> {
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    builds.iter().map(|it| it.id).filter(|id| names(&environment, *id)).collect()
+    builds.iter().filter(|it| names(&environment, &it.dir)).map(|it| it.id).collect()
 }
 
-/// Whether a table of mounts has one whose root is in a build.
-fn is_mounted(id: BuildId, mounts: &str) -> bool {
-    let id = id.to_string();
+/// Whether a table of mounts has one whose root is a build's directory or in it. A root begins at its file system's own, which need not
+/// be mounted at `/`.
+fn is_mounted(build: &Path, mounts: &str) -> bool {
     // Fields: number, parent, device, root, place, ...
-    mounts.lines().filter_map(|line| line.split(' ').nth(3)).any(|root| root.split('/').any(|it| it == id))
+    let mut roots = mounts.lines().filter_map(|line| Path::new(line.split(' ').nth(3)?).strip_prefix("/").ok());
+    let is_build = |at: &Path| at.file_name() == build.file_name() && build.ends_with(at);
+    roots.any(|root| root.ancestors().any(is_build))
 }
 
-fn names(text: &[u8], id: BuildId) -> bool {
-    let id = id.to_string();
-    text.windows(id.len()).any(|it| it == id.as_bytes())
+fn names(text: &[u8], dir: &Path) -> bool {
+    let dir = dir.as_os_str().as_bytes();
+    text.windows(dir.len().max(1)).any(|it| it == dir)
 }
 
 fn processes() -> io::Result<Vec<i32>> {
@@ -154,11 +157,15 @@ mod tests {
     fn mounts_and_texts_are_searched_for_the_whole_name() {
         let id = BuildId::from_bytes([0xab; 16]);
         let mount = |root: &str| format!("41 1 8:1 {root} /usr/lib/rekindle ro - ext4 /dev/sda1 rw\n");
-        assert!(is_mounted(id, &mount(&format!("/usr/lib/rekindle/builds/{id}"))));
-        assert!(is_mounted(id, &mount(&format!("/lib/rekindle/builds/{id}/libcuda.so.1"))));
-        assert!(!is_mounted(id, &mount("/usr/lib/rekindle/builds")));
-        assert!(!is_mounted(id, &format!("41 1 8:1 / /{id} ro\n")));
-        assert!(names(format!("A=1\0LD_LIBRARY_PATH=/usr/lib/rekindle/builds/{id}:/x\0").as_bytes(), id));
-        assert!(!names(b"LD_LIBRARY_PATH=/usr/lib", id) && !names(b"", id));
+        let dir = format!("/usr/lib/rekindle/builds/{id}");
+        let is_mounted = |mounts: &str| is_mounted(Path::new(&dir), mounts);
+        assert!(is_mounted(&mount(&dir)));
+        assert!(is_mounted(&mount(&format!("/lib/rekindle/builds/{id}/libcuda.so.1"))));
+        assert!(!is_mounted(&mount("/usr/lib/rekindle/builds")) && !is_mounted(&mount("/usr")));
+        assert!(!is_mounted(&mount(&format!("/opt/lib/rekindle/builds/{id}"))));
+        assert!(!is_mounted(&format!("41 1 8:1 / {dir} ro\n")));
+        assert!(names(format!("A=1\0LD_LIBRARY_PATH={dir}:/x\0").as_bytes(), Path::new(&dir)));
+        assert!(!names(format!("LD_LIBRARY_PATH=/opt{}", &dir[4..]).as_bytes(), Path::new(&dir)));
+        assert!(!names(b"LD_LIBRARY_PATH=/usr/lib", Path::new(&dir)) && !names(b"", Path::new(&dir)));
     }
 }

@@ -2,13 +2,13 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, Seek};
+use std::io::{self, Read, Seek};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
+use sha2::{Digest, Sha256};
 
-use crate::id::hash_of;
 use crate::{BuildError, BuildId, INTERPOSER, LIBRARIES, NVML};
 
 /// The name of the directory of builds, beside the links.
@@ -263,6 +263,18 @@ impl Drop for New {
     fn drop(&mut self) {
         // It is there no more if it has been renamed. One that a killed program has left disturbs nobody.
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The SHA-256 of a file's content, from its present position on.
+fn hash_of(file: &mut File, path: &Path) -> Result<[u8; 32], BuildError> {
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 1 << 18];
+    loop {
+        match file.read(&mut buffer).map_err(BuildError::at("cannot read", path))? {
+            0 => return Ok(hash.finalize().into()),
+            length => hash.update(&buffer[..length]),
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Builds that come, are chosen and go.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -12,6 +12,7 @@
 
 mod access;
 mod bar;
+mod builds;
 mod calls;
 mod check;
 mod checkpoint;
@@ -72,6 +73,8 @@ enum Verb {
     Protocol(protocol::Options),
     /// Check that this machine has what Rekindle needs, and say what to do if not
     Doctor(doctor::Options),
+    /// List the builds of Rekindle's libraries on this machine, add one, or remove those that nobody needs
+    Builds(builds::Options),
     /// Show the contents of a checkpoint image
     Inspect {
         /// The image directory, as given to `criu dump`
@@ -113,6 +116,7 @@ fn main() -> ExitCode {
         Verb::Pool(options) => pool::pool(&options),
         Verb::Protocol(options) => protocol::protocol(&options),
         Verb::Doctor(options) => doctor::doctor(&options),
+        Verb::Builds(options) => builds::builds(&options),
         Verb::Inspect { dir, json } => image::inspect(&dir, json),
         Verb::Verify { dir, json } => image::verify(&dir, json),
         Verb::Flatten { dir, out } => flatten::flatten(&dir, out.as_deref()),

@@ -83,8 +83,14 @@ fn library_directory(path: &Path) -> anyhow::Result<PathBuf> {
         bail!("{} is not named {LIBRARY}, by which programs look for it", file.display());
     }
     let directory = file.parent().unwrap_or(Path::new("."));
-    // The library itself is not resolved further: a link by the right name may lead to a file with another.
-    let directory = directory.canonicalize().with_context(|| format!("cannot resolve {}", directory.display()))?;
+    let resolved = |path: &Path| path.canonicalize().with_context(|| format!("cannot resolve {}", path.display()));
+    let library = resolved(&file)?;
+    let directory = match library.parent() {
+        // The directory of the build: all processes of the program load the same one, also after an upgrade.
+        Some(build) if library.file_name() == Some(OsStr::new(LIBRARY)) => build.to_owned(),
+        // A link by the right name that leads to a file with another.
+        _ => resolved(directory)?,
+    };
     if directory.as_os_str().as_encoded_bytes().contains(&b':') {
         bail!("{} has a colon in it, which LD_LIBRARY_PATH cannot express", directory.display());
     }

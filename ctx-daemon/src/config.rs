@@ -130,6 +130,9 @@ pub(crate) struct ServeOptions {
     /// The configuration file [default: /etc/rekindle/rekindled.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// The folder of Rekindle's libraries [default: ../lib/rekindle, relative to this program]
+    #[arg(long, value_name = "DIR")]
+    lib_dir: Option<PathBuf>,
     /// How many workers to keep ready [default: 1]
     #[arg(long, value_name = "N")]
     spare: Option<usize>,
@@ -149,6 +152,8 @@ pub(crate) struct Config {
     pub(crate) checkpoint: CheckpointConfig,
     pub(crate) image: ImageConfig,
     pub(crate) restore: RestoreConfig,
+    /// The folder of the libraries that applications map.
+    pub(crate) library_dir: PathBuf,
     /// The state directory for the next daemon: what containers were given, and which worker serves which client.
     pub(crate) state_dir: PathBuf,
 }
@@ -643,6 +648,7 @@ impl Config {
                 run_before_loaded: file.restore.run_before_loaded.unwrap_or(true),
                 warm_memory: file.warm.memory_mib.map(|mib| mib.saturating_mul(1 << 20)),
             },
+            library_dir: library_dir(options.lib_dir)?,
             state_dir: state_dir(file.state_dir, &socket)?,
             socket: SocketConfig {
                 path: socket,
@@ -657,6 +663,16 @@ impl Config {
 fn read(path: &Path) -> Result<File, ConfigError> {
     let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
     toml::from_str(&text).map_err(|source| ConfigError::Parse { file: path.to_owned(), source: Box::new(source) })
+}
+
+/// The folder of Rekindle's libraries. Its default is where they are installed with this program, links resolved.
+fn library_dir(given: Option<PathBuf>) -> Result<PathBuf, ConfigError> {
+    if let Some(dir) = given {
+        return std::path::absolute(dir).map_err(ConfigError::Here);
+    }
+    let program = std::env::current_exe().and_then(|it| it.canonicalize()).map_err(ConfigError::Here)?;
+    let prefix = program.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
+    Ok(prefix.join("lib/rekindle"))
 }
 
 /// The state directory. Its default is beside the socket's folder, since containers see the socket's folder:

@@ -1,6 +1,7 @@
 //! The parts of this host that a container needs: the interposer, and a daemon that listens.
 
 use std::env;
+use std::ffi::OsStr;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -10,10 +11,10 @@ use thiserror::Error;
 pub(crate) use rekindle_wire::control::DEFAULT_SOCKET;
 
 /// The interposer's file, which must be in its folder.
-pub(crate) const INTERPOSER: &str = "libcuda.so.1";
+pub(crate) use rekindle_builds::INTERPOSER;
 
 /// The name by which programs load NVML.
-pub(crate) const NVML: &str = "libnvidia-ml.so.1";
+pub(crate) use rekindle_builds::NVML;
 
 /// The names by which programs load the libraries. All but the first are optional.
 const LIBRARIES: [&str; 4] = [INTERPOSER, "libcuda.so", NVML, "libnvidia-ml.so"];
@@ -24,9 +25,9 @@ pub(crate) fn libraries(lib_dir: &Path) -> Vec<String> {
 }
 
 /// The parts that a container gets.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Provided {
-    /// The folder with the interposer.
+    /// The folder with the interposer: that of the build which new containers are given.
     pub(crate) lib_dir: PathBuf,
     /// The folder with the daemon's socket. Not the socket itself, since a restarted daemon creates a new one.
     pub(crate) socket_dir: PathBuf,
@@ -74,9 +75,17 @@ pub(crate) fn lib_dir(given: Option<&Path>) -> Result<PathBuf, HostError> {
     found.map_err(|source| HostError::Interposer { path: interposer, source })
 }
 
+/// The folder of the interposer to which the link in a folder leads. Containers are given that: an upgrade changes the link.
+fn build_dir(lib_dir: PathBuf) -> PathBuf {
+    let interposer = lib_dir.join(INTERPOSER).canonicalize();
+    let is_named_so = |it: &PathBuf| it.file_name() == Some(OsStr::new(INTERPOSER));
+    let build = interposer.ok().filter(is_named_so).and_then(|it| it.parent().map(Path::to_owned));
+    build.unwrap_or(lib_dir)
+}
+
 /// Finds all parts.
 pub(crate) fn find(given: Option<&Path>, socket: &Path) -> Result<Provided, HostError> {
-    let lib_dir = lib_dir(given)?;
+    let lib_dir = build_dir(lib_dir(given)?);
     let unreachable = |source| HostError::Daemon { path: socket.into(), source };
     // Connecting shows that a daemon listens: a dead daemon may have left the file.
     UnixStream::connect(socket).map_err(unreachable)?;

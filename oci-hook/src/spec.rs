@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use rekindle_builds::BuildId;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
@@ -25,6 +26,11 @@ pub(crate) enum SpecError {
     Type { place: &'static str, expected: &'static str },
     #[error("{0} cannot be mounted: the container has a mount of its own at that place")]
     Taken(String),
+    #[error(
+        "the container was checkpointed with build {id} of Rekindle's libraries, which is not in {}: add it with `rekindle builds add DIR`, where DIR has the container's image or that build",
+        builds.display()
+    )]
+    Build { id: BuildId, builds: PathBuf },
     #[error("{0} is no UTF-8, as config.json needs")]
     Path(String),
     #[error(transparent)]
@@ -127,6 +133,7 @@ pub(crate) fn add(
     hooks: &Hooks,
     image: Option<&Image>,
 ) -> Result<(), SpecError> {
+    let provided = &Provided { lib_dir: lib_dir_for(spec, &provided.lib_dir)?, ..provided.clone() };
     let interposer = provided.lib_dir.join(INTERPOSER);
     let mut covered = Vec::new();
     if let Some(image) = image {
@@ -175,6 +182,21 @@ pub(crate) fn add(
         list.push(hook);
     }
     Ok(())
+}
+
+/// The folder of the interposer for a container: that of the build which a container that is restored has mapped already, or else
+/// that which new containers are given.
+fn lib_dir_for(spec: &Value, new: &Path) -> Result<PathBuf, SpecError> {
+    let mounts = spec.get("mounts").and_then(Value::as_array).into_iter().flatten();
+    let mut ours = mounts.filter(|it| it.get("destination").and_then(Value::as_str) == Some(LIB_DIR));
+    let source = ours.find_map(|it| it.get("source")?.as_str()).map(Path::new);
+    let Some(id) = source.and_then(Path::file_name).and_then(|name| name.to_str()?.parse::<BuildId>().ok()) else {
+        return Ok(new.to_owned());
+    };
+    // Builds lie side by side.
+    let builds = new.parent().unwrap_or(new);
+    let build = builds.join(id.to_string());
+    if build.join(INTERPOSER).is_file() { Ok(build) } else { Err(SpecError::Build { id, builds: builds.to_owned() }) }
 }
 
 /// The image's own LD_LIBRARY_PATH.
@@ -307,6 +329,32 @@ mod tests {
         let mut fresh = plain();
         add(&mut fresh, &provided(), &hooks(), None).unwrap();
         assert_eq!(spec, fresh);
+    }
+
+    #[test]
+    fn a_restored_container_keeps_its_build_and_a_build_that_is_not_here_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let [old, new] = ["0b", "1c"].map(|name| dir.path().join(name.repeat(16)));
+        let of = |build: &Path| Provided { lib_dir: build.to_owned(), ..provided() };
+        for build in [&old, &new] {
+            std::fs::create_dir(build).unwrap();
+            std::fs::write(build.join(INTERPOSER), "").unwrap();
+        }
+        let mut restored = plain();
+        add(&mut restored, &of(&old), &hooks(), None).unwrap();
+        let before = restored.clone();
+        // After an upgrade, and on a host where it lies elsewhere.
+        add(&mut restored, &of(&new), &hooks(), None).unwrap();
+        assert_eq!(restored, before);
+        restored["mounts"][0]["source"] = json!(format!("/srv/builds/{}", "0b".repeat(16)));
+        add(&mut restored, &of(&new), &hooks(), None).unwrap();
+        assert_eq!(restored, before);
+        std::fs::remove_dir_all(&old).unwrap();
+        let error = add(&mut restored, &of(&new), &hooks(), None).unwrap_err();
+        assert!(matches!(&error, SpecError::Build { id, .. } if id.to_string() == "0b".repeat(16)), "{error}");
+        let mut fresh = plain();
+        add(&mut fresh, &of(&new), &hooks(), None).unwrap();
+        assert_eq!(fresh["mounts"][0]["source"], json!(new));
     }
 
     #[test]

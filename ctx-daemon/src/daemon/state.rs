@@ -4,6 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rekindle_builds::Store;
+
 use super::checkpoints::Checkpoints;
 use super::clients::{Client, Registry};
 use super::connections::Connections;
@@ -40,6 +42,8 @@ pub(super) struct Daemon {
     pub(super) nvml: Nvml,
     pub(super) connections: Arc<Connections>,
     pub(super) imports: Imports,
+    /// The builds of the libraries that applications map.
+    pub(super) builds: Store,
     pub(super) stopping: AtomicBool,
 }
 
@@ -91,6 +95,7 @@ impl Daemon {
             nvml: Nvml::new(&config),
             connections: Arc::new(Connections::new(config.socket.connections)),
             imports: Imports::default(),
+            builds: Store::new(&config.library_dir),
             stopping: AtomicBool::new(false),
             config,
         };

@@ -12,6 +12,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use rekindle_builds::{INTERPOSER, Library, Store};
 use rekindle_wire::control::{ClientInfo, Opening, Reply, Request, StatusInfo};
 use rekindle_wire::frame;
 use serde::de::DeserializeOwned;
@@ -45,6 +46,8 @@ pub struct Node {
     gpu: Vec<(String, String)>,
     /// The driver library for the workers of the next daemons, if other than the installed software GPU.
     driver: Option<PathBuf>,
+    /// The folder of Rekindle's libraries, if the host has its own.
+    libraries: Option<PathBuf>,
     /// The daemon's configuration, without the settings that command-line options carry.
     configuration: String,
     daemon: Option<Daemon>,
@@ -102,6 +105,19 @@ impl Node {
         Ok(())
     }
 
+    /// Gives the host Rekindle's libraries of its own, for programs and for the next daemons: the test may add and remove builds.
+    /// Returns their folder.
+    pub fn own_libraries(&mut self) -> Result<PathBuf> {
+        let own = self.path("lib/rekindle");
+        fs::create_dir_all(&own)?;
+        let release = stage::interposer()?.join(INTERPOSER).canonicalize()?;
+        let release = release.parent().context("a library without a folder")?;
+        let store = Store::new(&own);
+        store.choose(store.add(Library::in_dir(release)?, None)?.id)?;
+        self.libraries = Some(own.clone());
+        Ok(own)
+    }
+
     /// Makes a host whose daemon is not started yet. Waits until this test may run.
     pub fn without_daemon() -> Result<Self> {
         schedule::enter();
@@ -115,6 +131,7 @@ impl Node {
             socket,
             gpu: Vec::new(),
             driver: None,
+            libraries: None,
             configuration: String::new(),
             daemon: None,
             idle: None,
@@ -177,6 +194,7 @@ impl Node {
             .arg(self.driver.clone().map_or_else(|| stage::software_gpu().map(|it| it.join("libcuda.so.1")), Ok)?)
             .arg("--spare")
             .arg(SPARE.to_string())
+            .args(self.libraries.iter().flat_map(|folder| [OsStr::new("--lib-dir"), folder.as_os_str()]))
             .envs(self.gpu.iter().map(|(name, value)| (name, value)))
             .env("REKINDLE_LOG", "debug")
             .stdin(Stdio::null())
@@ -298,7 +316,8 @@ impl Node {
     pub fn command(&self, program: &Path) -> Result<Command> {
         let mut command = Command::new(program);
         stage::clean_environment(&mut command);
-        command.env("LD_LIBRARY_PATH", stage::interposer()?).env("REKINDLE_SOCKET", &self.socket);
+        let libraries = self.libraries.clone().map_or_else(stage::interposer, Ok)?;
+        command.env("LD_LIBRARY_PATH", libraries).env("REKINDLE_SOCKET", &self.socket);
         Ok(command)
     }
 

@@ -3,6 +3,7 @@
 
 mod accesses;
 mod attacks;
+mod builds;
 mod chance;
 mod checkpoint;
 mod container_crun;

@@ -1,5 +1,6 @@
 //! Why a dump fails.
 
+use rekindle_builds::BuildError;
 use rekindle_ctx_worker::failure;
 use rekindle_images::ImageError;
 use rekindle_wire::control::{Failing, Failure, FailureKind};
@@ -172,6 +173,12 @@ impl Failing for SaveError {
 impl From<ImageError> for SaveError {
     fn from(error: ImageError) -> Self {
         Self(Failure::new(failure::of_image(&error), error.to_string()))
+    }
+}
+
+impl From<BuildError> for SaveError {
+    fn from(error: BuildError) -> Self {
+        Self(Failure::internal(format!("the image cannot carry Rekindle's libraries: {error}")))
     }
 }
 

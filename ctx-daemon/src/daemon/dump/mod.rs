@@ -35,6 +35,7 @@ mod error;
 pub(super) mod files;
 mod freeze;
 mod lazy_pages;
+mod libraries;
 mod manifest;
 mod not_ours;
 mod pausing;

@@ -20,6 +20,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rekindle_builds::Store;
 use rekindle_images::{Client as Record, Committed, ImageWriter, PhaseName, Protocol};
 use rekindle_wire::control::{SavedCode, WorkerReply, WorkerRequest};
 use tracing::{debug, info, warn};
@@ -32,6 +33,7 @@ use super::super::worker::WorkerError;
 use super::super::{lock, sys, thread, wait};
 use super::error::{DumpError, SaveError};
 use super::files::Files;
+use super::libraries;
 use super::manifest::{self, Costs, Timeline, Whose};
 use super::precopy::{POLL_INTERVAL, Planned};
 use super::progress::Progress;
@@ -49,8 +51,12 @@ pub(super) struct How {
     pub(super) idle_at: Instant,
     /// The clients' processes were stopped.
     pub(super) frozen_at: Instant,
+    /// The root of the tree.
+    pub(super) root: i32,
     /// Whether the tasks go on.
     pub(super) leave_running: bool,
+    /// The builds of Rekindle's libraries.
+    pub(super) builds: Store,
     /// How long a worker may take whose client is at rest.
     pub(super) quiesce: Limit,
     /// How long the image may make no progress.
@@ -249,13 +255,16 @@ impl Shared {
 
     /// Writes everything but the commit.
     fn write(&self, writer: &ImageWriter, planned: &[Planned]) -> Result<rekindle_images::Manifest, SaveError> {
-        let (saved, synced) = std::thread::scope(|scope| {
+        let (saved, synced, builds) = std::thread::scope(|scope| {
+            let builds = scope.spawn(|| libraries::save(writer, &self.how.builds, self.how.root));
             let threads: Vec<_> = planned
                 .iter()
                 .enumerate()
                 .map(|(place, it)| scope.spawn(move || self.save_client(writer, place, it, planned.len())))
                 .collect();
-            let synced = self.wait_for_copies(planned).and_then(|()| {
+            let copied = self.wait_for_copies(planned);
+            let builds = builds.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let synced = copied.and_then(|()| {
                 self.awaits(None, "the disk to take the clients' memory");
                 let synced = writer.sync().map(|()| Instant::now());
                 self.step();
@@ -264,9 +273,10 @@ impl Shared {
             // If no client has a worker, no other thread waits for CRIU.
             self.wait_for_finish();
             let saved = threads.into_iter().filter_map(|it| it.join().ok()?);
-            (saved.collect::<Vec<_>>(), synced)
+            (saved.collect::<Vec<_>>(), synced, builds)
         });
         self.check()?;
+        let builds = builds?;
         if saved.len() < planned.len() {
             return Err(SaveError::internal("a thread of the daemon's that saves a process is gone"));
         }
@@ -310,6 +320,7 @@ impl Shared {
         }
         let workers = planned.iter().map(|it| it.client.worker.attached());
         let manifest = manifest::build(&timeline, &protocol_of_all(planned), workers, records, &sockets);
+        let manifest = rekindle_images::Manifest { builds, ..manifest };
         self.how.progress.describe(&manifest);
         Ok(manifest)
     }

@@ -10,6 +10,7 @@ use super::super::pidns::PidError;
 use super::super::pool::PoolError;
 use super::super::worker::WorkerError;
 use super::check::CheckError;
+use super::libraries::LibraryError;
 use super::shared::SharedError;
 
 /// Why a restore fails. By then the daemon has released everything of the restore.
@@ -23,6 +24,8 @@ pub(in crate::daemon) enum RestoreError {
     Image(#[from] ImageError),
     #[error(transparent)]
     Check(#[from] CheckError),
+    #[error(transparent)]
+    Library(#[from] LibraryError),
     #[error(transparent)]
     Pool(#[from] PoolError),
     #[error("{0}: {1}")]
@@ -71,6 +74,7 @@ impl Failing for RestoreError {
             Self::Pid(error) => error.kind(),
             Self::Image(error) => failure::of_image(error),
             Self::Check(error) => error.kind(),
+            Self::Library(error) => error.kind(),
             Self::Pool(error) => error.kind(),
             Self::Worker(_, error) => error.kind(),
             Self::Shared { source, .. } => source.kind(),

@@ -23,6 +23,7 @@
 mod check;
 mod connect;
 mod error;
+mod libraries;
 mod load;
 mod made;
 mod phases;
@@ -230,6 +231,7 @@ impl Checking {
         if warm.is_none() {
             check::code(&image)?;
         }
+        libraries::add_missing(&image, &daemon.builds)?;
         phases.ends(Part::Check);
         let reservation = reserve(daemon, check::attached(manifest).count())?;
         let restorer = daemon.grants.of(Process::with_pid(criu)?)?;

@@ -1,0 +1,196 @@
+//! `rekindle builds`.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow, bail};
+use clap::{Args, Subcommand};
+use rekindle_builds::needs::{self, Needs};
+use rekindle_builds::{Build, BuildError, BuildId, LIBRARIES, Library, Store};
+use rekindle_images::Image;
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::{output, run};
+
+/// The options of `rekindle builds`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    action: Option<Action>,
+    /// The folder of Rekindle's libraries [default: ../lib/rekindle, relative to this program]
+    #[arg(long, global = true, value_name = "DIR")]
+    lib: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Add a build: that of a directory with Rekindle's libraries, or those that a checkpoint image carries
+    Add {
+        /// The directory
+        dir: PathBuf,
+        /// Give it to new applications from now on
+        #[arg(long = "use")]
+        choose: bool,
+    },
+    /// Remove the builds that nobody needs: no process, no mount and no container of podman
+    Prune {
+        /// Also the build that new applications are given
+        #[arg(long)]
+        all: bool,
+    },
+}
+
+/// A build, as JSON has it.
+#[derive(Debug, Serialize)]
+struct Line {
+    id: String,
+    path: PathBuf,
+    /// Whether new applications are given it.
+    used: bool,
+    processes: Vec<i32>,
+    mounted: bool,
+    containers: Vec<PathBuf>,
+}
+
+/// Lists, adds or removes builds.
+pub(crate) fn builds(options: &Options) -> Result<(), Failure> {
+    let folder = match &options.lib {
+        Some(folder) => folder.clone(),
+        None => run::beside_program()?,
+    };
+    let folder = folder.canonicalize().with_context(|| format!("there is no {}", folder.display()))?;
+    let store = Store::new(&folder);
+    match &options.action {
+        None => list(&store, options.json),
+        Some(Action::Add { dir, choose }) => add(&store, dir, *choose, options.json),
+        Some(Action::Prune { all }) => prune(&store, *all, options.json),
+    }
+}
+
+fn list(store: &Store, json: bool) -> Result<(), Failure> {
+    let builds = store.list()?;
+    let lines = lines(store, &builds)?;
+    if json {
+        return Ok(output::print_json(&lines)?);
+    }
+    let mut rows = vec![["BUILD", "USED FOR", "PROCESSES", "PATH"].map(str::to_owned).to_vec()];
+    rows.extend(lines.iter().map(|it| {
+        let used = [(it.used, "new programs"), (it.mounted, "mounts"), (!it.containers.is_empty(), "containers")];
+        let used: Vec<_> = used.into_iter().filter_map(|(is, what)| is.then_some(what)).collect();
+        let used = if used.is_empty() { "-".to_owned() } else { used.join(", ") };
+        vec![it.id.clone(), used, it.processes.len().to_string(), output::plain(&it.path.to_string_lossy())]
+    }));
+    Ok(output::print(&output::table(&rows, &[2]))?)
+}
+
+fn lines(store: &Store, builds: &[Build]) -> Result<Vec<Line>, Failure> {
+    let mut needs = needs::of(builds).context("cannot read /proc")?;
+    let chosen = store.chosen();
+    let line = |build: &Build| {
+        let Needs { processes, mounted, containers } = needs.remove(&build.id).unwrap_or_default();
+        Line {
+            id: build.id.to_string(),
+            path: build.dir.clone(),
+            used: chosen == Some(build.id),
+            processes: processes.into_iter().collect(),
+            mounted,
+            containers: containers.into_iter().collect(),
+        }
+    };
+    Ok(builds.iter().map(line).collect())
+}
+
+fn add(store: &Store, dir: &Path, choose: bool, json: bool) -> Result<(), Failure> {
+    let added = if is_image(dir) { of_image(store, dir)? } else { vec![store.add(Library::in_dir(dir)?, None)?] };
+    if choose {
+        let [build] = &added[..] else {
+            let reason = format!("{} has {} builds: choose one of them by its directory", dir.display(), added.len());
+            return Err(Failure::refused(anyhow!(reason)));
+        };
+        store.choose(build.id)?;
+    }
+    if json {
+        return Ok(output::print_json(&lines(store, &added)?)?);
+    }
+    let said = added.iter().map(|it| format!("{}\n", it.dir.display()));
+    Ok(output::print(&said.collect::<String>())?)
+}
+
+fn is_image(dir: &Path) -> bool {
+    dir.join(rekindle_images::MANIFEST).exists()
+}
+
+/// Adds the builds that an image carries.
+fn of_image(store: &Store, dir: &Path) -> Result<Vec<Build>, Failure> {
+    let image = Image::open(dir)?;
+    if image.manifest().builds.is_empty() {
+        return Err(Failure::refused(anyhow!("{} carries no build of Rekindle's libraries", dir.display())));
+    }
+    let mut added = Vec::new();
+    for build in &image.manifest().builds {
+        let mut libraries = Vec::new();
+        for it in &build.libraries {
+            let Some(name) = LIBRARIES.into_iter().find(|name| *name == it.name) else {
+                return Err(Failure::bad_image(anyhow!("bad image: {:?} is no library of Rekindle", it.name)));
+            };
+            libraries.push(Library { name, file: image.code_file(it.code)? });
+        }
+        added.push(store.add(libraries, Some(BuildId::from_bytes(build.id)))?);
+    }
+    Ok(added)
+}
+
+/// Removes builds, and reports those that stay because somebody needs them.
+fn prune(store: &Store, all: bool, json: bool) -> Result<(), Failure> {
+    let builds = store.list()?;
+    if all {
+        // First: from here on no new program begins to need a build.
+        store.choose_none()?;
+    }
+    let (chosen, lines) = (store.chosen(), lines(store, &builds)?);
+    let mut removed = Vec::new();
+    for (build, line) in builds.iter().zip(lines) {
+        let reason = match &line {
+            _ if chosen == Some(build.id) => continue,
+            Line { processes, .. } if !processes.is_empty() => format!("processes {processes:?} need it"),
+            Line { mounted: true, .. } => "it is mounted".to_owned(),
+            Line { containers, .. } if !containers.is_empty() => format!("containers need it: {containers:?}"),
+            _ => {
+                store.remove(build.id)?;
+                removed.push(build.id.to_string());
+                continue;
+            }
+        };
+        eprintln!("rekindle: build {} stays: {reason}", build.id);
+    }
+    if all {
+        remove_if_empty(&store.builds_dir())?;
+    }
+    if json {
+        return Ok(output::print_json(&removed)?);
+    }
+    Ok(output::print(&removed.iter().map(|id| format!("removed build {id}\n")).collect::<String>())?)
+}
+
+fn remove_if_empty(dir: &Path) -> anyhow::Result<()> {
+    match fs::remove_dir(dir) {
+        Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) => {
+            bail!("cannot remove {}: {error}", dir.display())
+        }
+        _ => Ok(()),
+    }
+}
+
+impl From<BuildError> for Failure {
+    fn from(error: BuildError) -> Self {
+        match error {
+            BuildError::File { .. } => anyhow::Error::from(error).into(),
+            _ => Self::refused(error),
+        }
+    }
+}
