@@ -11,9 +11,9 @@
 mod config;
 mod daemon;
 mod limit;
+mod log;
 mod nvml;
 
-use std::io::IsTerminal;
 use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -23,7 +23,6 @@ use clap::{Parser, Subcommand};
 use rekindle_ctx_worker as worker;
 use rekindle_ctx_worker::confinement::Confinement;
 use tracing::error;
-use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, ServeOptions};
 
@@ -71,7 +70,10 @@ enum Command {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    log_to_stderr();
+    match &options.command {
+        None | Some(Command::Serve(_)) => log::to_journal_or_stderr(),
+        Some(_) => log::to_stderr(),
+    }
     match options.command {
         Some(Command::Worker { channel_fd, cuda_driver, confined, report_access }) => {
             with_channel(channel_fd, |channel| worker::main(channel, cuda_driver, confined, report_access))
@@ -109,16 +111,6 @@ fn serve_with(options: ServeOptions) -> ExitCode {
             ExitCode::from(reason.exit_code())
         }
     }
-}
-
-fn log_to_stderr() {
-    let filter = EnvFilter::try_from_env("REKINDLE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(worker::log_writer)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
 }
 
 /// The descriptor that the daemon left open for us. Checked, since a number from a command line can be anything.

@@ -56,6 +56,7 @@ mod quiesce;
 mod rehearsal;
 mod restore;
 mod sandbox;
+mod service;
 mod spawn;
 mod stage;
 mod state;
@@ -131,7 +132,10 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
         env!("CARGO_PKG_VERSION"),
     );
 
+    service::begin(&daemon)?;
+
     let signal = signals.wait();
+    service::stopping();
     info!("{signal}: stopping; workers in use go on without a daemon");
     daemon.stopping.store(true, Ordering::Release);
     listener.remove();
