@@ -67,16 +67,21 @@
 //! limit_mib = 1024            # with more GPU memory than this nothing is compared
 //! ```
 
+mod error;
+mod file;
+mod settings;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use rekindle_images::{CompressionChoice, NoCompression, Protocol, UnknownProtocol};
-use rekindle_wire::control::{Allowances, ContainerLimits, Limits};
-use serde::Deserialize;
-use thiserror::Error;
 
-use crate::limit::Limit;
+use self::error::ConfigError;
+use self::file::{File, configured};
+pub(crate) use self::settings::{
+    CheckpointConfig, ClientConfig, Config, ImageConfig, RestoreConfig, SandboxConfig, SocketConfig, Spares, Timeouts,
+    UidRange, WorkerConfig,
+};
 
 /// The configuration file that is read unless the command line names another.
 const DEFAULT_FILE: &str = "/etc/rekindle/rekindled.toml";
@@ -95,28 +100,8 @@ const DEFAULT_STALL: Duration = Duration::from_secs(600);
 /// The default of `slow_start_ms`. A worker's start on a machine with eight GPUs takes many seconds.
 const DEFAULT_SLOW_START: Duration = Duration::from_secs(15);
 const DEFAULT_START: Duration = Duration::from_secs(120);
-/// The default of `remember_s`: a kind that nobody asks for within this time costs more memory than its workers save time.
-const DEFAULT_REMEMBER: Duration = Duration::from_secs(600);
-/// The default of `idle_ms`: programs that compute pause for less between their commands, and those that wait for people or for
-/// other work for longer.
-const DEFAULT_IDLE: Duration = Duration::from_millis(1000);
-/// The default of `room_timeout_ms`: tens of gigabytes are copied in this time also where host memory is slow.
-const DEFAULT_ROOM: Duration = Duration::from_secs(30);
-const DEFAULT_COW_POOL: u64 = 2 << 30;
-/// The default of `staging`. An operator decides whether staging is worth the memory.
-const DEFAULT_STAGING: u64 = 0;
-const DEFAULT_RECOPY_ROUNDS: u32 = 4;
-const MOST_RECOPY_ROUNDS: u32 = 64;
-/// The default of `file_mib`: the amount that one thread writes in a twentieth of a second. Less is not worth another file.
-const DEFAULT_FILE_MIB: u64 = 256;
-const DEFAULT_ACCESS_LIMIT_MIB: u64 = 1024;
-const MOST_ACCESS_LIMIT_MIB: u64 = 1 << 20;
-/// The default of `connections`: more than the processes that one job runs on one machine.
-const DEFAULT_CONNECTIONS: usize = 256;
 /// The longest path of the control socket: a socket's address less the final zero and the suffix of the workers' endpoint.
 const SOCKET_PATH_MAX: usize = 108 - rekindle_ctx_worker::rejoin::WORKERS_SUFFIX.len();
-/// The default range of workers' users, which neither distributions nor systemd assign.
-const DEFAULT_UIDS: UidRange = UidRange { first: 1_900_000_000, last: 1_900_065_535 };
 
 /// The command line.
 #[derive(Debug, Default, Args)]
@@ -136,449 +121,6 @@ pub(crate) struct ServeOptions {
     /// The program to start instead of the worker; for tests
     #[arg(long, hide = true, value_name = "PATH")]
     worker_program: Option<PathBuf>,
-}
-
-/// The configuration in force.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Config {
-    pub(crate) socket: SocketConfig,
-    pub(crate) workers: WorkerConfig,
-    pub(crate) clients: ClientConfig,
-    pub(crate) timeouts: Timeouts,
-    pub(crate) gpu: GpuConfig,
-    pub(crate) checkpoint: CheckpointConfig,
-    pub(crate) image: ImageConfig,
-    pub(crate) restore: RestoreConfig,
-    /// The state directory for the next daemon: what containers were given, and which worker serves which client.
-    pub(crate) state_dir: PathBuf,
-}
-
-/// The control socket.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SocketConfig {
-    /// Its path; absolute.
-    pub(crate) path: PathBuf,
-    pub(crate) mode: u32,
-    /// Its group: a name or a number.
-    pub(crate) group: Option<String>,
-    /// Connections of one user or container at a time.
-    pub(crate) connections: usize,
-}
-
-/// How many workers wait for clients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Spares {
-    /// Workers of the usual kind, always.
-    pub(crate) usual: usize,
-    /// Workers of all kinds together, beyond `usual`: of those that clients have asked for again and again.
-    pub(crate) learned: usize,
-    /// How long the pool remembers what clients have asked for.
-    pub(crate) remember: Duration,
-}
-
-/// How workers are started, and how many wait for clients.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct WorkerConfig {
-    pub(crate) cuda_driver: PathBuf,
-    pub(crate) program: PathBuf,
-    pub(crate) spares: Spares,
-    pub(crate) slow_start: Duration,
-    pub(crate) start_timeout: Duration,
-    /// How long the daemon may be silent before a quiesced worker goes on by itself.
-    pub(crate) silence_timeout: Duration,
-    pub(crate) sandbox: SandboxConfig,
-    /// How many bytes are hashed around commands, in the reporting mode.
-    pub(crate) report_access: Option<u64>,
-}
-
-/// How many clients there may be, and how much each may have.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ClientConfig {
-    /// The most clients at a time.
-    pub(crate) max: Option<usize>,
-    /// The limits of one client.
-    pub(crate) limits: Limits,
-    /// The limits of one container.
-    pub(crate) of_container: ContainerLimits,
-    /// Whether a process in another pid namespace must have been given something.
-    pub(crate) grants_required: bool,
-}
-
-/// How long workers may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Timeouts {
-    pub(crate) quiesce: Limit,
-    /// How long a dump or a restore may make no progress.
-    pub(crate) stall: Limit,
-}
-
-/// Whether programs may have more GPU memory together than there is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GpuConfig {
-    pub(crate) oversubscribe: bool,
-    /// How long a program must have been idle before it is suspended for another.
-    pub(crate) idle: Duration,
-    /// How long an allocation waits for programs to be suspended.
-    pub(crate) room_timeout: Limit,
-}
-
-/// How images are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ImageConfig {
-    pub(crate) compression: CompressionChoice,
-    /// Bytes of GPU memory that are worth a data file.
-    pub(crate) file_bytes: u64,
-}
-
-/// How programs are restored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RestoreConfig {
-    /// The differences between this machine and that of the dump that a restore allows.
-    pub(crate) allowances: Allowances,
-    /// Whether restored processes run before the content of their GPU memory is loaded.
-    pub(crate) run_before_loaded: bool,
-    /// Bytes of host memory for warm images; none where the file says nothing.
-    pub(crate) warm_memory: Option<u64>,
-}
-
-/// How programs are checkpointed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct CheckpointConfig {
-    /// The configured protocol; none where the file sets none.
-    pub(crate) protocol: Option<Protocol>,
-    /// The size of the copy-on-write pool on each GPU, in bytes.
-    pub(crate) cow_pool: u64,
-    /// The number of pre-copy rounds; at least one.
-    pub(crate) recopy_rounds: u32,
-    /// The bandwidth limit, in bytes a second.
-    pub(crate) bandwidth: Option<u64>,
-    /// Whether transfers of programs come before copies.
-    pub(crate) application_first: bool,
-    /// The staging memory, in bytes.
-    pub(crate) staging: u64,
-    /// Whether each image is rehearsed before it is complete.
-    pub(crate) rehearse: bool,
-}
-
-/// The workers' sandbox.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SandboxConfig {
-    pub(crate) enabled: bool,
-    /// Whether the daemon refuses to start without every part of the sandbox.
-    pub(crate) required: bool,
-    /// The range of the workers' users.
-    pub(crate) uids: UidRange,
-    /// Paths that workers may read besides the driver's libraries.
-    pub(crate) read: Vec<PathBuf>,
-}
-
-#[cfg(test)]
-impl Default for SandboxConfig {
-    fn default() -> Self {
-        Self { enabled: true, required: false, uids: DEFAULT_UIDS, read: Vec::new() }
-    }
-}
-
-/// A range of users, both ends included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct UidRange {
-    pub(crate) first: u32,
-    pub(crate) last: u32,
-}
-
-impl UidRange {
-    /// Parses `FIRST-LAST`. The range must have neither root nor the number that stands for no user (-1).
-    fn parse(text: String) -> Result<Self, ConfigError> {
-        let numbers = text.split_once('-').map(|(first, last)| (first.trim().parse(), last.trim().parse()));
-        match numbers {
-            Some((Ok(first), Ok(last))) if 0 < first && first <= last && last < u32::MAX => Ok(Self { first, last }),
-            _ => Err(ConfigError::Value {
-                what: "sandbox.uid_range",
-                value: text,
-                problem: "is no range of users; write it as \"1900000000-1900065535\"",
-            }),
-        }
-    }
-
-    /// The number of users in the range.
-    pub(crate) fn count(self) -> u32 {
-        self.last - self.first + 1
-    }
-
-    /// Whether the range has this user.
-    pub(crate) fn contains(self, uid: u32) -> bool {
-        (self.first..=self.last).contains(&uid)
-    }
-}
-
-impl std::fmt::Display for UidRange {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}-{}", self.first, self.last)
-    }
-}
-
-/// Why the configuration cannot be loaded.
-#[derive(Debug, Error)]
-pub(crate) enum ConfigError {
-    #[error("cannot read the configuration {}: {source}", .file.display())]
-    Read { file: PathBuf, source: std::io::Error },
-    #[error("{}: {source}", .file.display())]
-    Parse { file: PathBuf, source: Box<toml::de::Error> },
-    #[error("{what}: {value:?} {problem}")]
-    Value { what: &'static str, value: String, problem: &'static str },
-    #[error("image.compression: {0}")]
-    Compression(#[from] NoCompression),
-    #[error("checkpoint.protocol: {0}")]
-    Protocol(#[from] UnknownProtocol),
-    #[error("cannot tell where this program is or runs: {0}")]
-    Here(std::io::Error),
-}
-
-/// The content of the configuration file.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    #[serde(default)]
-    limits: LimitsTable,
-    #[serde(default)]
-    containers: ContainersTable,
-    state_dir: Option<PathBuf>,
-    socket: Option<PathBuf>,
-    socket_mode: Option<String>,
-    socket_group: Option<String>,
-    cuda_driver: Option<PathBuf>,
-    quiesce_timeout_ms: Option<u64>,
-    silence_timeout_ms: Option<u64>,
-    stall_timeout_ms: Option<u64>,
-    #[serde(default)]
-    pool: PoolTable,
-    #[serde(default)]
-    sandbox: SandboxTable,
-    #[serde(default)]
-    gpu: GpuTable,
-    #[serde(default)]
-    access: AccessTable,
-    #[serde(default)]
-    checkpoint: CheckpointTable,
-    #[serde(default)]
-    image: ImageTable,
-    #[serde(default)]
-    restore: RestoreTable,
-    #[serde(default)]
-    warm: WarmTable,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WarmTable {
-    memory_mib: Option<u64>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RestoreTable {
-    allow_other_driver: Option<bool>,
-    allow_other_gpu: Option<bool>,
-    run_before_loaded: Option<bool>,
-}
-
-impl RestoreTable {
-    fn allowances(&self) -> Allowances {
-        Allowances {
-            other_driver: self.allow_other_driver.unwrap_or(false),
-            other_gpu: self.allow_other_gpu.unwrap_or(false),
-        }
-    }
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ImageTable {
-    compression: Option<String>,
-    file_mib: Option<u64>,
-}
-
-impl ImageTable {
-    /// `file_mib` in bytes.
-    fn file_bytes(&self) -> Result<u64, ConfigError> {
-        match self.file_mib.unwrap_or(DEFAULT_FILE_MIB) {
-            0 => {
-                let (what, value) = ("image.file_mib", "0".to_owned());
-                Err(ConfigError::Value { what, value, problem: "would be files for nothing; leave it out for 256" })
-            }
-            mib => Ok(mib.saturating_mul(1 << 20)),
-        }
-    }
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct CheckpointTable {
-    protocol: Option<String>,
-    cow_pool: Option<u64>,
-    recopy_rounds: Option<u32>,
-    bandwidth: Option<u64>,
-    application_first: Option<bool>,
-    staging: Option<u64>,
-    rehearse: Option<bool>,
-}
-
-impl CheckpointTable {
-    /// Checks the settings and fills in the defaults.
-    fn checked(self) -> Result<CheckpointConfig, ConfigError> {
-        let recopy_rounds = self.recopy_rounds.unwrap_or(DEFAULT_RECOPY_ROUNDS);
-        if !(1..=MOST_RECOPY_ROUNDS).contains(&recopy_rounds) {
-            let (what, value) = ("checkpoint.recopy_rounds", recopy_rounds.to_string());
-            return Err(ConfigError::Value { what, value, problem: "is not between 1 and 64" });
-        }
-        if self.bandwidth == Some(0) {
-            let (what, value) = ("checkpoint.bandwidth", "0".to_owned());
-            return Err(ConfigError::Value { what, value, problem: "would never end; leave it out for no limit" });
-        }
-        Ok(CheckpointConfig {
-            protocol: self.protocol.map(|it| it.parse()).transpose()?,
-            cow_pool: self.cow_pool.unwrap_or(DEFAULT_COW_POOL),
-            recopy_rounds,
-            bandwidth: self.bandwidth,
-            application_first: self.application_first.unwrap_or(true),
-            staging: self.staging.unwrap_or(DEFAULT_STAGING),
-            rehearse: self.rehearse.unwrap_or(false),
-        })
-    }
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct AccessTable {
-    report: Option<bool>,
-    limit_mib: Option<u64>,
-}
-
-impl AccessTable {
-    /// The limit in bytes, if the mode is on.
-    fn limit(&self) -> Result<Option<u64>, ConfigError> {
-        let mib = self.limit_mib.unwrap_or(DEFAULT_ACCESS_LIMIT_MIB);
-        if mib == 0 || mib > MOST_ACCESS_LIMIT_MIB {
-            return Err(ConfigError::Value {
-                what: "access.limit_mib",
-                value: mib.to_string(),
-                problem: "is not between 1 and 1048576",
-            });
-        }
-        Ok(self.report.unwrap_or(false).then_some(mib << 20))
-    }
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct GpuTable {
-    oversubscribe: Option<bool>,
-    idle_ms: Option<u64>,
-    room_timeout_ms: Option<u64>,
-}
-
-impl GpuTable {
-    /// Checks the settings and fills in the defaults.
-    fn checked(&self) -> Result<GpuConfig, ConfigError> {
-        if self.idle_ms == Some(0) {
-            let (what, value) = ("gpu.idle_ms", "0".to_owned());
-            return Err(ConfigError::Value { what, value, problem: "would be every program; leave it out for 1000" });
-        }
-        Ok(GpuConfig {
-            oversubscribe: self.oversubscribe.unwrap_or(false),
-            idle: self.idle_ms.map_or(DEFAULT_IDLE, Duration::from_millis),
-            room_timeout: configured(self.room_timeout_ms, DEFAULT_ROOM, "gpu.room_timeout_ms"),
-        })
-    }
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PoolTable {
-    spare: Option<usize>,
-    learned: Option<usize>,
-    remember_s: Option<u64>,
-    max: Option<usize>,
-    slow_start_ms: Option<u64>,
-    start_timeout_ms: Option<u64>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LimitsTable {
-    gpu_memory_mib: Option<u64>,
-    pinned_memory_mib: Option<u64>,
-    connections: Option<usize>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SandboxTable {
-    enabled: Option<bool>,
-    required: Option<bool>,
-    uid_range: Option<String>,
-    #[serde(default)]
-    read: Vec<PathBuf>,
-}
-
-impl SandboxTable {
-    /// Checks the settings and fills in the defaults.
-    fn checked(self) -> Result<SandboxConfig, ConfigError> {
-        Ok(SandboxConfig {
-            enabled: self.enabled.unwrap_or(true),
-            required: self.required.unwrap_or(false),
-            uids: self.uid_range.map_or(Ok(DEFAULT_UIDS), UidRange::parse)?,
-            read: self.read,
-        })
-    }
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ContainersTable {
-    gpu_memory_mib: Option<u64>,
-    pinned_memory_mib: Option<u64>,
-    workers: Option<u32>,
-    need_grant: Option<bool>,
-}
-
-impl ContainersTable {
-    fn limits(&self) -> ContainerLimits {
-        let (gpu_memory_mib, pinned_memory_mib) = (self.gpu_memory_mib, self.pinned_memory_mib);
-        let Limits { device_memory, pinned_memory } =
-            LimitsTable { gpu_memory_mib, pinned_memory_mib, connections: None }.bytes();
-        ContainerLimits { device_memory, pinned_memory, workers: self.workers }
-    }
-}
-
-impl PoolTable {
-    /// The workers to be kept. Where an operator wants no spare workers, the pool learns none by default.
-    fn spares(&self, option: Option<usize>) -> Spares {
-        let usual = option.or(self.spare).unwrap_or(1);
-        Spares {
-            usual,
-            learned: self.learned.unwrap_or(usual.min(1)),
-            remember: self.remember_s.map_or(DEFAULT_REMEMBER, Duration::from_secs),
-        }
-    }
-}
-
-impl LimitsTable {
-    /// The number of connections that one user or container may have.
-    fn connections(&self) -> Result<usize, ConfigError> {
-        match self.connections.unwrap_or(DEFAULT_CONNECTIONS) {
-            0 => {
-                let (what, value) = ("limits.connections", "0".to_owned());
-                Err(ConfigError::Value { what, value, problem: "would leave no program a GPU; leave it out for 256" })
-            }
-            connections => Ok(connections),
-        }
-    }
-
-    fn bytes(self) -> Limits {
-        let bytes = |mib: Option<u64>| mib.map(|mib| mib.saturating_mul(1 << 20));
-        Limits { device_memory: bytes(self.gpu_memory_mib), pinned_memory: bytes(self.pinned_memory_mib) }
-    }
 }
 
 impl Config {
@@ -673,11 +215,6 @@ fn state_dir(given: Option<PathBuf>, socket: &Path) -> Result<PathBuf, ConfigErr
     Ok(if of_default { dir } else { dir.join(socket.file_name().unwrap_or_default()) })
 }
 
-/// The limit that a setting gives, or its default.
-fn configured(ms: Option<u64>, default: Duration, setting: &'static str) -> Limit {
-    Limit::configured(ms.map_or(default, Duration::from_millis), setting)
-}
-
 /// Parses a mode in octal, as chmod takes it; TOML would read a bare 0660 as an error or, as 660, as something else.
 fn mode(text: String) -> Result<u32, ConfigError> {
     match u32::from_str_radix(&text, 8) {
@@ -701,6 +238,11 @@ fn driver(path: PathBuf) -> Result<PathBuf, ConfigError> {
 
 #[cfg(test)]
 mod tests {
+    use rekindle_images::{CompressionChoice, Protocol};
+    use rekindle_wire::control::{ContainerLimits, Limits};
+
+    use super::file::{DEFAULT_IDLE, DEFAULT_ROOM};
+    use super::settings::DEFAULT_UIDS;
     use super::*;
 
     fn parse(text: &str) -> Result<Config, String> {

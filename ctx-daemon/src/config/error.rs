@@ -1,0 +1,23 @@
+//! What can be wrong with the configuration.
+
+use std::path::PathBuf;
+
+use rekindle_images::{NoCompression, UnknownProtocol};
+use thiserror::Error;
+
+/// Why the configuration cannot be loaded.
+#[derive(Debug, Error)]
+pub(crate) enum ConfigError {
+    #[error("cannot read the configuration {}: {source}", .file.display())]
+    Read { file: PathBuf, source: std::io::Error },
+    #[error("{}: {source}", .file.display())]
+    Parse { file: PathBuf, source: Box<toml::de::Error> },
+    #[error("{what}: {value:?} {problem}")]
+    Value { what: &'static str, value: String, problem: &'static str },
+    #[error("image.compression: {0}")]
+    Compression(#[from] NoCompression),
+    #[error("checkpoint.protocol: {0}")]
+    Protocol(#[from] UnknownProtocol),
+    #[error("cannot tell where this program is or runs: {0}")]
+    Here(std::io::Error),
+}
