@@ -15,6 +15,7 @@ mod bar;
 mod calls;
 mod check;
 mod checkpoint;
+mod config;
 mod cpu_image;
 mod criu;
 mod daemon;
@@ -70,6 +71,8 @@ enum Verb {
     Pool(pool::Options),
     /// Show or choose the protocol by which a process is checkpointed
     Protocol(protocol::Options),
+    /// Check the daemon's configuration file
+    Config(config::Options),
     /// Check that this machine has what Rekindle needs, and say what to do if not
     Doctor(doctor::Options),
     /// Show the contents of a checkpoint image
@@ -112,6 +115,7 @@ fn main() -> ExitCode {
         Verb::Warm(options) => warm::warm(&options),
         Verb::Pool(options) => pool::pool(&options),
         Verb::Protocol(options) => protocol::protocol(&options),
+        Verb::Config(options) => config::config(&options),
         Verb::Doctor(options) => doctor::doctor(&options),
         Verb::Inspect { dir, json } => image::inspect(&dir, json),
         Verb::Verify { dir, json } => image::verify(&dir, json),

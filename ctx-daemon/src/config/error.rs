@@ -21,3 +21,20 @@ pub(crate) enum ConfigError {
     #[error("cannot tell where this program is or runs: {0}")]
     Here(std::io::Error),
 }
+
+impl ConfigError {
+    /// The setting that is wrong, as `TABLE.NAME`, if it is one setting.
+    pub(crate) fn setting(&self) -> Option<&'static str> {
+        match self {
+            Self::Value { what, .. } => Some(what),
+            Self::Compression(_) => Some("image.compression"),
+            Self::Protocol(_) => Some("checkpoint.protocol"),
+            Self::Read { .. } | Self::Parse { .. } | Self::Here(_) => None,
+        }
+    }
+
+    /// Whether there is no file.
+    pub(crate) fn is_absence(&self) -> bool {
+        matches!(self, Self::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+    }
+}

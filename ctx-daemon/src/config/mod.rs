@@ -1,74 +1,14 @@
 //! The configuration: command-line options override the configuration file, which overrides defaults.
 //!
-//! ```toml
-//! socket = "/run/rekindle/rekindled.sock"
-//! socket_mode = "0660"        # who may connect, and so use the GPUs; clients in containers connect as root
-//! socket_group = "gpu"        # not changed unless given
-//! cuda_driver = "libcuda.so.1"
-//! state_dir = "/run/rekindle-state"   # what containers were given, and whose workers are; no container may see it
-//! quiesce_timeout_ms = 9000   # a dump fails when the GPUs do not come to rest in this time, or a worker does not answer
-//! silence_timeout_ms = 30000  # a worker that is quiesced goes on when its daemon says nothing for this time
-//! stall_timeout_ms = 600000   # a dump fails when its image does not come further for this time, a restore when a worker
-//!                             # that loads does nothing
+//! `packaging/rekindled.toml` describes every setting and shows its default. Tests compare it with what is read here.
 //!
-//! [pool]
-//! spare = 1                   # workers kept ready, with contexts
-//! learned = 1                 # workers kept ready besides, of the kinds that clients have asked for again and again
-//! remember_s = 600            # for how long
-//! max = 64                    # clients at a time; more are refused. No limit unless given
-//! slow_start_ms = 15000       # a worker that starts more slowly is logged, and another is started in its place
-//! start_timeout_ms = 120000   # and killed after this time
-//!
-//! [limits]                    # of one client; more is out of memory. No limit unless given
-//! gpu_memory_mib = 40960      # on each device
-//! pinned_memory_mib = 8192
-//! connections = 256           # of one user or container at a time, those being attached included; 256 unless given
-//!
-//! [sandbox]                   # what workers give up; see docs/security.md
-//! enabled = true
-//! required = false            # true: without every part of it the daemon does not start
-//! uid_range = "1900000000-1900065535"  # users that nothing else uses; each worker gets one
-//! read = []                   # what workers may read besides the driver's libraries, where those lie apart
-//!
-//! [gpu]
-//! oversubscribe = false       # true: idle programs are suspended when another one finds no GPU memory
-//! idle_ms = 1000              # a program is idle when it has had no command, and nothing has run for it, for this time
-//! room_timeout_ms = 30000     # an allocation that waits for programs to be suspended is out of memory after this time
-//!
-//! [containers]                # of all processes of one container together, and the most that it may ask for
-//! gpu_memory_mib = 40960      # on each device
-//! pinned_memory_mib = 8192
-//! workers = 8                 # processes that use a GPU
-//! need_grant = true           # a process in another pid namespace that was given no GPU is refused
-//!
-//! [checkpoint]
-//! protocol = "auto"           # or stop, clone, cow, recopy: where neither program nor container says one
-//! cow_pool = 2147483648       # bytes on each GPU for copies of memory that is written before it is copied
-//! recopy_rounds = 4           # the most rounds of pre-copy before the program is held
-//! bandwidth = 10000000000     # the most bytes a second that a copy takes of a GPU's link. No limit unless given
-//! application_first = true    # before each piece that is copied, the program's own transfers in that direction
-//! staging = 268435456         # bytes of host memory, taken at the start, for copies on their way to a disk; none unless given
-//! rehearse = false            # a spare worker loads each image's code before the image is complete, to prove that it can be restored
-//!
-//! [image]
-//! file_mib = 256              # GPU memory for which a process gets a further data file (16 at most): several are faster
-//! compression = "off"         # or lz4, zstd, auto: the fastest way to a durable image, as measured at each dump
-//!
-//! [restore]                   # differences that are refused unless allowed here, or for one restore
-//! allow_other_driver = false  # with another version of the driver than at the dump
-//! allow_other_gpu = false     # on GPUs of another model, number of multiprocessors or memory
-//! run_before_loaded = true    # processes run again before the content of their GPU memory is loaded
-//!
-//! [warm]
-//! memory_mib = 65536          # host memory of all images that are kept ready for restores; half of the host's unless given
-//!
-//! [access]                    # for measurements with little memory: every command waits for the GPU, twice
-//! report = false              # compare each command's writes with the prediction; `rekindle ps --access`
-//! limit_mib = 1024            # with more GPU memory than this nothing is compared
-//! ```
+//! - [`file`]: the tables of the file; [`settings`]: the configuration in force; [`error`]: what can be wrong
+//! - [`check`]: `rekindled check-config`; [`here`]: what a configuration asks for that this machine does not have
 
+mod check;
 mod error;
 mod file;
+mod here;
 mod settings;
 
 use std::path::{Path, PathBuf};
@@ -76,8 +16,10 @@ use std::time::Duration;
 
 use clap::Args;
 
-use self::error::ConfigError;
+pub(crate) use self::check::Report;
+pub(crate) use self::error::ConfigError;
 use self::file::{File, configured};
+pub(crate) use self::here::Host;
 pub(crate) use self::settings::{
     CheckpointConfig, ClientConfig, Config, ImageConfig, RestoreConfig, SandboxConfig, SocketConfig, Spares, Timeouts,
     UidRange, WorkerConfig,
@@ -127,13 +69,8 @@ impl Config {
     /// Reads the file and merges it with the options.
     pub(crate) fn load(options: ServeOptions) -> Result<Self, ConfigError> {
         let file = match &options.config {
-            Some(path) => read(path)?,
-            None => match read(Path::new(DEFAULT_FILE)) {
-                Err(ConfigError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-                    File::default()
-                }
-                result => result?,
-            },
+            Some(path) => parse(&read(path)?, path)?,
+            None => read_default()?.map_or(Ok(File::default()), |text| parse(&text, Path::new(DEFAULT_FILE)))?,
         };
         Self::merge(options, file)
     }
@@ -196,9 +133,20 @@ impl Config {
     }
 }
 
-fn read(path: &Path) -> Result<File, ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
-    toml::from_str(&text).map_err(|source| ConfigError::Parse { file: path.to_owned(), source: Box::new(source) })
+fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|source| ConfigError::Read { file: path.to_owned(), source })
+}
+
+/// The text of the default file; none if there is no such file.
+fn read_default() -> Result<Option<String>, ConfigError> {
+    match read(Path::new(DEFAULT_FILE)) {
+        Err(error) if error.is_absence() => Ok(None),
+        text => text.map(Some),
+    }
+}
+
+fn parse(text: &str, path: &Path) -> Result<File, ConfigError> {
+    toml::from_str(text).map_err(|source| ConfigError::Parse { file: path.to_owned(), source: Box::new(source) })
 }
 
 /// The state directory. Its default is beside the socket's folder, since containers see the socket's folder:
@@ -246,7 +194,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Config, String> {
-        let file = toml::from_str(text).map_err(|error| error.to_string())?;
+        let file = super::parse(text, Path::new("file")).map_err(|error| error.to_string())?;
         Config::merge(ServeOptions::default(), file).map_err(|error| error.to_string())
     }
 
@@ -263,6 +211,78 @@ mod tests {
         let seconds = [config.workers.slow_start, config.workers.start_timeout, config.workers.silence_timeout]
             .map(|it| it.as_secs());
         assert_eq!(seconds, [15, 120, 30]);
+    }
+
+    /// The annotated file as an administrator installs it.
+    const ANNOTATED: &str = include_str!("../../../packaging/rekindled.toml");
+
+    /// The lines of the annotated file that begin with `prefix` and a setting, without the prefix, and all others as they are.
+    fn uncommented(prefix: &str, text: &str) -> String {
+        let setting = |line: &str| line.starts_with(|c: char| c.is_ascii_lowercase()) && line.contains(" = ");
+        let line = |line: &str| match line.strip_prefix(prefix) {
+            Some(rest) if setting(rest) => format!("{rest}\n"),
+            _ => format!("{line}\n"),
+        };
+        text.lines().map(line).collect()
+    }
+
+    #[test]
+    fn the_annotated_file_shows_the_defaults() {
+        let default = parse("").unwrap();
+        assert_eq!(parse(ANNOTATED).unwrap(), default);
+        let mut shown = parse(&uncommented("#", ANNOTATED)).unwrap();
+        // The same protocol as without a setting; only who has chosen it differs.
+        assert_eq!(shown.checkpoint.protocol.take(), Some(Protocol::Auto));
+        assert_eq!(shown, default);
+    }
+
+    #[test]
+    fn an_example_is_of_a_setting_without_a_default() {
+        let mut table = "";
+        for line in ANNOTATED.lines() {
+            if line.starts_with('[') {
+                table = line;
+            }
+            let Some((example, _)) = line.strip_prefix("#   ").and_then(|it| Some((it, it.split_once(" = ")?))) else {
+                continue;
+            };
+            assert_ne!(parse(&format!("{table}\n{example}")).unwrap(), parse("").unwrap(), "{example}");
+        }
+    }
+
+    /// The settings of a table, or of the file itself, as the parser knows them. It lists them when it finds another.
+    fn known(table: Option<&str>) -> Option<Vec<String>> {
+        const OTHER: &str = "no_such_setting";
+        let head = table.map_or(String::new(), |it| format!("[{it}]\n"));
+        let error = toml::from_str::<File>(&format!("{head}{OTHER} = 0")).unwrap_err().message().to_owned();
+        // "unknown field `no_such_setting`, expected `a` or `b`", with any number of names.
+        let names: Vec<_> = error.split('`').skip(1).step_by(2).map(str::to_owned).collect();
+        (names.first()? == OTHER).then(|| names[1..].to_vec())
+    }
+
+    #[test]
+    fn the_annotated_file_has_every_setting_and_no_other() {
+        let mut expected = Vec::new();
+        for name in known(None).unwrap() {
+            match known(Some(&name)) {
+                Some(inner) => expected.extend(inner.iter().map(|it| format!("{name}.{it}"))),
+                None => expected.push(name),
+            }
+        }
+        assert!(expected.contains(&"socket".to_owned()) && expected.contains(&"warm.memory_mib".to_owned()));
+
+        let everything = uncommented("#   ", &uncommented("#", ANNOTATED));
+        let root: toml::Table = everything.parse().unwrap();
+        let mut shown = Vec::new();
+        for (name, value) in &root {
+            match value.as_table() {
+                Some(inner) => shown.extend(inner.keys().map(|it| format!("{name}.{it}"))),
+                None => shown.push(name.clone()),
+            }
+        }
+        expected.sort();
+        shown.sort();
+        assert_eq!(shown, expected);
     }
 
     #[test]
