@@ -20,7 +20,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use rekindle_ctx_worker as worker;
 use rekindle_ctx_worker::confinement::Confinement;
 use tracing::error;
@@ -78,7 +78,15 @@ enum Command {
     },
 }
 
-fn main() -> ExitCode {
+/// The command line, of which the manual is made.
+#[must_use]
+pub fn command() -> clap::Command {
+    Options::command()
+}
+
+/// The program.
+#[must_use]
+pub fn main() -> ExitCode {
     let options = Options::parse();
     log_to_stderr();
     match options.command {

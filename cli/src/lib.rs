@@ -39,7 +39,7 @@ mod warm;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Checkpoint and restore GPU processes while they run.
 #[derive(Debug, Parser)]
@@ -103,7 +103,15 @@ enum Verb {
     LazyPages(lazy_pages::Options),
 }
 
-fn main() -> ExitCode {
+/// The command line, of which the manual is made.
+#[must_use]
+pub fn command() -> clap::Command {
+    Options::command()
+}
+
+/// The program.
+#[must_use]
+pub fn main() -> ExitCode {
     let result = match Options::parse().verb {
         Verb::Run(options) => run::run(options),
         Verb::Ps(options) => ps::ps(&options),
