@@ -63,7 +63,7 @@ mod state;
 mod state_dir;
 mod suspend;
 mod sync;
-mod sys;
+pub(crate) mod sys;
 mod takeover;
 mod worker;
 mod worker_records;

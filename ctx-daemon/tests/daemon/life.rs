@@ -45,6 +45,28 @@ fn a_stale_socket_is_replaced_and_a_file_is_not() {
 }
 
 #[test]
+fn a_configuration_is_checked_without_a_daemon() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let file = dir.path().join("its configuration");
+    let check = |text: Option<&str>| {
+        if let Some(text) = text {
+            std::fs::write(&file, text).unwrap();
+        }
+        let output = Command::new(env!("CARGO_BIN_EXE_rekindled")).arg("check-config").arg(&file).output().unwrap();
+        let said = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
+        (output.status.code(), said)
+    };
+    let (code, [out, err]) = check(None);
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    assert!(err.contains("cannot read the configuration"), "{err}");
+    let expected = format!("{}: ok\n", file.display());
+    assert_eq!(check(Some("[pool]\nspare = 2\n")), (Some(0), [expected, String::new()]));
+    let (code, [out, err]) = check(Some("[pool]\nspare = -2\n"));
+    assert_eq!((code, err.as_str()), (Some(3), ""));
+    assert!(out.starts_with(&format!("{}:2:9: ", file.display())), "{out}");
+}
+
+#[test]
 fn mistakes_in_the_configuration_are_usage_errors() {
     let output =
         Command::new(env!("CARGO_BIN_EXE_rekindled")).args(["--config", "/nonexistent.toml"]).output().unwrap();

@@ -28,7 +28,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use serde_json::{Value, json};
 use thiserror::Error;
 
@@ -138,7 +138,15 @@ enum Error {
     Write(io::Error),
 }
 
-fn main() -> ExitCode {
+/// The command line, of which the manual is made.
+#[must_use]
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
+/// The program.
+#[must_use]
+pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
         None | Some(Command::Precreate) => precreate(&cli.host),

@@ -16,6 +16,7 @@ mod builds;
 mod calls;
 mod check;
 mod checkpoint;
+mod config;
 mod cpu_image;
 mod criu;
 mod daemon;
@@ -39,7 +40,7 @@ mod warm;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Checkpoint and restore GPU processes while they run.
 #[derive(Debug, Parser)]
@@ -71,6 +72,8 @@ enum Verb {
     Pool(pool::Options),
     /// Show or choose the protocol by which a process is checkpointed
     Protocol(protocol::Options),
+    /// Check the daemon's configuration file
+    Config(config::Options),
     /// Check that this machine has what Rekindle needs, and say what to do if not
     Doctor(doctor::Options),
     /// List the builds of Rekindle's libraries on this machine, add one, or remove those that nobody needs
@@ -103,7 +106,15 @@ enum Verb {
     LazyPages(lazy_pages::Options),
 }
 
-fn main() -> ExitCode {
+/// The command line, of which the manual is made.
+#[must_use]
+pub fn command() -> clap::Command {
+    Options::command()
+}
+
+/// The program.
+#[must_use]
+pub fn main() -> ExitCode {
     let result = match Options::parse().verb {
         Verb::Run(options) => run::run(options),
         Verb::Ps(options) => ps::ps(&options),
@@ -115,6 +126,7 @@ fn main() -> ExitCode {
         Verb::Warm(options) => warm::warm(&options),
         Verb::Pool(options) => pool::pool(&options),
         Verb::Protocol(options) => protocol::protocol(&options),
+        Verb::Config(options) => config::config(&options),
         Verb::Doctor(options) => doctor::doctor(&options),
         Verb::Builds(options) => builds::builds(&options),
         Verb::Inspect { dir, json } => image::inspect(&dir, json),

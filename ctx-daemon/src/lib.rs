@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   rekindled [serve]                 the daemon: control socket, clients, pool of workers    daemon
+//!   rekindled check-config [FILE]     what is wrong with a configuration file                 config
 //!   rekindled worker --channel-fd N   one worker, started by the daemon                       worker
 //!   rekindled nvml --channel-fd N     what asks the machine's NVML, started by the daemon     nvml
 //! ```
@@ -14,17 +15,18 @@ mod limit;
 mod log;
 mod nvml;
 
+use std::io::Write;
 use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use rekindle_ctx_worker as worker;
 use rekindle_ctx_worker::confinement::Confinement;
 use tracing::error;
 
-use crate::config::{Config, ServeOptions};
+use crate::config::{Config, Host, Report, ServeOptions};
 
 /// The Rekindle daemon: owns the GPU contexts of applications, so that they can be checkpointed.
 #[derive(Debug, Parser)]
@@ -40,6 +42,14 @@ struct Options {
 enum Command {
     /// Serve until SIGTERM or SIGINT (the default)
     Serve(ServeOptions),
+    /// Say what is wrong with a configuration file, without starting anything; what `rekindle config check` runs
+    CheckConfig {
+        /// The configuration file [default: /etc/rekindle/rekindled.toml]
+        file: Option<PathBuf>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Serve one client; started by the daemon only
     #[command(hide = true)]
     Worker {
@@ -68,7 +78,15 @@ enum Command {
     },
 }
 
-fn main() -> ExitCode {
+/// The command line, of which the manual is made.
+#[must_use]
+pub fn command() -> clap::Command {
+    Options::command()
+}
+
+/// The program.
+#[must_use]
+pub fn main() -> ExitCode {
     let options = Options::parse();
     match &options.command {
         None | Some(Command::Serve(_)) => log::to_journal_or_stderr(),
@@ -81,6 +99,7 @@ fn main() -> ExitCode {
         Some(Command::Nvml { channel_fd, library }) => {
             with_channel(channel_fd, |channel| nvml::main(channel, &library))
         }
+        Some(Command::CheckConfig { file, json }) => check_config(file.as_deref(), json),
         Some(Command::Serve(serve)) => serve_with(serve),
         None => serve_with(options.serve),
     }
@@ -110,6 +129,27 @@ fn serve_with(options: ServeOptions) -> ExitCode {
             error!("{reason}");
             ExitCode::from(reason.exit_code())
         }
+    }
+}
+
+/// The exit codes are those of `rekindle`.
+fn check_config(file: Option<&Path>, json: bool) -> ExitCode {
+    let report = match Report::of(file, &Host::here()) {
+        Ok(report) => report,
+        Err(error) => {
+            eprintln!("rekindled: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let text = if json { serde_json::to_string_pretty(&report).map(|it| it + "\n") } else { Ok(report.to_string()) };
+    let printed = text.map_err(std::io::Error::from).and_then(|it| std::io::stdout().write_all(it.as_bytes()));
+    match printed {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("rekindled: cannot write to standard output: {error}");
+            ExitCode::FAILURE
+        }
+        _ if report.is_ok() => ExitCode::SUCCESS,
+        _ => ExitCode::from(3),
     }
 }
 

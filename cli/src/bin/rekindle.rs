@@ -1,0 +1,7 @@
+//! The `rekindle` program.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    rekindle::main()
+}

@@ -1,0 +1,7 @@
+//! The `rekindled` program.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    rekindled::main()
+}

@@ -1,0 +1,184 @@
+//! `rekindled check-config`: says whether the daemon would start with a configuration file, and what in it cannot work on
+//! this machine.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use toml::de::{DeTable, DeValue};
+
+use super::error::ConfigError;
+use super::here::{Host, Note};
+use super::{Config, DEFAULT_FILE, ServeOptions, parse, read, read_default};
+
+/// What is to be said about a configuration file.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    file: PathBuf,
+    /// Whether there is such a file. Without the default file every setting has its default.
+    exists: bool,
+    /// The first mistake, with which the daemon would not start.
+    mistake: Option<Remark>,
+    /// What the daemon reads without complaint, but cannot work on this machine.
+    notes: Vec<Remark>,
+}
+
+/// One thing to be said, and the place in the file.
+#[derive(Debug, Serialize)]
+struct Remark {
+    /// Where it is in the file, from 1; none where the file does not have the setting, or no one place is wrong.
+    #[serde(flatten)]
+    position: Option<Position>,
+    text: String,
+}
+
+/// A line and a column, in characters, from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct Position {
+    line: usize,
+    column: usize,
+}
+
+impl Report {
+    /// Checks a file, or the default file. Fails if it cannot be read.
+    pub(crate) fn of(file: Option<&Path>, host: &Host) -> Result<Self, ConfigError> {
+        let text = file.map_or_else(read_default, |it| read(it).map(Some))?;
+        let (exists, text) = (text.is_some(), text.unwrap_or_default());
+        let file = file.unwrap_or(Path::new(DEFAULT_FILE));
+        let (mistake, notes) = match checked(&text, file) {
+            Ok(config) => (None, host.notes(&config)),
+            Err(error) => (Some(mistake(&text, &error)), Vec::new()),
+        };
+        let remark = |Note { setting, problem }: Note| Remark {
+            position: position_of(&text, setting),
+            text: format!("{setting}: {problem}"),
+        };
+        Ok(Self { file: file.to_owned(), exists, mistake, notes: notes.into_iter().map(remark).collect() })
+    }
+
+    /// Whether the daemon would start with the file.
+    pub(crate) fn is_ok(&self) -> bool {
+        self.mistake.is_none()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = |f: &mut fmt::Formatter<'_>, remark: &Remark, kind: &str| {
+            write!(f, "{}:", self.file.display())?;
+            if let Some(Position { line, column }) = remark.position {
+                write!(f, "{line}:{column}:")?;
+            }
+            writeln!(f, " {kind}{}", remark.text)
+        };
+        match &self.mistake {
+            Some(mistake) => line(f, mistake, "")?,
+            None if self.exists => writeln!(f, "{}: ok", self.file.display())?,
+            None => writeln!(f, "{}: does not exist; every setting has its default", self.file.display())?,
+        }
+        self.notes.iter().try_for_each(|note| line(f, note, "note: "))
+    }
+}
+
+/// The configuration that the daemon would have.
+fn checked(text: &str, file: &Path) -> Result<Config, ConfigError> {
+    Config::merge(ServeOptions::default(), parse(text, file)?)
+}
+
+/// The mistake with its place.
+fn mistake(text: &str, error: &ConfigError) -> Remark {
+    match error {
+        ConfigError::Parse { source, .. } => Remark {
+            position: source.span().map(|span| position_at(text, span.start)),
+            // One line: the message has a line for what was expected.
+            text: source.message().trim().replace('\n', "; "),
+        },
+        other => Remark { position: other.setting().and_then(|it| position_of(text, it)), text: other.to_string() },
+    }
+}
+
+/// Where the file has the value of a setting, `TABLE.NAME` or `NAME`.
+fn position_of(text: &str, setting: &str) -> Option<Position> {
+    let root = DeTable::parse(text).ok()?;
+    let mut path = setting.split('.');
+    let last = path.next_back()?;
+    let mut table = root.get_ref();
+    for name in path {
+        table = match table.get(name)?.get_ref() {
+            DeValue::Table(inner) => inner,
+            _ => return None,
+        };
+    }
+    Some(position_at(text, table.get(last)?.span().start))
+}
+
+/// The place of a byte. One beyond the end is at the end.
+fn position_at(text: &str, byte: usize) -> Position {
+    let before = text.get(..byte).unwrap_or(text);
+    let line = before.rsplit('\n').next().unwrap_or_default();
+    Position { line: before.matches('\n').count() + 1, column: line.chars().count() + 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(text: &str) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a file.toml");
+        std::fs::write(&file, text).unwrap();
+        let report = Report::of(Some(&file), &Host::default()).unwrap();
+        assert_eq!(report.is_ok(), report.to_string().contains("a file.toml: ok\n"));
+        report.to_string().replace(&format!("{}/", dir.path().display()), "")
+    }
+
+    #[test]
+    fn a_mistake_has_its_line_and_column() {
+        for (text, expected) in [
+            ("", "a file.toml: ok\n"),
+            ("# ä\n[pool]\nspare = \"1\"", "a file.toml:3:9: invalid type: string \"1\", expected usize\n"),
+            ("socket = 'ä' x", "a file.toml:1:14: "),
+            ("[pool]\nspair = 1", "a file.toml:2:1: unknown field `spair`, expected one of `spare`, `learned`"),
+            (
+                "socket_mode = \"rw\"",
+                "a file.toml:1:15: socket_mode: \"rw\" is no mode; write it in octal, as \"0660\"\n",
+            ),
+            ("\n[gpu]\n idle_ms = 0", "a file.toml:3:12: gpu.idle_ms: \"0\" would be every program"),
+            ("checkpoint.protocol = \"x\"", "a file.toml:1:23: checkpoint.protocol: "),
+            ("image = { compression = \"x\" }", "a file.toml:1:25: image.compression: "),
+        ] {
+            let said = said(text);
+            assert!(said.starts_with(expected), "{text:?}: {said}");
+            assert_eq!(said.lines().count(), 1, "{text:?}: {said}");
+        }
+    }
+
+    #[test]
+    fn notes_have_the_place_of_their_setting_and_do_not_change_the_answer() {
+        let said = said("socket = \"/s\"\nsocket_group = \"no such group\"\ncuda_driver = \"/no/such.so\"\n");
+        let lines: Vec<_> = said.lines().collect();
+        assert_eq!(lines.len(), 3, "{said}");
+        assert_eq!(lines[0], "a file.toml: ok");
+        assert!(lines[1].starts_with("a file.toml:2:16: note: socket_group: there is no group"), "{said}");
+        assert!(lines[2].starts_with("a file.toml:3:15: note: cuda_driver: there is no file /no/such.so"), "{said}");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_no_answer() {
+        let error = Report::of(Some(Path::new("/no/such/file")), &Host::default()).unwrap_err();
+        assert!(matches!(error, ConfigError::Read { .. }), "{error}");
+    }
+
+    #[test]
+    fn json_has_the_same() {
+        let report = Report {
+            file: "f".into(),
+            exists: true,
+            mistake: Some(Remark { position: Some(Position { line: 2, column: 3 }), text: "t".to_owned() }),
+            notes: vec![Remark { position: None, text: "n".to_owned() }],
+        };
+        let expected =
+            r#"{"file":"f","exists":true,"mistake":{"line":2,"column":3,"text":"t"},"notes":[{"text":"n"}]}"#;
+        assert_eq!(serde_json::to_string(&report).unwrap(), expected);
+    }
+}
