@@ -52,13 +52,13 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> InstallError + '_ {
     move |source| InstallError::File { path: path.into(), source }
 }
 
-/// Installs everything, and returns a line for each step. `cdi` may be the reason for which there is no CDI specification: all
-/// other steps are done then.
-pub(crate) fn install(places: &Places, hook: &str, cdi: Result<String, String>) -> Result<Vec<String>, InstallError> {
-    let plugin = places.plugin_dir.join(PLUGIN);
-    if !plugin.is_file() {
-        return Err(InstallError::NoPlugin(plugin));
-    }
+/// Lets engines find the hook and the devices, and returns a line for each step. `cdi` may be the reason for which there is no CDI
+/// specification: the hook is installed then.
+pub(crate) fn for_engines(
+    places: &Places,
+    hook: &str,
+    cdi: Result<String, String>,
+) -> Result<Vec<String>, InstallError> {
     let mut done = Vec::new();
     let file = places.hooks_dir.join(HOOK_FILE);
     write(&file, hook)?;
@@ -74,7 +74,16 @@ pub(crate) fn install(places: &Places, hook: &str, cdi: Result<String, String>) 
             file.display()
         )),
     }
+    Ok(done)
+}
 
+/// Lets CRIU find the plugin, and returns a line for each step.
+pub(crate) fn for_criu(places: &Places) -> Result<Vec<String>, InstallError> {
+    let plugin = places.plugin_dir.join(PLUGIN);
+    if !plugin.is_file() {
+        return Err(InstallError::NoPlugin(plugin));
+    }
+    let mut done = Vec::new();
     let conf = read(&places.criu_conf)?;
     match libdir(&conf) {
         Some(dir) if dir == places.plugin_dir => {}
@@ -106,14 +115,20 @@ pub(crate) fn install(places: &Places, hook: &str, cdi: Result<String, String>) 
     Ok(done)
 }
 
-/// Removes the files and lines that [`install`] has created, and nothing else.
-pub(crate) fn uninstall(places: &Places) -> Result<Vec<String>, InstallError> {
+/// Removes the files that [`for_engines`] has created, and nothing else.
+pub(crate) fn remove_for_engines(places: &Places) -> Result<Vec<String>, InstallError> {
     let mut done = Vec::new();
     for file in [places.hooks_dir.join(HOOK_FILE), places.cdi_dir.join(CDI_FILE)] {
         if remove(&file)? {
             done.push(format!("removed {}", file.display()));
         }
     }
+    Ok(done)
+}
+
+/// Removes the lines and links that [`for_criu`] has created, and nothing else.
+pub(crate) fn remove_for_criu(places: &Places) -> Result<Vec<String>, InstallError> {
+    let mut done = Vec::new();
     let conf = read(&places.criu_conf)?;
     let ours = format!("{MARK}\nlibdir {}\n", places.plugin_dir.display());
     if conf.contains(&ours) {
@@ -245,6 +260,14 @@ mod tests {
             files.sort();
             files
         }
+    }
+
+    fn install(places: &Places, hook: &str, cdi: Result<String, String>) -> Result<Vec<String>, InstallError> {
+        Ok([for_engines(places, hook, cdi)?, for_criu(places)?].concat())
+    }
+
+    fn uninstall(places: &Places) -> Result<Vec<String>, InstallError> {
+        Ok([remove_for_engines(places)?, remove_for_criu(places)?].concat())
     }
 
     #[test]

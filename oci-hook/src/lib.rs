@@ -28,7 +28,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use thiserror::Error;
 
@@ -98,6 +98,9 @@ enum Cdi {
 
 #[derive(Debug, Args)]
 struct PlaceArgs {
+    /// Only this part [default: both]
+    #[arg(long, value_name = "PART")]
+    only: Option<Part>,
     /// The directory where engines look for CDI specifications
     #[arg(long, value_name = "DIR", default_value = "/etc/cdi")]
     cdi_dir: PathBuf,
@@ -113,6 +116,21 @@ struct PlaceArgs {
     /// The directory of Rekindle's CRIU plugin [default: criu in --lib-dir]
     #[arg(long, value_name = "DIR")]
     plugin_dir: Option<PathBuf>,
+}
+
+/// What is installed or removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// The hook and the devices of container engines
+    Engines,
+    /// The plugin of CRIU
+    Criu,
+}
+
+impl PlaceArgs {
+    fn has(&self, part: Part) -> bool {
+        self.only.is_none_or(|only| only == part)
+    }
 }
 
 /// An error of the hook.
@@ -218,13 +236,23 @@ fn hooks_json(args: &HostArgs, path: Option<PathBuf>) -> Result<(), Error> {
 }
 
 fn install(host: &HostArgs, args: PlaceArgs) -> Result<(), Error> {
-    let hook = format!("{:#}\n", hook(host, None)?);
-    let cdi = cdi(host, None).map_err(|error| error.to_string());
-    print_lines(install::install(&places(host, args)?, &hook, cdi)?)
+    let (engines, criu) = (args.has(Part::Engines), args.has(Part::Criu));
+    let places = places(host, args)?;
+    if engines {
+        let hook = format!("{:#}\n", hook(host, None)?);
+        let cdi = cdi(host, None).map_err(|error| error.to_string());
+        print_lines(install::for_engines(&places, &hook, cdi)?)?;
+    }
+    if criu { print_lines(install::for_criu(&places)?) } else { Ok(()) }
 }
 
 fn uninstall(host: &HostArgs, args: PlaceArgs) -> Result<(), Error> {
-    print_lines(install::uninstall(&places(host, args)?)?)
+    let (engines, criu) = (args.has(Part::Engines), args.has(Part::Criu));
+    let places = places(host, args)?;
+    if engines {
+        print_lines(install::remove_for_engines(&places)?)?;
+    }
+    if criu { print_lines(install::remove_for_criu(&places)?) } else { Ok(()) }
 }
 
 fn print_lines(lines: Vec<String>) -> Result<(), Error> {
