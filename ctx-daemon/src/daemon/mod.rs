@@ -58,6 +58,7 @@ mod restore;
 mod sandbox;
 mod spawn;
 mod stage;
+mod stale_socket;
 mod state;
 mod state_dir;
 mod suspend;
