@@ -65,8 +65,14 @@
 //! [access]                    # for measurements with little memory: every command waits for the GPU, twice
 //! report = false              # compare each command's writes with the prediction; `rekindle ps --access`
 //! limit_mib = 1024            # with more GPU memory than this nothing is compared
+//!
+//! [metrics]                   # for Prometheus, over HTTP: GET /metrics
+//! socket = "/run/rekindle-metrics/metrics.sock"  # a Unix socket, which no container may see; "" for none
+//! socket_group = "prometheus" # who may connect besides root; not changed unless given
+//! listen = "127.0.0.1:9464"   # an address of TCP besides, where everybody may ask; none unless given
 //! ```
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -149,6 +155,7 @@ pub(crate) struct Config {
     pub(crate) checkpoint: CheckpointConfig,
     pub(crate) image: ImageConfig,
     pub(crate) restore: RestoreConfig,
+    pub(crate) metrics: MetricsConfig,
     /// The state directory for the next daemon: what containers were given, and which worker serves which client.
     pub(crate) state_dir: PathBuf,
 }
@@ -239,6 +246,25 @@ pub(crate) struct RestoreConfig {
     pub(crate) run_before_loaded: bool,
     /// Bytes of host memory for warm images; none where the file says nothing.
     pub(crate) warm_memory: Option<u64>,
+}
+
+/// Where the metrics are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MetricsConfig {
+    pub(crate) socket: MetricsSocket,
+    /// The socket's group: a name or a number.
+    pub(crate) socket_group: Option<String>,
+    /// The address of TCP.
+    pub(crate) listen: Option<SocketAddr>,
+}
+
+/// The Unix socket of the metrics; paths are absolute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum MetricsSocket {
+    None,
+    /// Nobody has asked for this place, so the daemon also starts if it cannot be used.
+    Default(PathBuf),
+    Given(PathBuf),
 }
 
 /// How programs are checkpointed.
@@ -366,6 +392,36 @@ struct File {
     restore: RestoreTable,
     #[serde(default)]
     warm: WarmTable,
+    #[serde(default)]
+    metrics: MetricsTable,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MetricsTable {
+    socket: Option<PathBuf>,
+    socket_group: Option<String>,
+    listen: Option<String>,
+}
+
+impl MetricsTable {
+    /// Checks the settings and fills in the defaults, for a daemon with this control socket.
+    fn checked(self, control: &Path) -> Result<MetricsConfig, ConfigError> {
+        let socket = match self.socket {
+            None => MetricsSocket::Default(metrics_socket(control)),
+            Some(path) if path.as_os_str().is_empty() => MetricsSocket::None,
+            Some(path) => MetricsSocket::Given(std::path::absolute(path).map_err(ConfigError::Here)?),
+        };
+        let listen = self.listen.map(|text| {
+            let no_address = |_| ConfigError::Value {
+                what: "metrics.listen",
+                value: text.clone(),
+                problem: "is no address with a port; write it as \"127.0.0.1:9464\" or \"[::1]:9464\"",
+            };
+            text.parse().map_err(no_address)
+        });
+        Ok(MetricsConfig { socket, socket_group: self.socket_group, listen: listen.transpose()? })
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -643,6 +699,7 @@ impl Config {
                 run_before_loaded: file.restore.run_before_loaded.unwrap_or(true),
                 warm_memory: file.warm.memory_mib.map(|mib| mib.saturating_mul(1 << 20)),
             },
+            metrics: file.metrics.checked(&socket)?,
             state_dir: state_dir(file.state_dir, &socket)?,
             socket: SocketConfig {
                 path: socket,
@@ -665,12 +722,28 @@ fn state_dir(given: Option<PathBuf>, socket: &Path) -> Result<PathBuf, ConfigErr
     if let Some(dir) = given {
         return std::path::absolute(dir).map_err(ConfigError::Here);
     }
-    let mut name = socket.parent().unwrap_or(Path::new("/run/rekindle")).as_os_str().to_owned();
-    name.push("-state");
-    let of_default = socket == Path::new(rekindle_wire::control::DEFAULT_SOCKET);
-    let dir = PathBuf::from(name);
+    let dir = beside_folder(socket, "-state");
     // Daemons with the same folder have separate state directories.
-    Ok(if of_default { dir } else { dir.join(socket.file_name().unwrap_or_default()) })
+    Ok(if is_default(socket) { dir } else { dir.join(socket.file_name().unwrap_or_default()) })
+}
+
+/// The default of the metrics' socket, which is beside the control socket's folder as well, in a folder that everybody may
+/// enter: `/run/rekindle-metrics/metrics.sock`.
+fn metrics_socket(control: &Path) -> PathBuf {
+    let dir = beside_folder(control, "-metrics");
+    // Not longer than a socket's path may be, since the control socket's is not.
+    if is_default(control) { dir.join("metrics.sock") } else { dir.join(control.file_name().unwrap_or_default()) }
+}
+
+/// The folder beside that of the control socket whose name ends so.
+fn beside_folder(control: &Path, suffix: &str) -> PathBuf {
+    let mut name = control.parent().unwrap_or(Path::new("/run/rekindle")).as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+fn is_default(control: &Path) -> bool {
+    control == Path::new(rekindle_wire::control::DEFAULT_SOCKET)
 }
 
 /// The limit that a setting gives, or its default.
@@ -805,6 +878,28 @@ mod tests {
         assert_eq!(config.state_dir, Path::new("/run/rekindle-state"));
         assert_eq!(parse("socket = \"/a/b/s\"").unwrap().state_dir, Path::new("/a/b-state/s"));
         assert!(!parse("[containers]\nneed_grant = false").unwrap().clients.grants_required);
+    }
+
+    #[test]
+    fn metrics_are_served_where_no_container_sees_them_and_over_tcp_only_if_that_is_asked_for() {
+        let metrics = |text| parse(text).unwrap().metrics;
+        let default = |path: &str| MetricsSocket::Default(path.into());
+        let unchanged = metrics("");
+        assert_eq!((unchanged.socket, unchanged.listen), (default("/run/rekindle-metrics/metrics.sock"), None));
+        assert_eq!(metrics("socket = \"/a/b/s\"").socket, default("/a/b-metrics/s"));
+        let given = metrics("[metrics]\nsocket = \"/m\"\nlisten = \"[::1]:9464\"\nsocket_group = \"7\"");
+        assert_eq!(given.socket, MetricsSocket::Given("/m".into()));
+        assert_eq!(given.listen, Some(([0, 0, 0, 0, 0, 0, 0, 1], 9464).into()));
+        assert_eq!(given.socket_group.as_deref(), Some("7"));
+        assert_eq!(metrics("[metrics]\nsocket = \"\"").socket, MetricsSocket::None);
+        for odd in ["9464", "127.0.0.1", "localhost:9464", ""] {
+            let error = parse(&format!("[metrics]\nlisten = {odd:?}")).unwrap_err();
+            assert!(error.contains("metrics.listen") && error.contains("127.0.0.1:9464"), "{error}");
+        }
+        // The longest control socket has a default for the metrics that can be bound.
+        let longest = format!("/{}", "x/".repeat((SOCKET_PATH_MAX - 3) / 2)) + "s";
+        let MetricsSocket::Default(path) = metrics(&format!("socket = {longest:?}")).socket else { panic!("given") };
+        assert!(path.as_os_str().len() < 108, "{}", path.display());
     }
 
     #[test]

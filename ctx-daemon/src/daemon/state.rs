@@ -12,6 +12,7 @@ use super::imports::Imports;
 use super::links::Links;
 use super::lost::LostWorkers;
 use super::memory_pressure::MemoryPressure;
+use super::metrics::Metrics;
 use super::moves::Moves;
 use super::nvml::Nvml;
 use super::oversubscribe::Oversubscription;
@@ -40,6 +41,7 @@ pub(super) struct Daemon {
     pub(super) nvml: Nvml,
     pub(super) connections: Arc<Connections>,
     pub(super) imports: Imports,
+    pub(super) metrics: Arc<Metrics>,
     pub(super) stopping: AtomicBool,
 }
 
@@ -68,8 +70,9 @@ impl Daemon {
     /// # Errors
     /// There is no thread, or no memory, for them.
     pub(super) fn start(config: Config, sandbox: Sandbox) -> io::Result<Self> {
+        let metrics = Arc::<Metrics>::default();
         let daemon = Self {
-            pool: Pool::new(Spawner::new(&config, &sandbox), config.workers.spares),
+            pool: Pool::new(Spawner::new(&config, &sandbox), config.workers.spares, Arc::clone(&metrics)),
             clients: Clients {
                 registry: Arc::default(),
                 lost: Arc::default(),
@@ -77,8 +80,8 @@ impl Daemon {
             },
             restores: Restores::default(),
             warm: WarmImages::new(config.restore.warm_memory.map_or_else(half_of_memory, Ok)?),
-            watches: Watches::default(),
-            checkpoints: Checkpoints::default(),
+            watches: Watches::new(Arc::clone(&metrics)),
+            checkpoints: Checkpoints::new(Arc::clone(&metrics)),
             moves: Arc::default(),
             copying: CopyResources {
                 memory_pressure: Arc::default(),
@@ -89,8 +92,9 @@ impl Daemon {
             sandbox,
             grants: Arc::new(Grants::load(&config.state_dir, config.clients.grants_required)),
             nvml: Nvml::new(&config),
-            connections: Arc::new(Connections::new(config.socket.connections)),
+            connections: Arc::new(Connections::new(config.socket.connections, Arc::clone(&metrics))),
             imports: Imports::default(),
+            metrics,
             stopping: AtomicBool::new(false),
             config,
         };

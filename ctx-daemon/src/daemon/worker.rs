@@ -31,7 +31,7 @@ use rekindle_wire::nvml::Memory;
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
-pub(crate) use self::describe::{describe_all, describe_now};
+pub(crate) use self::describe::{describe_all, describe_at_a_glance, describe_now};
 use super::process::Process;
 use super::sandbox::UidClaim;
 use super::{lock, sys};
@@ -193,7 +193,8 @@ pub(crate) struct Worker {
     sending: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
-    described: Mutex<Description>,
+    /// None before the worker was described for the first time.
+    described: Mutex<Option<Description>>,
     on_death: Mutex<Option<Action>>,
     on_need: Mutex<Option<OnNeed>>,
     on_load_step: Mutex<Option<StepAction>>,
