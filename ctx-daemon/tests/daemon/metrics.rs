@@ -23,10 +23,10 @@ const GET: &str = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
 type Labels = Vec<(String, String)>;
 
 /// The numbers of one scrape, by series as they are written.
-struct Scrape(BTreeMap<String, f64>);
+pub(crate) struct Scrape(BTreeMap<String, f64>);
 
 impl Scrape {
-    fn of(daemon: &Daemon) -> Self {
+    pub(crate) fn of(daemon: &Daemon) -> Self {
         Self::parse(&answer(UnixStream::connect(daemon.metrics()).unwrap(), GET.as_bytes()))
     }
 
@@ -77,7 +77,7 @@ impl Scrape {
         self.0.get(series).copied()
     }
 
-    fn get(&self, series: &str) -> f64 {
+    pub(crate) fn get(&self, series: &str) -> f64 {
         let of_name = || {
             let name = series.split('{').next().unwrap();
             self.0.iter().filter(|(it, _)| it.starts_with(name)).collect::<Vec<_>>()
@@ -367,7 +367,7 @@ fn a_suspended_client_is_shown_and_all_of_a_client_ends_with_it() {
     assert_eq!(suspended.get("rekindle_suspended_bytes"), all[0].bytes as f64);
     assert_eq!(suspended.get(&format!("rekindle_gpu_memory_resident_bytes{{{gpu}}}")), MEMORY as f64);
     let counted = suspended.changes(&running, "rekindle_suspend_operations_total");
-    let labels = "outcome=\"done\",kind=\"none\",depth=\"shallow\",by=\"request\"";
+    let labels = "outcome=\"done\",kind=\"none\",depth=\"shallow\",cause=\"request\"";
     assert_eq!(counted, [(format!("rekindle_suspend_operations_total{{{labels}}}"), 1.0)]);
     assert_eq!(suspended.get("rekindle_suspend_bytes_total{depth=\"shallow\"}"), all[0].bytes as f64);
 

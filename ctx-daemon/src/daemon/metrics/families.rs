@@ -118,7 +118,7 @@ families! {
     workers_lost: Counter = "workers_lost", "Workers that have died while their program lives on without its GPU state";
     attaches: Counters<1> = "attach_operations", "Programs that asked for a worker at their start, by outcome";
     attach_duration: Histograms<0> = "attach_duration_seconds", "Time until a program had its worker";
-    suspends: Counters<4> = "suspend_operations", "Requests to suspend programs, by outcome, kind of failure, depth, and who asked";
+    suspends: Counters<4> = "suspend_operations", "Requests to suspend programs, by outcome, kind of failure, depth, and cause";
     suspend_duration: Histograms<1> = "suspend_duration_seconds", "Time until the memory of a program was given back";
     suspend_bytes: Counters<1> = "suspend_bytes", "Bytes of GPU memory that were given back";
     resumes: Counters<2> = "resume_operations",
@@ -143,8 +143,8 @@ impl Metrics {
                 self.restores.get_or_create(&[outcome, kind, ("image", source)]).inc_by(0);
             }
             self.resumes.get_or_create(&[outcome, kind]).inc_by(0);
-            for (depth, by) in [("shallow", "request"), ("deep", "request"), ("shallow", "oversubscription")] {
-                self.suspends.get_or_create(&[outcome, kind, ("depth", depth), ("by", by)]).inc_by(0);
+            for (depth, cause) in [("shallow", "request"), ("deep", "request"), ("shallow", "oversubscription")] {
+                self.suspends.get_or_create(&[outcome, kind, ("depth", depth), ("cause", cause)]).inc_by(0);
             }
         }
         for kind in KINDS {

@@ -63,12 +63,6 @@ pub(super) struct Gauges {
     start_seconds: f64,
 }
 
-impl std::fmt::Debug for Daemon {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Daemon")
-    }
-}
-
 impl Gauges {
     /// The gauges of a daemon that starts now.
     pub(super) fn new(daemon: &Arc<Daemon>) -> Self {
@@ -82,7 +76,7 @@ impl Collector for Gauges {
         let Some(daemon) = self.daemon.upgrade() else { return Ok(()) };
         let mut page = Page::default();
         page.add(&BUILD_INFO, [("version", env!("CARGO_PKG_VERSION"))], 1);
-        page.set_seconds(&START_TIME, [], self.start_seconds);
+        page.at_least(&START_TIME, [], self.start_seconds);
         clients(&daemon, &mut page);
         dumps_and_restores(&daemon, &mut page);
         pool(&daemon, &mut page);
@@ -107,9 +101,10 @@ impl Page {
         *self.series(about, labels) += more as f64;
     }
 
-    fn set_seconds<const N: usize>(&mut self, about: &About, labels: [(&'static str, &str); N], seconds: f64) {
-        let value = self.series(about, labels);
-        *value = value.max(seconds);
+    /// Sets a value, unless there is a larger one.
+    fn at_least<const N: usize>(&mut self, about: &About, labels: [(&'static str, &str); N], value: f64) {
+        let series = self.series(about, labels);
+        *series = series.max(value);
     }
 
     fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
@@ -138,7 +133,7 @@ fn clients(daemon: &Daemon, page: &mut Page) {
     for device in daemon.pool.health().1.iter().flat_map(|it| &it.devices) {
         let labels = [("gpu", &*gpus::name(&device.uuid)), ("model", &*device.name)];
         // Several devices of the software GPU may have one name.
-        page.set_seconds(&GPU_SIZE, labels, device.memory as f64);
+        page.at_least(&GPU_SIZE, labels, device.memory as f64);
         page.add(&GPU_ALLOCATED, [("gpu", &gpus::name(&device.uuid))], 0);
         page.add(&GPU_RESIDENT, [("gpu", &gpus::name(&device.uuid))], 0);
     }
@@ -195,7 +190,7 @@ fn dumps_and_restores(daemon: &Daemon, page: &mut Page) {
     page.add(&DUMP_BYTES, [], 0);
     for dump in daemon.checkpoints.in_progress() {
         page.add(&DUMPS, [("phase", dump.phase)], 1);
-        page.set_seconds(&DUMP_PHASE, [("phase", dump.phase)], dump.in_phase.as_secs_f64());
+        page.at_least(&DUMP_PHASE, [("phase", dump.phase)], dump.in_phase.as_secs_f64());
         page.add(&DUMP_BYTES, [], dump.bytes);
     }
     page.add(&ORDERS, [], daemon.checkpoints.orders() as u64);
@@ -246,6 +241,25 @@ mod tests {
     }
 
     #[test]
+    fn the_alerts_and_the_dashboard_ask_for_metrics_that_there_are() {
+        let rules = include_str!("../../../../packaging/prometheus/rekindle.rules.yml");
+        let dashboard = include_str!("../../../../packaging/grafana/rekindle.json");
+        let known = documented();
+        let is_known = |name: &str| {
+            let parts = ["_bucket", "_sum", "_count"];
+            known.contains(name)
+                || parts.iter().any(|it| name.strip_suffix(it).is_some_and(|name| known.contains(name)))
+        };
+        for text in [rules, dashboard] {
+            let words = text.split(|it: char| !it.is_ascii_alphanumeric() && it != '_');
+            let asked: BTreeSet<_> = words.filter(|word| word.starts_with("rekindle_")).collect();
+            assert!(asked.len() > 10, "{asked:?}");
+            let unknown: Vec<_> = asked.into_iter().filter(|it| !is_known(it)).collect();
+            assert!(unknown.is_empty(), "{unknown:?}");
+        }
+    }
+
+    #[test]
     fn equal_labels_add_up_and_long_ones_are_cut() {
         let mut page = Page::default();
         let long = "x".repeat(1000);
@@ -253,5 +267,8 @@ mod tests {
         page.add(&CLIENTS, [("state", &long)], 2);
         let series = &page.0[CLIENTS.name];
         assert_eq!(series.iter().next().unwrap(), (&vec![("state", "x".repeat(TEXT_MAX))], &3.0));
+        page.at_least(&DUMP_PHASE, [("phase", "copy")], 2.0);
+        page.at_least(&DUMP_PHASE, [("phase", "copy")], 1.0);
+        assert_eq!(page.0[DUMP_PHASE.name].values().collect::<Vec<_>>(), [&2.0]);
     }
 }

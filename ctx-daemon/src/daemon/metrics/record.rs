@@ -219,9 +219,9 @@ impl Metrics {
         result: Result<impl Iterator<Item = (Duration, u64)>, FailureKind>,
     ) {
         let depth = ("depth", if how.deep { "deep" } else { "shallow" });
-        let by = ("by", if how.for_another { "oversubscription" } else { "request" });
+        let cause = ("cause", if how.for_another { "oversubscription" } else { "request" });
         let [outcome, kind] = end(result.as_ref().err().copied());
-        self.suspends.get_or_create(&[outcome, kind, depth, by]).inc();
+        self.suspends.get_or_create(&[outcome, kind, depth, cause]).inc();
         for (took, bytes) in result.into_iter().flatten() {
             self.suspend_duration.get_or_create(&[depth]).observe(took.as_secs_f64());
             self.suspend_bytes.get_or_create(&[depth]).inc_by(bytes);
@@ -289,5 +289,52 @@ fn name(request: &Request) -> &'static str {
         Request::GpuMemory { .. } => "gpu_memory",
         Request::GpuProcesses { .. } => "gpu_processes",
         Request::GpuAsk(_) => "gpu_ask",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rekindle_images::{Allocation, Client, Compression, Extent, Piece, PieceHash, Pinned};
+
+    #[test]
+    fn content_is_what_is_stored_zero_or_in_the_base() {
+        let extent = |length, compression| Extent { file: 0, offset: 0, length, compression };
+        let hash = PieceHash::from_bytes([0; 16]);
+        let piece = |length, storage| Piece { offset: 0, length, hash, storage };
+        let pieces = vec![
+            piece(100, Storage::Stored(extent(100, Compression::None))),
+            piece(100, Storage::Stored(extent(30, Compression::Lz4))),
+            piece(7, Storage::Zero),
+            piece(5, Storage::Parent { depth: 1, extent: extent(2, Compression::Lz4) }),
+        ];
+        let pinned = Pinned { size: 3, pieces: vec![piece(3, Storage::Zero)], ..Pinned::default() };
+        let allocations = vec![Allocation { size: 212, pieces, ..Allocation::default() }];
+        let mut manifest = Manifest::new(0, Protocol::Cow);
+        manifest.clients = vec![Client { allocations, pinned: vec![pinned], ..Client::default() }];
+        assert_eq!(Content::of(&manifest), Content { stored: 200, compressed: 130, zero: 10, base: 5 });
+
+        let metrics = Metrics::default();
+        metrics.checkpoint_done(&Dumped::of(&manifest), 1000, Duration::from_secs(1));
+        let source = |name| metrics.checkpoint_content.get_or_create(&[("source", name)]).get();
+        assert_eq!([source("stored"), source("zero"), source("base")], [200, 10, 5]);
+        assert_eq!((metrics.checkpoint_stored.get(), metrics.checkpoint_written.get()), (130, 1000));
+        let done = [("outcome", "done"), ("kind", "none"), ("protocol", "cow")];
+        assert_eq!(metrics.checkpoints.get_or_create(&done).get(), 1);
+    }
+
+    #[test]
+    fn a_suspension_is_one_request_and_gives_back_what_all_its_programs_have() {
+        let metrics = Metrics::default();
+        let how = Suspended { deep: true, for_another: false };
+        let programs = [(Duration::from_millis(1), 5), (Duration::from_millis(2), 6)];
+        metrics.suspended(how, Ok(programs.into_iter()));
+        metrics.suspended(how, Err::<std::iter::Empty<_>, _>(FailureKind::NoSpace));
+        let depth = ("depth", "deep");
+        let count = |[outcome, kind]: families::Labels<2>| {
+            metrics.suspends.get_or_create(&[outcome, kind, depth, ("cause", "request")]).get()
+        };
+        assert_eq!((count(end(None)), count(end(Some(FailureKind::NoSpace)))), (1, 1));
+        assert_eq!(metrics.suspend_bytes.get_or_create(&[depth]).get(), 11);
     }
 }

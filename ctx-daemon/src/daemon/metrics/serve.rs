@@ -135,7 +135,11 @@ pub(in crate::daemon) fn serve(daemon: &Arc<Daemon>, listeners: &Listeners) -> i
     if let Some(tcp) = &listeners.tcp {
         let (server, socket) = (Arc::clone(&server), tcp.try_clone()?);
         // The port that the kernel has chosen, if the configuration says 0.
-        info!(address = %tcp.local_addr()?, "metrics are served");
+        let address = tcp.local_addr()?;
+        info!(%address, "metrics are served");
+        if !address.ip().is_loopback() {
+            warn!("whoever reaches {address} may read the metrics, which name all programs (metrics.listen)");
+        }
         thread("metrics", move || server.accept_all(|| Ok(Peer::Tcp(socket.accept()?.0))))?;
     }
     Ok(())
