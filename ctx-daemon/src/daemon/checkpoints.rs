@@ -32,7 +32,6 @@ pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const REST: Duration = Duration::from_secs(1);
 
 /// All orders and dumps.
-#[derive(Default)]
 pub(crate) struct Checkpoints {
     inner: Mutex<Inner>,
     metrics: Arc<Metrics>,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rekindle_wire::control::{Suspension, WorkerReply, WorkerRequest};
 use rekindle_wire::frame;
 
-use super::{Answered, DESCRIBE_TIMEOUT, Description, Worker, WorkerError, lock, sys};
+use super::{Answered, DESCRIBE_TIMEOUT, Description, Late, Worker, WorkerError, lock, sys};
 use crate::limit::{Deadline, Limit};
 
 /// How long a worker that is busy with another request may take to finish it: most requests take no time.
@@ -35,20 +35,25 @@ pub(crate) fn describe_now(workers: &[&Worker]) -> Vec<Option<Description>> {
     for (worker, asked) in workers.iter().zip(&mut asked).filter(|(_, asked)| asked.is_none()) {
         *asked = worker.ask_to_describe(soon);
     }
-    receive_all(workers, &asked, DESCRIBE_TIMEOUT)
+    receive_all(workers, &asked, DESCRIBE_TIMEOUT, Late::IsNews)
 }
 
 /// Asks all of these that are idle at once, and waits no longer than a tenth of a second for all of them together. A worker that
 /// hangs costs that only once: until it has answered, it is not idle.
 pub(crate) fn describe_at_a_glance(workers: &[&Worker]) -> Vec<Option<Description>> {
     let asked: Vec<_> = workers.iter().map(|worker| worker.ask_to_describe(AT_ONCE.begins())).collect();
-    receive_all(workers, &asked, GLANCE)
+    receive_all(workers, &asked, GLANCE, Late::IsUsual)
 }
 
-fn receive_all(workers: &[&Worker], asked: &[Option<Receiver<Answered>>], limit: Limit) -> Vec<Option<Description>> {
+fn receive_all(
+    workers: &[&Worker],
+    asked: &[Option<Receiver<Answered>>],
+    limit: Limit,
+    late: Late,
+) -> Vec<Option<Description>> {
     let deadline = limit.begins();
     let described = workers.iter().zip(asked);
-    described.map(|(worker, asked)| worker.described(asked.as_ref(), deadline)).collect()
+    described.map(|(worker, asked)| worker.described(asked.as_ref(), deadline, late)).collect()
 }
 
 impl Worker {
@@ -133,8 +138,8 @@ impl Worker {
         frame::send(&self.channel, request, &[], &[]).map(|()| true)
     }
 
-    fn described(&self, asked: Option<&Receiver<Answered>>, deadline: Deadline) -> Option<Description> {
-        match asked.map(|it| self.receive(it, deadline.into())) {
+    fn described(&self, asked: Option<&Receiver<Answered>>, deadline: Deadline, late: Late) -> Option<Description> {
+        match asked.map(|it| self.receive(it, deadline.into(), late)) {
             Some(Some(Ok(answered))) => self.note(answered),
             _ => None,
         }
