@@ -1,13 +1,15 @@
 //! The tables of the configuration file, their defaults, and the checks of their values.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rekindle_wire::control::{Allowances, ContainerLimits, Limits};
 use serde::Deserialize;
 
 use super::error::ConfigError;
-use super::settings::{CheckpointConfig, DEFAULT_UIDS, GpuConfig, SandboxConfig, Spares, UidRange};
+use super::settings::{
+    CheckpointConfig, DEFAULT_UIDS, GpuConfig, MetricsConfig, MetricsSocket, SandboxConfig, Spares, UidRange,
+};
 use crate::limit::Limit;
 
 /// The default of `remember_s`: a kind that nobody asks for within this time costs more memory than its workers save time.
@@ -61,6 +63,36 @@ pub(super) struct File {
     pub(super) restore: RestoreTable,
     #[serde(default)]
     pub(super) warm: WarmTable,
+    #[serde(default)]
+    pub(super) metrics: MetricsTable,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MetricsTable {
+    pub(super) socket: Option<PathBuf>,
+    pub(super) socket_group: Option<String>,
+    pub(super) listen: Option<String>,
+}
+
+impl MetricsTable {
+    /// Checks the settings and fills in the defaults, for a daemon with this control socket.
+    pub(super) fn checked(self, control: &Path) -> Result<MetricsConfig, ConfigError> {
+        let socket = match self.socket {
+            None => MetricsSocket::Default(super::metrics_socket(control)),
+            Some(path) if path.as_os_str().is_empty() => MetricsSocket::None,
+            Some(path) => MetricsSocket::Given(std::path::absolute(path).map_err(ConfigError::Here)?),
+        };
+        let listen = self.listen.map(|text| {
+            let no_address = |_| ConfigError::Value {
+                what: "metrics.listen",
+                value: text.clone(),
+                problem: "is no address with a port; write it as \"127.0.0.1:9464\" or \"[::1]:9464\"",
+            };
+            text.parse().map_err(no_address)
+        });
+        Ok(MetricsConfig { socket, socket_group: self.socket_group, listen: listen.transpose()? })
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -21,8 +21,8 @@ pub(crate) use self::error::ConfigError;
 use self::file::{File, configured};
 pub(crate) use self::here::Host;
 pub(crate) use self::settings::{
-    CheckpointConfig, ClientConfig, Config, ImageConfig, RestoreConfig, SandboxConfig, SocketConfig, Spares, Timeouts,
-    UidRange, WorkerConfig,
+    CheckpointConfig, ClientConfig, Config, ImageConfig, MetricsConfig, MetricsSocket, RestoreConfig, SandboxConfig,
+    SocketConfig, Spares, Timeouts, UidRange, WorkerConfig,
 };
 
 /// The configuration file that is read unless the command line names another.
@@ -125,6 +125,7 @@ impl Config {
                 run_before_loaded: file.restore.run_before_loaded.unwrap_or(true),
                 warm_memory: file.warm.memory_mib.map(|mib| mib.saturating_mul(1 << 20)),
             },
+            metrics: file.metrics.checked(&socket)?,
             library_dir: library_dir(options.lib_dir)?,
             state_dir: state_dir(file.state_dir, &socket)?,
             socket: SocketConfig {
@@ -169,12 +170,28 @@ fn state_dir(given: Option<PathBuf>, socket: &Path) -> Result<PathBuf, ConfigErr
     if let Some(dir) = given {
         return std::path::absolute(dir).map_err(ConfigError::Here);
     }
-    let mut name = socket.parent().unwrap_or(Path::new("/run/rekindle")).as_os_str().to_owned();
-    name.push("-state");
-    let of_default = socket == Path::new(rekindle_wire::control::DEFAULT_SOCKET);
-    let dir = PathBuf::from(name);
+    let dir = beside_folder(socket, "-state");
     // Daemons with the same folder have separate state directories.
-    Ok(if of_default { dir } else { dir.join(socket.file_name().unwrap_or_default()) })
+    Ok(if is_default(socket) { dir } else { dir.join(socket.file_name().unwrap_or_default()) })
+}
+
+/// The default of the metrics' socket, which is beside the control socket's folder as well, in a folder that everybody may
+/// enter: `/run/rekindle-metrics/metrics.sock`.
+fn metrics_socket(control: &Path) -> PathBuf {
+    let dir = beside_folder(control, "-metrics");
+    // Not longer than a socket's path may be, since the control socket's is not.
+    if is_default(control) { dir.join("metrics.sock") } else { dir.join(control.file_name().unwrap_or_default()) }
+}
+
+/// The folder beside that of the control socket whose name ends so.
+fn beside_folder(control: &Path, suffix: &str) -> PathBuf {
+    let mut name = control.parent().unwrap_or(Path::new("/run/rekindle")).as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+fn is_default(control: &Path) -> bool {
+    control == Path::new(rekindle_wire::control::DEFAULT_SOCKET)
 }
 
 /// Parses a mode in octal, as chmod takes it; TOML would read a bare 0660 as an error or, as 660, as something else.
@@ -381,6 +398,28 @@ mod tests {
         assert_eq!(config.state_dir, Path::new("/run/rekindle-state"));
         assert_eq!(parse("socket = \"/a/b/s\"").unwrap().state_dir, Path::new("/a/b-state/s"));
         assert!(!parse("[containers]\nneed_grant = false").unwrap().clients.grants_required);
+    }
+
+    #[test]
+    fn metrics_are_served_where_no_container_sees_them_and_over_tcp_only_if_that_is_asked_for() {
+        let metrics = |text| parse(text).unwrap().metrics;
+        let default = |path: &str| MetricsSocket::Default(path.into());
+        let unchanged = metrics("");
+        assert_eq!((unchanged.socket, unchanged.listen), (default("/run/rekindle-metrics/metrics.sock"), None));
+        assert_eq!(metrics("socket = \"/a/b/s\"").socket, default("/a/b-metrics/s"));
+        let given = metrics("[metrics]\nsocket = \"/m\"\nlisten = \"[::1]:9464\"\nsocket_group = \"7\"");
+        assert_eq!(given.socket, MetricsSocket::Given("/m".into()));
+        assert_eq!(given.listen, Some(([0, 0, 0, 0, 0, 0, 0, 1], 9464).into()));
+        assert_eq!(given.socket_group.as_deref(), Some("7"));
+        assert_eq!(metrics("[metrics]\nsocket = \"\"").socket, MetricsSocket::None);
+        for odd in ["9464", "127.0.0.1", "localhost:9464", ""] {
+            let error = parse(&format!("[metrics]\nlisten = {odd:?}")).unwrap_err();
+            assert!(error.contains("metrics.listen") && error.contains("127.0.0.1:9464"), "{error}");
+        }
+        // The longest control socket has a default for the metrics that can be bound.
+        let longest = format!("/{}", "x/".repeat((SOCKET_PATH_MAX - 3) / 2)) + "s";
+        let MetricsSocket::Default(path) = metrics(&format!("socket = {longest:?}")).socket else { panic!("given") };
+        assert!(path.as_os_str().len() < 108, "{}", path.display());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The configuration in force.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ pub(crate) struct Config {
     pub(crate) checkpoint: CheckpointConfig,
     pub(crate) image: ImageConfig,
     pub(crate) restore: RestoreConfig,
+    pub(crate) metrics: MetricsConfig,
     /// The state directory for the next daemon: what containers were given, and which worker serves which client.
     pub(crate) state_dir: PathBuf,
     /// The folder of the libraries that applications map.
@@ -115,6 +117,25 @@ pub(crate) struct RestoreConfig {
     pub(crate) run_before_loaded: bool,
     /// Bytes of host memory for warm images; none where the file says nothing.
     pub(crate) warm_memory: Option<u64>,
+}
+
+/// Where the metrics are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MetricsConfig {
+    pub(crate) socket: MetricsSocket,
+    /// The socket's group: a name or a number.
+    pub(crate) socket_group: Option<String>,
+    /// The address of TCP.
+    pub(crate) listen: Option<SocketAddr>,
+}
+
+/// The Unix socket of the metrics; paths are absolute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum MetricsSocket {
+    None,
+    /// Nobody has asked for this place, so the daemon also starts if it cannot be used.
+    Default(PathBuf),
+    Given(PathBuf),
 }
 
 /// How programs are checkpointed.

@@ -12,7 +12,7 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rekindle_wire::attach::{Answer, Attach, PROTOCOL, SETTINGS};
 use rekindle_wire::control::WorkerRequest;
@@ -64,6 +64,23 @@ pub(crate) enum AttachError {
     Gone,
 }
 
+impl AttachError {
+    /// The outcome, for metrics.
+    fn outcome(&self) -> &'static str {
+        match self {
+            Self::Gone => "gone",
+            Self::Pool(_) | Self::Adopt(_) | Self::Share(_) => "failed",
+            Self::NotServed(_)
+            | Self::Memory(_)
+            | Self::Setting(_)
+            | Self::Full(_)
+            | Self::Grant(_)
+            | Self::ContainerFull { .. }
+            | Self::Refused(_) => "refused",
+        }
+    }
+}
+
 /// Serves an `Attach`, and answers it unless the worker does.
 pub(crate) fn serve(
     daemon: &Arc<Daemon>,
@@ -74,15 +91,21 @@ pub(crate) fn serve(
     fds: Vec<OwnedFd>,
 ) {
     let (pid, command) = (process.pid, attach.command.clone());
+    let began = Instant::now();
     match hand_over(daemon, &stream, pending, process, attach, fds) {
         Ok(client) => {
+            daemon.metrics.attached(began.elapsed());
             info!(pid, command, worker = client.worker.pid(), "attached");
             if let Some(Err(error)) = protocol::of_environment(&client) {
                 warn!(pid, command, "{PROTOCOL}: {error}; using the container's protocol or the configuration's");
             }
         }
-        Err(AttachError::Gone) => debug!(pid, command, "gone before it was attached"),
+        Err(error @ AttachError::Gone) => {
+            daemon.metrics.not_attached(error.outcome());
+            debug!(pid, command, "gone before it was attached");
+        }
         Err(error) => {
+            daemon.metrics.not_attached(error.outcome());
             warn!(pid, command, "not attached: {error}");
             if !matches!(error, AttachError::Refused(_)) {
                 refuse(&stream, error.to_string());
@@ -164,7 +187,9 @@ pub(crate) fn serve_needs(daemon: &Arc<Daemon>, client: &Client) {
         }
     });
     let (faulty, command) = (client.process, client.attach.command.clone());
+    let metrics = Arc::clone(&daemon.metrics);
     worker.on_fault(move |why| {
+        metrics.shared_memory_fault();
         error!(pid = faulty.pid, command, "killing the process: {why}");
         faulty.kill();
     });
@@ -180,6 +205,7 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
     let (grants, stage) = (Arc::downgrade(&daemon.grants), Arc::downgrade(&daemon.copying.stage));
     let (records, process) = (Arc::downgrade(&daemon.clients.records), worker.process());
     let oversubscription = Arc::clone(&daemon.oversubscription);
+    let metrics = Arc::clone(&daemon.metrics);
     let gpus: Vec<_> = worker.attached().devices.iter().map(|it| it.uuid).collect();
     worker.on_death(move || {
         oversubscription.ends(process, gpus.clone());
@@ -197,6 +223,9 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
             // The worker's own log lines say more, and come first, when the worker has failed.
             let reason = client.worker.death().to_string();
             let alive = lost.upgrade().is_some_and(|it| it.note(&client, reason));
+            if alive {
+                metrics.worker_lost();
+            }
             info!(
                 pid = client.process.pid,
                 command = client.attach.command,

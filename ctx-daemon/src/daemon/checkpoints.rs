@@ -19,7 +19,8 @@ use rekindle_wire::control::DumpInfo;
 use thiserror::Error;
 
 use super::clients::Client;
-use super::dump::Progress;
+use super::dump::{Present, Progress};
+use super::metrics::Metrics;
 use super::party::Party;
 use super::{lock, process};
 
@@ -31,9 +32,9 @@ pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const REST: Duration = Duration::from_secs(1);
 
 /// All orders and dumps.
-#[derive(Default)]
 pub(crate) struct Checkpoints {
     inner: Mutex<Inner>,
+    metrics: Arc<Metrics>,
 }
 
 #[derive(Default)]
@@ -69,6 +70,22 @@ pub(super) struct Moment {
 pub(super) struct TooManyOrders(Party);
 
 impl Checkpoints {
+    /// No orders and no dumps yet.
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+        Self { inner: Mutex::default(), metrics }
+    }
+
+    /// The dumps of programs that use a GPU which go on.
+    pub(crate) fn in_progress(&self) -> Vec<Present> {
+        let dumps = lock(&self.inner).dumps.clone();
+        dumps.iter().filter_map(|it| it.present()).collect()
+    }
+
+    /// The number of orders.
+    pub(crate) fn orders(&self) -> usize {
+        lock(&self.inner).orders.len()
+    }
+
     /// The protocol that is ordered for a process or for one of its ancestors.
     pub(crate) fn protocol_of(&self, pid: i32) -> Option<Protocol> {
         if lock(&self.inner).orders.iter().all(|it| it.protocol.is_none()) {
@@ -88,7 +105,7 @@ impl Checkpoints {
 
     /// A dump of this tree begins; the dump is over when the result is dropped.
     pub(crate) fn begin(&self, root: i32) -> DumpGuard<'_> {
-        let progress = Arc::<Progress>::default();
+        let progress = Arc::new(Progress::new(Arc::clone(&self.metrics)));
         let mut inner = lock(&self.inner);
         inner.dumps.push(Arc::clone(&progress));
         for order in inner.orders.iter_mut().filter(|it| it.root == root) {

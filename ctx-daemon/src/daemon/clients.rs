@@ -58,7 +58,8 @@ pub(crate) enum ClientState {
 }
 
 impl ClientState {
-    const ALL: [Self; 6] =
+    /// All states.
+    pub(crate) const ALL: [Self; 6] =
         [Self::Running, Self::Quiesced, Self::Saving, Self::Releasing, Self::Restoring, Self::Loading];
 
     /// The state's name in listings.

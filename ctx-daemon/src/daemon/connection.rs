@@ -84,7 +84,9 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
     };
     place.speaks();
     let Message { body, fds, .. } = message;
-    let request = match read(&body) {
+    let request = read(&body);
+    daemon.metrics.request(request.as_ref().ok());
+    let request = match request {
         Ok(request) => request,
         Err(failure) => {
             warn!(pid = peer.pid, "refused: {failure}");

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use tracing::{debug, warn};
 
+use super::metrics::Metrics;
 use super::party::Party;
 use super::{lock, sys, wait_timeout};
 
@@ -46,6 +47,7 @@ pub(crate) struct Connections {
     /// The connections that must be ended in order: dumps and restores.
     sessions: Mutex<HashMap<u64, UnixStream>>,
     ended: Condvar,
+    metrics: Arc<Metrics>,
 }
 
 struct Connection {
@@ -65,7 +67,7 @@ pub(crate) enum NoPlace {
 
 impl Connections {
     /// No connections yet, with a limit for each user and container.
-    pub(crate) fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize, metrics: Arc<Metrics>) -> Self {
         Self {
             limit,
             open: Mutex::default(),
@@ -73,7 +75,20 @@ impl Connections {
             refused: Mutex::default(),
             sessions: Mutex::default(),
             ended: Condvar::new(),
+            metrics,
         }
+    }
+
+    /// The number of connections of each kind of party.
+    pub(crate) fn counts(&self) -> [(&'static str, usize); 4] {
+        let open = lock(&self.open);
+        let count = |is: fn(&Party) -> bool| open.values().filter(|it| is(&it.party)).count();
+        [
+            ("operator", count(|it| matches!(it, Party::Operator))),
+            ("user", count(|it| matches!(it, Party::User(_)))),
+            ("container", count(|it| matches!(it, Party::Container(_)))),
+            ("worker", count(|it| matches!(it, Party::Worker(_)))),
+        ]
     }
 
     /// Adds a connection, which is silent as yet; it ends when the result is dropped. If there are too many already, the one
@@ -100,11 +115,13 @@ impl Connections {
         }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         open.insert(number, Connection { party, silent: Some(stream) });
+        self.metrics.connection();
         Ok(Place { connections: Arc::clone(self), number })
     }
 
     /// Logs a refusal, at most once in a while: a peer that connects again and again must not fill the log.
     pub(crate) fn say_refused(&self, why: &NoPlace) {
+        self.metrics.connection_refused();
         let mut refused = lock(&self.refused);
         refused.1 += 1;
         if refused.0.is_none_or(|it| it.elapsed() >= SAY) {
@@ -222,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_party_at_its_limit_holds_up_nobody_else() {
-        let connections = Arc::new(Connections::new(LIMIT));
+        let connections = Arc::new(Connections::new(LIMIT, Arc::default()));
         for party in [Party::User(1), Party::Container((1, 1))] {
             let held: Vec<_> = (0..LIMIT).map(|_| Held::speaking(&connections, party).unwrap()).collect();
             assert_eq!(Held::new(&connections, party).err(), Some(NoPlace::OfParty { party, most: LIMIT }));
@@ -235,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_party_at_its_limit_loses_its_own_silent_connections_only() {
-        let connections = Arc::new(Connections::new(LIMIT));
+        let connections = Arc::new(Connections::new(LIMIT, Arc::default()));
         let other = Held::new(&connections, Party::User(2)).unwrap();
         let mut held: Vec<_> = (0..LIMIT).map(|_| Held::new(&connections, Party::User(1)).unwrap()).collect();
         held[0].0.speaks();
@@ -246,7 +263,7 @@ mod tests {
 
     #[test]
     fn all_users_together_leave_places_for_operators_and_workers() {
-        let connections = Arc::new(Connections::new(LIMIT));
+        let connections = Arc::new(Connections::new(LIMIT, Arc::default()));
         let mut held = Vec::new();
         let refused = (0..).find_map(|uid| match Held::speaking(&connections, Party::User(uid)) {
             Ok(place) => {
@@ -265,5 +282,7 @@ mod tests {
         assert!(Held::new(&connections, Party::Worker(1)).is_err());
         workers.extend((2..).map_while(|uid| Held::speaking(&connections, Party::Worker(uid)).ok()));
         assert_eq!(workers.len(), MOST_WORKERS);
+        let counts = [("operator", KEPT), ("user", MOST - KEPT), ("container", 0), ("worker", MOST_WORKERS)];
+        assert_eq!(connections.counts(), counts);
     }
 }

@@ -14,6 +14,7 @@ use tracing::{debug, error, warn};
 
 use super::connection::{self, Endpoint};
 use super::sandbox::{self, Sandbox};
+use super::stale_socket::{self, Stale};
 use super::{Daemon, sys};
 use crate::config::Config;
 use rekindle_ctx_worker::rejoin::WORKERS_SUFFIX;
@@ -155,19 +156,9 @@ fn beside(socket: &Path, what: &str) -> PathBuf {
 }
 
 fn remove_stale(path: &Path) -> Result<(), ListenError> {
-    let failed = |action, source| ListenError::Io { action, path: path.to_owned(), source };
-    match UnixStream::connect(path) {
-        Ok(_) => Err(ListenError::Taken { path: path.to_owned() }),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // The error is the same for a file that is no socket; that file is not ours to remove.
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            use std::os::unix::fs::FileTypeExt;
-            let status = std::fs::symlink_metadata(path).map_err(|e| failed("examine", e))?;
-            if !status.file_type().is_socket() {
-                return Err(failed("listen on", io::Error::other("there is a file that is no socket")));
-            }
-            std::fs::remove_file(path).map_err(|e| failed("remove the stale", e))
-        }
-        Err(error) => Err(failed("try", error)),
-    }
+    let owned = || path.to_owned();
+    stale_socket::remove(path).map_err(|stale| match stale {
+        Stale::Taken => ListenError::Taken { path: owned() },
+        Stale::Io { action, source } => ListenError::Io { action, path: owned(), source },
+    })
 }

@@ -12,6 +12,7 @@
 //!                            ├─ grant, revoke ── grants                    GPUs for containers
 //!                            ├─ gpus ───────── nvml ── helper               NVML's queries
 //!                            └─ list, status, calls, check, protocol
+//!   metrics ── HTTP ─────── what all of these record, and the registry      a monitor asks for numbers
 //! ```
 //!
 //! These modules share the `Daemon` (`state`), which imports none of them. `peer` checks the rights of a peer, and `message`
@@ -41,6 +42,7 @@ mod mappings;
 mod memfd;
 mod memory_pressure;
 mod message;
+mod metrics;
 mod moment;
 mod moves;
 mod nvml;
@@ -59,6 +61,7 @@ mod sandbox;
 mod service;
 mod spawn;
 mod stage;
+mod stale_socket;
 mod state;
 mod state_dir;
 mod suspend;
@@ -77,6 +80,7 @@ use thiserror::Error;
 use tracing::info;
 
 use self::listener::{ListenError, Listener};
+use self::metrics::MetricsError;
 use self::sandbox::{Sandbox, SandboxError};
 use self::state::Daemon;
 use self::sync::{at_once, lock, thread, wait, wait_timeout};
@@ -92,6 +96,8 @@ pub(crate) enum ServeError {
     Listen(#[from] ListenError),
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
     #[error("cannot start: {0}")]
     Start(#[from] io::Error),
 }
@@ -116,10 +122,12 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
 
     let sandbox = Sandbox::probe(&config.workers.sandbox)?;
     let listener = Listener::bind(&config, &sandbox)?;
+    let for_metrics = metrics::Listeners::bind(&config.metrics).inspect_err(|_| listener.remove())?;
     let daemon = Arc::new(Daemon::start(config, sandbox)?);
     host_memory::prepare();
     suspend::serve_wishes(&daemon)?;
     oversubscribe::serve_wishes(&daemon)?;
+    metrics::serve(&daemon, &for_metrics)?;
     for acceptor in listener.acceptors()? {
         let accepting = Arc::clone(&daemon);
         thread("listener", move || acceptor.accept_all(&accepting))?;
@@ -139,6 +147,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
     info!("{signal}: stopping; workers in use go on without a daemon");
     daemon.stopping.store(true, Ordering::Release);
     listener.remove();
+    for_metrics.remove();
     daemon.pool.close();
     daemon.connections.end_all(STOP_GRACE);
     Ok(())

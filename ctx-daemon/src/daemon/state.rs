@@ -14,6 +14,7 @@ use super::imports::Imports;
 use super::links::Links;
 use super::lost::LostWorkers;
 use super::memory_pressure::MemoryPressure;
+use super::metrics::Metrics;
 use super::moves::Moves;
 use super::nvml::Nvml;
 use super::oversubscribe::Oversubscription;
@@ -44,6 +45,7 @@ pub(super) struct Daemon {
     pub(super) imports: Imports,
     /// The builds of the libraries that applications map.
     pub(super) builds: Store,
+    pub(super) metrics: Arc<Metrics>,
     pub(super) stopping: AtomicBool,
 }
 
@@ -72,8 +74,9 @@ impl Daemon {
     /// # Errors
     /// There is no thread, or no memory, for them.
     pub(super) fn start(config: Config, sandbox: Sandbox) -> io::Result<Self> {
+        let metrics = Arc::<Metrics>::default();
         let daemon = Self {
-            pool: Pool::new(Spawner::new(&config, &sandbox), config.workers.spares),
+            pool: Pool::new(Spawner::new(&config, &sandbox), config.workers.spares, Arc::clone(&metrics)),
             clients: Clients {
                 registry: Arc::default(),
                 lost: Arc::default(),
@@ -81,8 +84,8 @@ impl Daemon {
             },
             restores: Restores::default(),
             warm: WarmImages::new(config.restore.warm_memory.map_or_else(half_of_memory, Ok)?),
-            watches: Watches::default(),
-            checkpoints: Checkpoints::default(),
+            watches: Watches::new(Arc::clone(&metrics)),
+            checkpoints: Checkpoints::new(Arc::clone(&metrics)),
             moves: Arc::default(),
             copying: CopyResources {
                 memory_pressure: Arc::default(),
@@ -93,9 +96,10 @@ impl Daemon {
             sandbox,
             grants: Arc::new(Grants::load(&config.state_dir, config.clients.grants_required)),
             nvml: Nvml::new(&config),
-            connections: Arc::new(Connections::new(config.socket.connections)),
+            connections: Arc::new(Connections::new(config.socket.connections, Arc::clone(&metrics))),
             imports: Imports::default(),
             builds: Store::new(&config.library_dir),
+            metrics,
             stopping: AtomicBool::new(false),
             config,
         };

@@ -31,7 +31,7 @@ use rekindle_wire::nvml::Memory;
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
-pub(crate) use self::describe::{describe_all, describe_now};
+pub(crate) use self::describe::{describe_all, describe_at_a_glance, describe_now};
 use super::process::Process;
 use super::sandbox::UidClaim;
 use super::{lock, sys};
@@ -193,7 +193,8 @@ pub(crate) struct Worker {
     sending: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
-    described: Mutex<Description>,
+    /// None before the worker was described for the first time.
+    described: Mutex<Option<Description>>,
     on_death: Mutex<Option<Action>>,
     on_need: Mutex<Option<OnNeed>>,
     on_load_step: Mutex<Option<StepAction>>,
@@ -215,10 +216,19 @@ pub(crate) enum Need {
     Free(Vec<u64>),
 }
 
+/// Whether the log says that an answer came late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Late {
+    IsNews,
+    /// Somebody only glanced, and does so again and again.
+    IsUsual,
+}
+
 enum State {
     Idle,
     Waiting(SyncSender<Answered>),
-    Abandoned,
+    /// The answer to a request that nobody waits for any more is to come.
+    Abandoned(Late),
     Dead(String),
 }
 
@@ -369,7 +379,7 @@ impl Worker {
         if let Err(error) = self.send(request, blob, fds) {
             return Err(self.fail_channel(&error));
         }
-        self.receive(&reply, timeout).unwrap_or_else(|| Err(self.timed_out(request, timeout)))
+        self.receive(&reply, timeout, Late::IsNews).unwrap_or_else(|| Err(self.timed_out(request, timeout)))
     }
 
     /// The error after the timeout.
@@ -383,7 +393,12 @@ impl Worker {
     }
 
     /// Waits for the answer to the request that was sent. None after the timeout: a later answer is dropped.
-    fn receive(&self, reply: &Receiver<Answered>, timeout: Timeout) -> Option<Result<Answered, WorkerError>> {
+    fn receive(
+        &self,
+        reply: &Receiver<Answered>,
+        timeout: Timeout,
+        late: Late,
+    ) -> Option<Result<Answered, WorkerError>> {
         let answered = match timeout {
             Timeout::Endless => reply.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Timeout::Until(deadline) => reply.recv_timeout(deadline.left()),
@@ -398,7 +413,7 @@ impl Worker {
             Err(RecvTimeoutError::Timeout) => {
                 let mut state = lock(&self.state);
                 if matches!(*state, State::Waiting(_)) {
-                    *state = State::Abandoned;
+                    *state = State::Abandoned(late);
                 }
                 drop(state);
                 None
@@ -628,7 +643,7 @@ impl Worker {
                     return Some(Ok(receiver));
                 }
                 State::Dead(reason) => return Some(Err(WorkerError::Dead(reason.clone()))),
-                State::Waiting(_) | State::Abandoned => {}
+                State::Waiting(_) | State::Abandoned(_) => {}
             }
             state = match deadline {
                 None => super::wait(&self.changed, state),
@@ -710,7 +725,8 @@ impl Worker {
                     // The receiver may have given up at this moment.
                     let _ = sender.try_send(Answered { reply: message.body, blob: message.blob, fds: message.fds });
                 }
-                State::Abandoned => {
+                State::Abandoned(Late::IsUsual) => {}
+                State::Abandoned(Late::IsNews) => {
                     info!(worker = self.pid(), "a worker answered after its timeout");
                 }
                 State::Idle | State::Dead(_) => {

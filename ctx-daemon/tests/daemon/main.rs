@@ -11,6 +11,7 @@ mod client;
 mod dump;
 mod hostile;
 mod life;
+mod metrics;
 mod nvml;
 mod oversubscribe;
 mod pool;

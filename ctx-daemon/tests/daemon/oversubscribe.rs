@@ -5,6 +5,7 @@ use std::fs;
 
 use rekindle_wire::control::{Reply, Request};
 
+use crate::metrics::Scrape;
 use crate::support::{Client, Daemon, ask, eventually};
 use crate::worker::MEMORY;
 
@@ -55,6 +56,12 @@ fn the_least_recently_used_idle_program_is_suspended_for_one_that_needs_memory()
     let log = fs::read_to_string(daemon.dir.path().join("log")).unwrap();
     let said = format!("suspended process {} (old), which is idle, for process {} (needs-room)", old.pid, asker.pid);
     assert!(log.contains(&said), "{log}");
+    let scrape = Scrape::of(&daemon);
+    let suspends = |cause| {
+        let labels = format!("outcome=\"done\",kind=\"none\",depth=\"shallow\",cause=\"{cause}\"");
+        scrape.get(&format!("rekindle_suspend_operations_total{{{labels}}}"))
+    };
+    assert_eq!((suspends("oversubscription"), suspends("request")), (1.0, 0.0));
     // The next one needs more than one of the others has.
     idle(&daemon, "working", 40);
     fs::write(daemon.dir.path().join("needs-needs-room-more"), (2 * MEMORY).to_string()).unwrap();

@@ -62,6 +62,11 @@ impl Daemon {
         self.dir.path().join("s")
     }
 
+    /// The socket of the metrics, where the configuration does not name another.
+    pub(crate) fn metrics(&self) -> PathBuf {
+        self.dir.path().join("metrics")
+    }
+
     /// The endpoint for workers whose daemon is gone.
     pub(crate) fn workers_endpoint(&self) -> PathBuf {
         self.dir.path().join("s.workers")
@@ -159,6 +164,12 @@ fn spawn(dir: &Path) -> Child {
     if !written.contains("state_dir") {
         let state = dir.join("state");
         std::fs::write(&config, format!("state_dir = {state:?}\n{written}")).unwrap();
+    }
+    // Beside the folder of the control socket is outside of the test's directory.
+    let written = std::fs::read_to_string(&config).unwrap();
+    if !written.contains("[metrics]") {
+        let metrics = dir.join("metrics");
+        std::fs::write(&config, format!("{written}\n[metrics]\nsocket = {metrics:?}\n")).unwrap();
     }
     // The machine's NVML is the one beside the driver.
     let has_nvml = dir.join("libnvidia-ml.so.1").exists();

@@ -19,7 +19,7 @@ fn asked(daemon: &Daemon, request: &Request, dir: &Path) -> Result<Vec<WarmInfo>
     }
 }
 
-fn warm(daemon: &Daemon, dir: &Path, copies: u32, resident: Option<Resident>) -> Result<WarmInfo, Failure> {
+pub(crate) fn warm(daemon: &Daemon, dir: &Path, copies: u32, resident: Option<Resident>) -> Result<WarmInfo, Failure> {
     asked(daemon, &Request::Warm { copies, resident }, dir).map(|images| images.into_iter().next().unwrap())
 }
 

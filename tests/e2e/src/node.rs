@@ -224,12 +224,19 @@ impl Node {
     }
 
     /// Places the state that a daemon keeps for the next one in the test's directory, which is removed with the test.
-    /// At the default socket the state stays where an installed daemon has it.
+    /// At the default socket the state stays where an installed daemon has it. The same goes for the metrics, whose default is outside
+    /// of the test's directory too.
     fn with_state(&self, configuration: &str) -> String {
-        if configuration.contains("state_dir = ") || self.host.is_some() {
+        if self.host.is_some() {
             return configuration.to_owned();
         }
-        format!("state_dir = {:?}\n{configuration}", self.path("state"))
+        let state = if configuration.contains("state_dir = ") {
+            String::new()
+        } else {
+            format!("state_dir = {:?}\n", self.path("state"))
+        };
+        let metrics = if configuration.contains("[metrics]") { "" } else { "\n[metrics]\nsocket = \"\"\n" };
+        format!("{state}{configuration}{metrics}")
     }
 
     /// The daemon's process.

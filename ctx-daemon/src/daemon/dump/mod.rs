@@ -63,7 +63,7 @@ pub(super) use self::files::MOST as MOST_DATA_FILES;
 pub(super) use self::manifest::{describe_client, describe_host, driver_build, driver_version, gpu, is_unattached};
 use self::not_ours::NotOurs;
 use self::pausing::{Paused, Pausing};
-pub(super) use self::progress::Progress;
+pub(super) use self::progress::{Present, Progress};
 use self::quiesced::Quiesced;
 use self::saving::{Durable, Saving};
 use self::tree::Tree;

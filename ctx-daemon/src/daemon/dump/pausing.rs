@@ -19,6 +19,7 @@ use super::freeze::FreezeWatch;
 use super::not_ours::NotOurs;
 use super::precopy::Planned;
 use super::quiesced::{Begun, Quiesced};
+use super::save::protocol_of_all;
 use super::tree::Tree;
 
 /// A dump that has just begun.
@@ -62,6 +63,7 @@ impl Pausing {
         check_space(&writer, needed)?;
         progress.clients(clients.iter().map(|it| &**it), needed);
         let planned = tree.plan(&clients, &memory, 0);
+        progress.planned(protocol_of_all(&planned).protocol);
         let precopies = planned.iter().any(|it| it.chosen.protocol == Protocol::Recopy);
         if precopies {
             progress.phase(PhaseName::PreCopy);

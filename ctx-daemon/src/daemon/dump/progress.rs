@@ -2,14 +2,15 @@
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::sync::Mutex;
-use std::time::Instant;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use rekindle_images::{Committed, Manifest, Phase, PhaseName};
+use rekindle_images::{Committed, Manifest, Phase, PhaseName, Protocol};
 use rekindle_wire::control::{DumpInfo, DumpOutcome, Failure, FailureKind, PhaseInfo};
 
 use super::super::clients::Client;
 use super::super::lock;
+use super::super::metrics::{Dumped, Metrics};
 
 /// The unit in which `stat` counts a file's blocks.
 const BLOCK: u64 = 512;
@@ -18,10 +19,26 @@ const BLOCK: u64 = 512;
 pub(in crate::daemon) struct Progress {
     began: Instant,
     state: Mutex<State>,
+    metrics: Arc<Metrics>,
 }
+
+/// How far a dump that goes on is.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::daemon) struct Present {
+    /// The phase, as in listings, and how long the dump has been in it.
+    pub(in crate::daemon) phase: &'static str,
+    pub(in crate::daemon) in_phase: Duration,
+    /// Bytes of GPU memory.
+    pub(in crate::daemon) bytes: u64,
+}
+
+/// The name of the phase in which a dump waits for the application's moment.
+const MOMENT: &str = "moment";
 
 struct State {
     phase: PhaseName,
+    /// When the phase, or the wait for the moment, began or ended last.
+    since: Instant,
     /// The dump waits for the application's moment.
     waits: bool,
     /// The clients' processes.
@@ -34,30 +51,44 @@ struct State {
     saved: u64,
     /// The protocol in the manifest's words, and the reason for it.
     protocol: (String, String),
+    /// The protocol that the dump was planned with.
+    planned: Option<Protocol>,
     phases: Vec<PhaseInfo>,
+    /// What is recorded when the image is durable.
+    dumped: Option<Dumped>,
     outcome: Option<DumpOutcome>,
     ended: Option<Instant>,
 }
 
 impl Default for Progress {
+    /// A progress that nobody asks for.
     fn default() -> Self {
+        Self::new(Arc::default())
+    }
+}
+
+impl Progress {
+    /// A dump begins; the metrics hear of its end.
+    pub(in crate::daemon) fn new(metrics: Arc<Metrics>) -> Self {
+        let now = Instant::now();
         let state = State {
             phase: PhaseName::Quiesce,
+            since: now,
             waits: false,
             pids: Vec::new(),
             bytes: 0,
             files: Vec::new(),
             saved: 0,
             protocol: Default::default(),
+            planned: None,
             phases: Vec::new(),
+            dumped: None,
             outcome: None,
             ended: None,
         };
-        Self { began: Instant::now(), state: Mutex::new(state) }
+        Self { began: now, state: Mutex::new(state), metrics }
     }
-}
 
-impl Progress {
     /// Sets the clients that are dumped, which have so much memory.
     pub(super) fn clients<'a>(&self, clients: impl Iterator<Item = &'a Client>, bytes: u64) {
         let mut state = lock(&self.state);
@@ -68,7 +99,7 @@ impl Progress {
     /// Sets whether the dump waits for its application's moment; the application is these processes.
     pub(in crate::daemon) fn waits(&self, waits: bool, pids: &[i32]) {
         let mut state = lock(&self.state);
-        state.waits = waits;
+        (state.waits, state.since) = (waits, Instant::now());
         state.pids = pids.to_vec();
     }
 
@@ -85,7 +116,14 @@ impl Progress {
 
     /// Sets the phase.
     pub(super) fn phase(&self, phase: PhaseName) {
-        lock(&self.state).phase = phase;
+        let now = Instant::now();
+        let mut state = lock(&self.state);
+        (state.phase, state.since) = (phase, now);
+    }
+
+    /// Sets the protocol that the dump is planned with.
+    pub(super) fn planned(&self, protocol: Protocol) {
+        lock(&self.state).planned = Some(protocol);
     }
 
     /// Adds a file that memory is written to.
@@ -104,32 +142,50 @@ impl Progress {
     pub(super) fn describe(&self, manifest: &Manifest) {
         let phase =
             |it: &Phase| PhaseInfo { name: it.name.as_str().to_owned(), duration_ns: it.duration, bytes: it.bytes };
+        let dumped = Dumped::of(manifest);
         let mut state = lock(&self.state);
+        state.dumped = Some(dumped);
         state.protocol = (manifest.protocol.as_str().to_owned(), manifest.protocol_reason.clone());
         state.phases = manifest.phases.iter().map(phase).collect();
     }
 
-    /// The dump has succeeded: the image is durable.
-    pub(super) fn durable(&self, committed: &Committed) {
+    /// The dump has succeeded: the image is durable, so long after the dump began.
+    pub(super) fn durable(&self, committed: &Committed, took: Duration) {
         let mut state = lock(&self.state);
         let (protocol, protocol_reason) = state.protocol.clone();
         let phases = std::mem::take(&mut state.phases);
         let (id, bytes) = (committed.id.to_string(), committed.bytes);
-        state.end(DumpOutcome::Durable { id, protocol, protocol_reason, bytes, phases });
+        let dumped = state.dumped.take();
+        let ended = state.end(DumpOutcome::Durable { id, protocol, protocol_reason, bytes, phases });
+        drop(state);
+        if let Some(dumped) = dumped.filter(|_| ended) {
+            self.metrics.checkpoint_done(&dumped, bytes, took);
+        }
     }
 
     /// The dump has failed.
     pub(super) fn failed(&self, failure: &Failure) {
-        lock(&self.state).end(DumpOutcome::Failed(failure.clone()));
+        let mut state = lock(&self.state);
+        let (ended, planned) = (state.end(DumpOutcome::Failed(failure.clone())), state.planned);
+        drop(state);
+        if ended {
+            self.metrics.checkpoint_failed(failure.kind, planned);
+        }
     }
 
     /// The dump is over, if it was not before. The outcome of a dump without clients is unknown: only CRIU knows it.
     pub(in crate::daemon) fn end(&self) {
-        let mut state = lock(&self.state);
-        if !state.pids.is_empty() {
+        if !lock(&self.state).pids.is_empty() {
             let reason = "given up: CRIU ended, or was ended, before the image was durable";
-            state.end(DumpOutcome::Failed(Failure::new(FailureKind::GivenUp, reason)));
+            self.failed(&Failure::new(FailureKind::GivenUp, reason));
         }
+    }
+
+    /// How far a dump of clients is; none of another, or if it is over.
+    pub(in crate::daemon) fn present(&self) -> Option<Present> {
+        let state = lock(&self.state);
+        let goes_on = state.outcome.is_none() && !state.pids.is_empty();
+        goes_on.then(|| Present { phase: state.phase(), in_phase: state.since.elapsed(), bytes: state.bytes })
     }
 
     /// Whether this process is one of the dumped processes.
@@ -151,7 +207,7 @@ impl Progress {
         let durable = matches!(state.outcome, Some(DumpOutcome::Durable { .. }));
         let done = if durable { state.bytes } else { state.saved.max(blocks.saturating_mul(BLOCK)).min(state.bytes) };
         DumpInfo {
-            phase: if state.waits { "moment" } else { state.phase.as_str() }.to_owned(),
+            phase: state.phase().to_owned(),
             done,
             bytes: state.bytes,
             elapsed_ms: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
@@ -161,11 +217,17 @@ impl Progress {
 }
 
 impl State {
-    /// Sets the outcome. The first one counts: later failures follow from it.
-    fn end(&mut self, outcome: DumpOutcome) {
+    fn phase(&self) -> &'static str {
+        if self.waits { MOMENT } else { self.phase.as_str() }
+    }
+
+    /// Sets the outcome. The first one counts: later failures follow from it. Returns whether it is the first.
+    fn end(&mut self, outcome: DumpOutcome) -> bool {
+        let is_first = self.outcome.is_none();
         self.outcome.get_or_insert(outcome);
         self.ended.get_or_insert_with(Instant::now);
         self.files.clear();
+        is_first
     }
 }
 

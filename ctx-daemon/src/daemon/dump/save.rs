@@ -577,7 +577,7 @@ enum Until {
 }
 
 /// The protocol of the whole image, and the reason for it.
-fn protocol_of_all(planned: &[Planned]) -> Chosen {
+pub(super) fn protocol_of_all(planned: &[Planned]) -> Chosen {
     let mut all: Vec<&Chosen> = planned.iter().map(|it| &it.chosen).collect();
     all.dedup();
     match all.as_slice() {

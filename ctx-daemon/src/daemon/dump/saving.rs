@@ -61,7 +61,7 @@ impl Saving {
         job.finish(sockets);
         let committed = job.wait(tree.stream)?;
         drop(clones);
-        tree.progress.durable(&committed);
+        tree.progress.durable(&committed, tree.began.elapsed());
         info!(
             root = tree.root,
             id = %committed.id,

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use rekindle_wire::control::WorkerRequest;
+use rekindle_wire::control::{Failing, WorkerRequest};
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
@@ -31,6 +31,7 @@ use self::programs::{Program, free_on, programs};
 pub(crate) use self::records::{Oversubscription, SuspendedFor};
 use self::victims::{Candidate, Choice, Gpu, choose};
 use super::clients::{Client, Holder};
+use super::metrics::Suspended;
 use super::process;
 use super::suspend::{self, SuspendError};
 use super::worker::{Worker, WorkerError};
@@ -265,8 +266,12 @@ impl Asker {
             }
             suspending.iter().try_for_each(|client| is_idle(daemon, client))
         };
-        let suspended = suspend::make_way(daemon, &clients, &is_wanted)?;
+        let suspended = suspend::make_way(daemon, &clients, &is_wanted);
         let took = began.elapsed();
+        let given_back = suspended.as_ref().map(|all| all.iter().map(|(_, bytes)| (took, *bytes)));
+        let how = Suspended { deep: false, for_another: true };
+        daemon.metrics.suspended(how, given_back.map_err(Failing::kind));
+        let suspended = suspended?;
         let alive: Vec<i32> = registry.clients().iter().map(|it| it.worker.pid()).collect();
         for (client, bytes) in suspended {
             let (process, command) = (self.client.process, self.client.attach.command.clone());

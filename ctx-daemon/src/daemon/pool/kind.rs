@@ -35,6 +35,15 @@ impl Kind {
     pub(crate) fn is_usual(&self) -> bool {
         self.0.is_empty()
     }
+
+    /// What makes the kind unusual, for metrics: programs choose the variables' values, and there may be many.
+    pub(crate) fn class(&self) -> &'static str {
+        match self.0.as_slice() {
+            [] => "usual",
+            [(name, _)] if name == VISIBLE_DEVICES => "gpus",
+            _ => "settings",
+        }
+    }
 }
 
 /// `usual`, or the variables as in a shell.
@@ -59,6 +68,8 @@ mod tests {
         let kind = |settings: &[(String, String)]| Kind::new(&settings.to_vec(), None);
         assert_eq!(kind(&[first.clone(), second.clone()]), kind(&[second, first.clone(), setting("PATH")]));
         assert!(kind(&[setting("PATH")]).is_usual() && !kind(std::slice::from_ref(&first)).is_usual());
+        assert_eq!((kind(&[]).class(), kind(std::slice::from_ref(&first)).class()), ("usual", "settings"));
+        assert_eq!(Kind::new(&Vec::new(), Some(&[[1; 16]])).class(), "gpus");
         assert_eq!(kind(&[first]).to_string(), format!("{}=1", SETTINGS[0]));
         let of = |gpus: [Uuid; 2]| Kind::new(&Vec::new(), Some(&gpus));
         assert_ne!(of([[1; 16], [2; 16]]), of([[2; 16], [1; 16]]));

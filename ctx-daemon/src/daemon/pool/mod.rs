@@ -34,6 +34,7 @@ use tracing::{debug, error, info};
 use self::demand::Bursts;
 use self::kind::Kind;
 use super::grants::Uuid;
+use super::metrics::{Metrics, Taken};
 use super::spawn::{Settings, SpawnError, Spawner};
 use super::worker::Worker;
 use super::{lock, thread, wait, wait_timeout};
@@ -94,6 +95,18 @@ pub(crate) struct Pool {
     spares: Spares,
     state: Mutex<State>,
     changed: Condvar,
+    metrics: Arc<Metrics>,
+}
+
+/// How many workers there are of the kinds of one class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) ready: usize,
+    pub(crate) starting: usize,
+    /// To be kept ready.
+    pub(crate) kept: usize,
+    /// Callers that wait for one.
+    pub(crate) waiting: usize,
 }
 
 #[derive(Default)]
@@ -265,8 +278,8 @@ impl Drop for HoldOff {
 
 impl Pool {
     /// An empty pool.
-    pub(crate) fn new(spawner: Spawner, spares: Spares) -> Arc<Self> {
-        Arc::new(Self { spawner, spares, state: Mutex::default(), changed: Condvar::new() })
+    pub(crate) fn new(spawner: Spawner, spares: Spares, metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self { spawner, spares, state: Mutex::default(), changed: Condvar::new(), metrics })
     }
 
     /// Starts the thread that fills it.
@@ -313,6 +326,22 @@ impl Pool {
         lock(&self.state).count(|it| it.ready.len())
     }
 
+    /// The numbers of workers of the kinds of each class that the pool knows.
+    pub(crate) fn counts(&self) -> BTreeMap<&'static str, Counts> {
+        let mut state = lock(&self.state);
+        state.usual();
+        let targets = state.targets(&self.spares);
+        let mut counts = BTreeMap::<_, Counts>::new();
+        for (kind, workers) in &state.kinds {
+            let counts = counts.entry(kind.class()).or_default();
+            counts.ready += workers.ready.len();
+            counts.starting += workers.starting;
+            counts.kept += targets.get(kind).copied().unwrap_or(0);
+            counts.waiting += workers.wanted;
+        }
+        counts
+    }
+
     /// The kinds of workers that the pool knows, the usual one first.
     pub(crate) fn kinds(&self) -> Vec<WorkerKindInfo> {
         let mut state = lock(&self.state);
@@ -333,22 +362,34 @@ impl Pool {
     /// A worker for a client with these settings that sees these GPUs, or all. Waits until one is ready.
     pub(crate) fn take(&self, settings: &Settings, gpus: Option<&[Uuid]>) -> Result<Arc<Worker>, PoolError> {
         let kind = Kind::new(settings, gpus);
-        lock(&self.state).kinds.entry(kind.clone()).or_default().bursts.count(Instant::now());
-        self.take_kind(kind)
+        let asked = Instant::now();
+        lock(&self.state).kinds.entry(kind.clone()).or_default().bursts.count(asked);
+        let class = kind.class();
+        let (taken, waited) = self.take_kind(kind);
+        let how = match &taken {
+            Err(_) => Taken::Failed,
+            Ok(_) if waited => Taken::Waited,
+            Ok(_) => Taken::Ready,
+        };
+        self.metrics.worker_taken(class, how, asked.elapsed());
+        taken
     }
 
     /// As [`Pool::take`], for a client that may come later: this says nothing about what clients will ask for.
     pub(crate) fn take_in_advance(&self, settings: &Settings, gpus: Option<&[Uuid]>) -> Result<Arc<Worker>, PoolError> {
-        self.take_kind(Kind::new(settings, gpus))
+        self.take_kind(Kind::new(settings, gpus)).0
     }
 
-    fn take_kind(&self, kind: Kind) -> Result<Arc<Worker>, PoolError> {
+    /// Takes a worker of this kind. The flag says whether there was a wait for one.
+    fn take_kind(&self, kind: Kind) -> (Result<Arc<Worker>, PoolError>, bool) {
         let mut state = lock(&self.state);
         let workers = state.kinds.entry(kind.clone()).or_default();
         let asked = workers.begun;
         workers.wanted += 1;
         self.changed.notify_all();
+        let mut looks = 0;
         let (mut state, result) = self.wait_for(state, |state| {
+            looks += 1;
             let workers = state.kinds.get_mut(&kind)?;
             while let Some(worker) = workers.ready.pop() {
                 if !worker.is_dead() {
@@ -362,7 +403,7 @@ impl Pool {
             workers.wanted -= 1;
         }
         self.changed.notify_all();
-        result
+        (result, looks > 1)
     }
 
     /// Waits until there is a result, for longer than a start may take.
@@ -458,7 +499,9 @@ impl Pool {
         let (pool, of_thread) = (Arc::clone(self), kind.clone());
         let started = thread("pool-start", move || {
             let mut replaced = false;
+            let began = Instant::now();
             let result = pool.spawner.spawn(of_thread.settings(), || replaced = pool.replace_slow(&of_thread));
+            pool.metrics.worker_started(of_thread.class(), result.is_ok().then(|| began.elapsed()));
             pool.started(&of_thread, attempt, replaced, result.map_err(|error| StartError::Spawn(Arc::new(error))));
         });
         if let Err(source) = started {

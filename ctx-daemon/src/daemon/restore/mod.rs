@@ -60,6 +60,7 @@ pub(super) use self::warm::{Wanted, WarmImages, forget, forget_named, list, warm
 pub(super) use self::watches::Watches;
 use super::clients::Reservation;
 use super::message::{self, MAX_REQUEST};
+use super::metrics::Start;
 use super::pidns::PidView;
 use super::process::Process;
 use super::sys::Credentials;
@@ -221,7 +222,10 @@ impl Checking {
         let opened = ImageDir::from_fd(dir.as_fd(), message::shown(&dir))?;
         let image = match Image::open_at(opened) {
             Ok(image) => image,
-            Err(error) if error.kind() == ErrorKind::NotAnImage => return Ok((State::NotOurs, Reply::NotOurs)),
+            Err(error) if error.kind() == ErrorKind::NotAnImage => {
+                phases.is_not_ours();
+                return Ok((State::NotOurs, Reply::NotOurs));
+            }
             Err(error) => return Err(error.into()),
         };
         image.check_companion()?;
@@ -239,6 +243,12 @@ impl Checking {
         let gpus = load::choose_gpus(daemon, manifest, restorer.gpus())?;
         let taken = warm.as_ref().and_then(|it| it.take(&gpus));
         let loaded = taken.as_ref().map(|it| it.loaded);
+        phases.finds(match loaded {
+            Some(true) => Start::Resident,
+            Some(false) => Start::Prepared,
+            None if warm.is_some() => Start::Warm,
+            None => Start::Cold,
+        });
         if loaded != Some(true) {
             daemon.clients.registry.wait_for_memory_of_ended();
         }

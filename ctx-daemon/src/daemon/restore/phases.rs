@@ -19,6 +19,7 @@ use rekindle_images::{
 use rekindle_wire::control::{Failure, FailureKind, LOAD_STEPS, LoadTimes, PhaseInfo, RestoreInfo, RestoredInfo};
 use tracing::debug;
 
+use super::super::metrics::{Metrics, Restored, Start};
 use super::super::{lock, thread, wait_timeout};
 
 /// How long the processes wait until the watchers have heard that they are about to run.
@@ -67,6 +68,7 @@ pub(in crate::daemon) struct Phases {
     began: Instant,
     state: Mutex<State>,
     heard: Condvar,
+    metrics: Arc<Metrics>,
 }
 
 struct State {
@@ -83,6 +85,10 @@ struct State {
     /// Whether the account of the restore was written, if it can be.
     over: bool,
     failure: Option<Failure>,
+    /// What was ready for the image.
+    source: Start,
+    /// Whether the metrics have heard of the end, or need not hear of it.
+    is_recorded: bool,
     /// The image that the account is written beside, until the file is made.
     image: Option<(ImageDir, Checksum)>,
     /// The file of the account, made while CRIU still has the directory: whoever removes it afterwards finds no new file there.
@@ -110,6 +116,13 @@ struct Loading {
 
 impl Default for Phases {
     fn default() -> Self {
+        Self::new(Arc::default())
+    }
+}
+
+impl Phases {
+    /// A restore begins; the metrics hear of its end.
+    pub(super) fn new(metrics: Arc<Metrics>) -> Self {
         let now = Instant::now();
         let state = State {
             mark: now,
@@ -120,15 +133,25 @@ impl Default for Phases {
             loaded: None,
             over: false,
             failure: None,
+            source: Start::default(),
+            is_recorded: false,
             image: None,
             file: None,
             unaware: 0,
         };
-        Self { began: now, state: Mutex::new(state), heard: Condvar::new() }
+        Self { began: now, state: Mutex::new(state), heard: Condvar::new(), metrics }
     }
-}
 
-impl Phases {
+    /// The directory has no image of Rekindle, so this is no restore of ours.
+    pub(super) fn is_not_ours(&self) {
+        lock(&self.state).is_recorded = true;
+    }
+
+    /// Sets what was ready for the image.
+    pub(super) fn finds(&self, source: Start) {
+        lock(&self.state).source = source;
+    }
+
     /// A part ends: it has taken the time since the last one ended.
     pub(super) fn ends(&self, part: Part) {
         lock(&self.state).ends(part, Instant::now());
@@ -217,12 +240,17 @@ impl Phases {
     /// The restore has failed, or a load after it. The first failure counts.
     pub(super) fn failed(&self, failure: &Failure) {
         let mut state = lock(&self.state);
+        let mut record = None;
         if !state.over {
             state.failure.get_or_insert_with(|| failure.clone());
+            record = state.must_record();
         }
         state.image = None;
         let file = state.file.take();
         drop(state);
+        if let Some(source) = record {
+            self.metrics.restore_failed(failure.kind, source);
+        }
         if let Some((file, _)) = file {
             file.remove();
         }
@@ -235,6 +263,11 @@ impl Phases {
             let reason = "given up: CRIU ended, or was ended, before the processes were complete";
             state.failure.get_or_insert_with(|| Failure::new(FailureKind::GivenUp, reason));
             state.image = None;
+            let record = state.must_record();
+            drop(state);
+            if let Some(source) = record {
+                self.metrics.restore_failed(FailureKind::GivenUp, source);
+            }
         }
     }
 
@@ -269,16 +302,24 @@ impl Phases {
 
     /// Writes the account when the processes run and everything is loaded. The disk may be slow, so a thread of its own does it.
     fn end_if_loaded(self: &Arc<Self>) {
-        let (account, file) = {
+        let (account, file, record) = {
             let mut state = lock(&self.state);
             let all = state.clients.iter().all(|it| it.over);
-            if state.running.is_none() || !all || state.loaded.is_some() || state.failure.is_some() {
+            let Some(running) = state.running else { return };
+            if !all || state.loaded.is_some() || state.failure.is_some() {
                 return;
             }
             let loaded = self.began.elapsed();
             state.loaded = Some(loaded);
-            (state.account(), state.file.take())
+            let record = state.must_record().map(|source| {
+                let loads: Vec<_> = state.clients.iter().filter_map(|it| it.times).collect();
+                (source, running, loaded, state.phases(), loads)
+            });
+            (state.account(), state.file.take(), record)
         };
+        if let Some((source, running, loaded, phases, loads)) = record {
+            self.metrics.restore_done(&Restored { source, running, loaded, phases: &phases, loads: &loads });
+        }
         let phases = Arc::clone(self);
         let write = move || {
             if let Some((file, manifest)) = file
@@ -311,6 +352,11 @@ impl Phases {
 }
 
 impl State {
+    /// What was ready for the image, if the metrics must hear of the end now.
+    fn must_record(&mut self) -> Option<Start> {
+        (!std::mem::replace(&mut self.is_recorded, true)).then_some(self.source)
+    }
+
     fn ends(&mut self, part: Part, now: Instant) {
         self.spent[part as usize] += now.saturating_duration_since(self.mark);
         self.mark = now;

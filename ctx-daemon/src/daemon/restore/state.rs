@@ -51,6 +51,11 @@ impl Restores {
         lock(&self.0).going_on.insert(restore.id, Arc::clone(restore));
     }
 
+    /// The number of restores whose processes do not run yet.
+    pub(in crate::daemon) fn count(&self) -> usize {
+        lock(&self.0).going_on.len()
+    }
+
     pub(super) fn remove(&self, restore: &Restore) {
         let mut known = lock(&self.0);
         known.going_on.remove(&restore.id);

@@ -11,12 +11,16 @@ use std::sync::{Arc, Mutex};
 
 use rekindle_wire::control::RestoreInfo;
 
+use super::super::metrics::Metrics;
 use super::super::{lock, process};
 use super::phases::{Phases, Tracked};
 
 /// All watches.
 #[derive(Default)]
-pub(in crate::daemon) struct Watches(Mutex<Inner>);
+pub(in crate::daemon) struct Watches {
+    inner: Mutex<Inner>,
+    metrics: Arc<Metrics>,
+}
 
 #[derive(Default)]
 struct Inner {
@@ -34,13 +38,18 @@ struct Watch {
 }
 
 impl Watches {
+    /// No watches yet.
+    pub(in crate::daemon) fn new(metrics: Arc<Metrics>) -> Self {
+        Self { inner: Mutex::default(), metrics }
+    }
+
     /// A CRIU begins a restore. A watcher watches the first one that descends from it: processes that were restored are its
     /// descendants too.
     pub(super) fn begin(&self, criu: i32) -> Tracked {
-        let phases = Arc::<Phases>::default();
-        if !lock(&self.0).watches.is_empty() {
+        let phases = Arc::new(Phases::new(Arc::clone(&self.metrics)));
+        if !lock(&self.inner).watches.is_empty() {
             let above = process::ancestry(criu);
-            let mut inner = lock(&self.0);
+            let mut inner = lock(&self.inner);
             for watch in inner.watches.iter_mut().filter(|it| it.restore.is_none() && above.contains(&it.watcher)) {
                 if watch.hears_first {
                     phases.must_be_heard();
@@ -53,7 +62,7 @@ impl Watches {
 
     /// A process watches, until the result is dropped.
     pub(super) fn add(&self, watcher: i32, hears_first: bool) -> WatchGuard<'_> {
-        let mut inner = lock(&self.0);
+        let mut inner = lock(&self.inner);
         inner.next += 1;
         let number = inner.next;
         inner.watches.push(Watch { number, watcher, hears_first, restore: None });
@@ -61,7 +70,7 @@ impl Watches {
     }
 
     fn with<T>(&self, number: u64, action: impl FnOnce(&mut Watch) -> T) -> Option<T> {
-        lock(&self.0).watches.iter_mut().find(|it| it.number == number).map(action)
+        lock(&self.inner).watches.iter_mut().find(|it| it.number == number).map(action)
     }
 }
 
@@ -97,7 +106,7 @@ impl Watch {
 impl Drop for WatchGuard<'_> {
     fn drop(&mut self) {
         self.has_heard();
-        lock(&self.watches.0).watches.retain(|it| it.number != self.number);
+        lock(&self.watches.inner).watches.retain(|it| it.number != self.number);
     }
 }
 
@@ -130,6 +139,6 @@ mod tests {
         first.has_heard();
         drop((first, second));
         assert!(restore.0.is_heard_by_all());
-        assert!(lock(&watches.0).watches.is_empty());
+        assert!(lock(&watches.inner).watches.is_empty());
     }
 }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use rekindle_wire::control::{Reply, SuspendedInfo, WorkerReply, WorkerRequest};
+use rekindle_wire::control::{Failing, Reply, SuspendedInfo, WorkerReply, WorkerRequest};
 use tracing::{info, warn};
 
 pub(super) use self::error::SuspendError;
@@ -35,6 +35,7 @@ use self::space::Space;
 use super::clients::{Client, Held, Holder};
 use super::content::wait_for_content;
 use super::dump::files;
+use super::metrics::Suspended;
 use super::peer::{is_operator, may_checkpoint};
 use super::pidns::PidView;
 use super::process::Process;
@@ -58,7 +59,11 @@ pub(super) struct Asked {
 
 /// Suspends the clients of a tree.
 pub(super) fn suspend(daemon: &Arc<Daemon>, asked: &Asked, how: How, fds: Vec<OwnedFd>) -> Reply {
-    match try_suspend(daemon, asked, how, fds) {
+    let result = try_suspend(daemon, asked, how, fds);
+    let given_back = result.as_ref().map(|all| all.iter().map(|it| (Duration::from_millis(it.ms), it.bytes)));
+    let how = Suspended { deep: how.deep, for_another: false };
+    daemon.metrics.suspended(how, given_back.map_err(Failing::kind));
+    match result {
         Ok(suspended) => Reply::Suspended(suspended),
         Err(error) => {
             warn!(pid = asked.pid, "not suspended: {error}");
@@ -79,6 +84,8 @@ pub(super) fn resume(daemon: &Arc<Daemon>, asked: &Asked) -> Reply {
         });
         results.into_iter().collect()
     });
+    let resumed: Result<Vec<_>, SuspendError> = resumed;
+    daemon.metrics.resumed(resumed.as_ref().err().map(Failing::kind));
     match resumed {
         Ok(resumed) => Reply::WereResumed(resumed),
         Err(error) => {

@@ -10,18 +10,20 @@ use std::time::Duration;
 use rekindle_wire::control::{Suspension, WorkerReply, WorkerRequest};
 use rekindle_wire::frame;
 
-use super::{Answered, DESCRIBE_TIMEOUT, Description, Worker, WorkerError, lock, sys};
+use super::{Answered, DESCRIBE_TIMEOUT, Description, Late, Worker, WorkerError, lock, sys};
 use crate::limit::{Deadline, Limit};
 
 /// How long a worker that is busy with another request may take to finish it: most requests take no time.
 const SOON: Limit = Limit::fixed(Duration::from_millis(100));
 const AT_ONCE: Limit = Limit::fixed(Duration::ZERO);
+/// How long idle workers, all together, may take to answer whoever only glances: a worker that does nothing else takes no time.
+const GLANCE: Limit = Limit::fixed(Duration::from_millis(100));
 
 /// Asks all of these at once. Returns each description, in their order; a worker that has no time now has its last one. Takes
 /// little more than a second, however many do not answer.
 pub(crate) fn describe_all(workers: &[&Worker]) -> Vec<Description> {
     let described = workers.iter().zip(describe_now(workers));
-    described.map(|(worker, now)| now.unwrap_or_else(|| lock(&worker.described).clone())).collect()
+    described.map(|(worker, now)| now.or_else(|| worker.last_description()).unwrap_or_default()).collect()
 }
 
 /// The same, with nothing for a worker that has no time now.
@@ -33,9 +35,25 @@ pub(crate) fn describe_now(workers: &[&Worker]) -> Vec<Option<Description>> {
     for (worker, asked) in workers.iter().zip(&mut asked).filter(|(_, asked)| asked.is_none()) {
         *asked = worker.ask_to_describe(soon);
     }
-    let deadline = DESCRIBE_TIMEOUT.begins();
-    let described = workers.iter().zip(&asked);
-    described.map(|(worker, asked)| worker.described(asked.as_ref(), deadline)).collect()
+    receive_all(workers, &asked, DESCRIBE_TIMEOUT, Late::IsNews)
+}
+
+/// Asks all of these that are idle at once, and waits no longer than a tenth of a second for all of them together. A worker that
+/// hangs costs that only once: until it has answered, it is not idle.
+pub(crate) fn describe_at_a_glance(workers: &[&Worker]) -> Vec<Option<Description>> {
+    let asked: Vec<_> = workers.iter().map(|worker| worker.ask_to_describe(AT_ONCE.begins())).collect();
+    receive_all(workers, &asked, GLANCE, Late::IsUsual)
+}
+
+fn receive_all(
+    workers: &[&Worker],
+    asked: &[Option<Receiver<Answered>>],
+    limit: Limit,
+    late: Late,
+) -> Vec<Option<Description>> {
+    let deadline = limit.begins();
+    let described = workers.iter().zip(asked);
+    described.map(|(worker, asked)| worker.described(asked.as_ref(), deadline, late)).collect()
 }
 
 impl Worker {
@@ -59,14 +77,19 @@ impl Worker {
         self.described_anew(deadline).map(|it| Duration::from_millis(it.idle_ms))
     }
 
+    /// The description of the last time that the worker was described.
+    pub(crate) fn last_description(&self) -> Option<Description> {
+        lock(&self.described).clone()
+    }
+
     /// Whether the client was suspended when the worker was last described.
     pub(crate) fn was_suspended(&self) -> Option<Suspension> {
-        lock(&self.described).suspended
+        lock(&self.described).as_ref()?.suspended
     }
 
     /// The memory of its client on each device when the worker was last described.
     pub(crate) fn device_memory_then(&self) -> Vec<u64> {
-        lock(&self.described).device_memory.clone()
+        self.last_description().unwrap_or_default().device_memory
     }
 
     /// Whether the worker only keeps its client, which is suspended deeply. It stays so until it ends.
@@ -87,7 +110,7 @@ impl Worker {
             return None;
         };
         let description = Description { device_memory, pinned_memory, commands, suspended, idle_ms, physical };
-        *lock(&self.described) = description.clone();
+        *lock(&self.described) = Some(description.clone());
         Some(description)
     }
 
@@ -115,8 +138,8 @@ impl Worker {
         frame::send(&self.channel, request, &[], &[]).map(|()| true)
     }
 
-    fn described(&self, asked: Option<&Receiver<Answered>>, deadline: Deadline) -> Option<Description> {
-        match asked.map(|it| self.receive(it, deadline.into())) {
+    fn described(&self, asked: Option<&Receiver<Answered>>, deadline: Deadline, late: Late) -> Option<Description> {
+        match asked.map(|it| self.receive(it, deadline.into(), late)) {
             Some(Some(Ok(answered))) => self.note(answered),
             _ => None,
         }

@@ -136,7 +136,7 @@ impl WarmImages {
     }
 
     /// For listings, the image that was used last first.
-    pub(super) fn infos(&self) -> Vec<WarmInfo> {
+    pub(in crate::daemon) fn infos(&self) -> Vec<WarmInfo> {
         let all: Vec<_> = lock(&self.state).images.iter().rev().cloned().collect();
         all.iter().map(|it| it.info()).collect()
     }
