@@ -93,10 +93,7 @@ fn checked(text: &str, file: &Path) -> Result<Config, Vec<Remark>> {
             Err(error) => error,
         };
         let (byte, said) = match &error {
-            // One line: the message has a line for what was expected.
-            ConfigError::Parse { source, .. } => {
-                (source.span().map(|it| it.start), source.message().trim().replace('\n', "; "))
-            }
+            ConfigError::Parse { source, .. } => (source.span().map(|it| it.start), plain(source.message())),
             other => (other.setting().and_then(|it| value_of(&rest, it)), other.to_string()),
         };
         mistakes.push(Remark { position: byte.map(|it| position_at(text, it)), text: said });
@@ -109,6 +106,14 @@ fn checked(text: &str, file: &Path) -> Result<Config, Vec<Remark>> {
     }
     mistakes.sort_by_key(|it| it.position);
     Err(mistakes)
+}
+
+/// A message of the parser on one line, for people who do not write Rust.
+fn plain(message: &str) -> String {
+    let numbers = ["usize", "u64", "u32"].map(|it| format!("expected {it}"));
+    let named = numbers.iter().find_map(|it| message.strip_suffix(it.as_str()));
+    let message = named.map_or(message.to_owned(), |it| format!("{it}expected a whole number, 0 or more"));
+    message.trim().replace('\n', "; ")
 }
 
 /// The text with blanks in place of a part, so that everything else stays where it is.
@@ -170,7 +175,10 @@ mod tests {
     fn a_mistake_has_its_line_and_column() {
         for (text, expected) in [
             ("", "a file.toml: ok\n"),
-            ("# ä\n[pool]\nspare = \"1\"", "a file.toml:3:9: invalid type: string \"1\", expected usize\n"),
+            (
+                "# ä\n[pool]\nspare = \"1\"",
+                "a file.toml:3:9: invalid type: string \"1\", expected a whole number, 0 or more\n",
+            ),
             ("socket = 'ä' x", "a file.toml:1:14: "),
             ("[pool]\nspair = 1", "a file.toml:2:1: unknown field `spair`, expected one of `spare`, `learned`"),
             (
