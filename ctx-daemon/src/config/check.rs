@@ -2,6 +2,7 @@
 //! this machine.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -17,8 +18,8 @@ pub(crate) struct Report {
     file: PathBuf,
     /// Whether there is such a file. Without the default file every setting has its default.
     exists: bool,
-    /// The first mistake, with which the daemon would not start.
-    mistake: Option<Remark>,
+    /// The mistakes, with which the daemon would not start.
+    mistakes: Vec<Remark>,
     /// What the daemon reads without complaint, but cannot work on this machine.
     notes: Vec<Remark>,
 }
@@ -33,7 +34,7 @@ struct Remark {
 }
 
 /// A line and a column, in characters, from 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 struct Position {
     line: usize,
     column: usize,
@@ -45,20 +46,20 @@ impl Report {
         let text = file.map_or_else(read_default, |it| read(it).map(Some))?;
         let (exists, text) = (text.is_some(), text.unwrap_or_default());
         let file = file.unwrap_or(Path::new(DEFAULT_FILE));
-        let (mistake, notes) = match checked(&text, file) {
-            Ok(config) => (None, host.notes(&config)),
-            Err(error) => (Some(mistake(&text, &error)), Vec::new()),
+        let (mistakes, notes) = match checked(&text, file) {
+            Ok(config) => (Vec::new(), host.notes(&config)),
+            Err(mistakes) => (mistakes, Vec::new()),
         };
         let remark = |Note { setting, problem }: Note| Remark {
-            position: position_of(&text, setting),
+            position: value_of(&text, setting).map(|it| position_at(&text, it)),
             text: format!("{setting}: {problem}"),
         };
-        Ok(Self { file: file.to_owned(), exists, mistake, notes: notes.into_iter().map(remark).collect() })
+        Ok(Self { file: file.to_owned(), exists, mistakes, notes: notes.into_iter().map(remark).collect() })
     }
 
     /// Whether the daemon would start with the file.
     pub(crate) fn is_ok(&self) -> bool {
-        self.mistake.is_none()
+        self.mistakes.is_empty()
     }
 }
 
@@ -71,34 +72,72 @@ impl fmt::Display for Report {
             }
             writeln!(f, " {kind}{}", remark.text)
         };
-        match &self.mistake {
-            Some(mistake) => line(f, mistake, "")?,
-            None if self.exists => writeln!(f, "{}: ok", self.file.display())?,
-            None => writeln!(f, "{}: does not exist; every setting has its default", self.file.display())?,
+        if self.is_ok() {
+            let answer = if self.exists { "ok" } else { "does not exist; every setting has its default" };
+            writeln!(f, "{}: {answer}", self.file.display())?;
         }
+        self.mistakes.iter().try_for_each(|mistake| line(f, mistake, ""))?;
         self.notes.iter().try_for_each(|note| line(f, note, "note: "))
     }
 }
 
-/// The configuration that the daemon would have.
-fn checked(text: &str, file: &Path) -> Result<Config, ConfigError> {
-    Config::merge(ServeOptions::default(), parse(text, file)?)
-}
-
-/// The mistake with its place.
-fn mistake(text: &str, error: &ConfigError) -> Remark {
-    match error {
-        ConfigError::Parse { source, .. } => Remark {
-            position: source.span().map(|span| position_at(text, span.start)),
-            // One line: the message has a line for what was expected.
-            text: source.message().trim().replace('\n', "; "),
-        },
-        other => Remark { position: other.setting().and_then(|it| position_of(text, it)), text: other.to_string() },
+/// The configuration that the daemon would have, or all mistakes. The parser stops at the first one, so that setting is left
+/// out, and the rest is read again.
+fn checked(text: &str, file: &Path) -> Result<Config, Vec<Remark>> {
+    let mut rest = text.to_owned();
+    let mut mistakes = Vec::new();
+    loop {
+        let error = match parse(&rest, file).and_then(|it| Config::merge(ServeOptions::default(), it)) {
+            Ok(config) if mistakes.is_empty() => return Ok(config),
+            Ok(_) => break,
+            Err(error) => error,
+        };
+        let (byte, said) = match &error {
+            ConfigError::Parse { source, .. } => (source.span().map(|it| it.start), plain(source.message())),
+            other => (other.setting().and_then(|it| value_of(&rest, it)), other.to_string()),
+        };
+        mistakes.push(Remark { position: byte.map(|it| position_at(text, it)), text: said });
+        let Some(setting) = byte.and_then(|it| setting_at(&rest, it)) else { break };
+        rest = without(&rest, setting);
+        // What is left out may have been part of something larger. What follows from that is no mistake of the file.
+        if DeTable::parse(&rest).is_err() {
+            break;
+        }
     }
+    mistakes.sort_by_key(|it| it.position);
+    Err(mistakes)
 }
 
-/// Where the file has the value of a setting, `TABLE.NAME` or `NAME`.
-fn position_of(text: &str, setting: &str) -> Option<Position> {
+/// A message of the parser on one line, for people who do not write Rust.
+fn plain(message: &str) -> String {
+    let numbers = ["usize", "u64", "u32"].map(|it| format!("expected {it}"));
+    let named = numbers.iter().find_map(|it| message.strip_suffix(it.as_str()));
+    let message = named.map_or(message.to_owned(), |it| format!("{it}expected a whole number, 0 or more"));
+    message.trim().replace('\n', "; ")
+}
+
+/// The text with blanks in place of a part, so that everything else stays where it is.
+fn without(text: &str, part: Range<usize>) -> String {
+    let blank = |(at, c): (usize, char)| {
+        let kept = !part.contains(&at) || c == '\n';
+        if kept { String::from(c) } else { " ".repeat(c.len_utf8()) }
+    };
+    text.char_indices().map(blank).collect()
+}
+
+/// The setting, name and value, that a byte belongs to. None if it belongs to a table.
+fn setting_at(text: &str, byte: usize) -> Option<Range<usize>> {
+    fn within(table: &DeTable<'_>, byte: usize) -> Option<Range<usize>> {
+        table.iter().find_map(|(name, value)| match value.get_ref() {
+            DeValue::Table(inner) => within(inner, byte),
+            _ => Some(name.span().start..value.span().end).filter(|it| it.contains(&byte)),
+        })
+    }
+    within(DeTable::parse(text).ok()?.get_ref(), byte)
+}
+
+/// Where the text has the value of a setting, `TABLE.NAME` or `NAME`.
+fn value_of(text: &str, setting: &str) -> Option<usize> {
     let root = DeTable::parse(text).ok()?;
     let mut path = setting.split('.');
     let last = path.next_back()?;
@@ -109,7 +148,7 @@ fn position_of(text: &str, setting: &str) -> Option<Position> {
             _ => return None,
         };
     }
-    Some(position_at(text, table.get(last)?.span().start))
+    Some(table.get(last)?.span().start)
 }
 
 /// The place of a byte. One beyond the end is at the end.
@@ -136,7 +175,10 @@ mod tests {
     fn a_mistake_has_its_line_and_column() {
         for (text, expected) in [
             ("", "a file.toml: ok\n"),
-            ("# ä\n[pool]\nspare = \"1\"", "a file.toml:3:9: invalid type: string \"1\", expected usize\n"),
+            (
+                "# ä\n[pool]\nspare = \"1\"",
+                "a file.toml:3:9: invalid type: string \"1\", expected a whole number, 0 or more\n",
+            ),
             ("socket = 'ä' x", "a file.toml:1:14: "),
             ("[pool]\nspair = 1", "a file.toml:2:1: unknown field `spair`, expected one of `spare`, `learned`"),
             (
@@ -150,6 +192,23 @@ mod tests {
             let said = said(text);
             assert!(said.starts_with(expected), "{text:?}: {said}");
             assert_eq!(said.lines().count(), 1, "{text:?}: {said}");
+        }
+    }
+
+    #[test]
+    fn all_mistakes_are_named() {
+        let text = "sokcet = 1\nsocket_mode = \"ä\" # octal\n[pool]\nspare = -1\nmax = 'x'\n[gpu]\nidle_ms = 0\n";
+        let said = said(text);
+        let lines: Vec<_> = said.lines().map(|it| it.split(' ').nth(1).unwrap()).collect();
+        let places: Vec<_> = lines.iter().map(|it| it.trim_start_matches("file.toml:")).collect();
+        assert_eq!(places, ["1:1:", "2:15:", "4:9:", "5:7:", "7:11:"], "{said}");
+        assert!(said.contains("socket_mode: \"ä\" is no mode"), "{said}");
+    }
+
+    #[test]
+    fn what_follows_from_a_mistake_is_none() {
+        for text in ["[spool]\nspare = 1\n", "image = { compression = \"x\", file_mib = 1 }", "a = 1\na = 2"] {
+            assert_eq!(said(text).lines().count(), 1, "{text:?}: {}", said(text));
         }
     }
 
@@ -174,11 +233,11 @@ mod tests {
         let report = Report {
             file: "f".into(),
             exists: true,
-            mistake: Some(Remark { position: Some(Position { line: 2, column: 3 }), text: "t".to_owned() }),
+            mistakes: vec![Remark { position: Some(Position { line: 2, column: 3 }), text: "t".to_owned() }],
             notes: vec![Remark { position: None, text: "n".to_owned() }],
         };
         let expected =
-            r#"{"file":"f","exists":true,"mistake":{"line":2,"column":3,"text":"t"},"notes":[{"text":"n"}]}"#;
+            r#"{"file":"f","exists":true,"mistakes":[{"line":2,"column":3,"text":"t"}],"notes":[{"text":"n"}]}"#;
         assert_eq!(serde_json::to_string(&report).unwrap(), expected);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! `packaging/rekindled.toml` describes every setting and shows its default. Tests compare it with what is read here.
 //!
-//! - [`file`]: the tables of the file; [`settings`]: the configuration in force; [`error`]: what can be wrong
+//! - [`mod@file`]: the tables of the file; [`settings`]: the configuration in force; [`error`]: what can be wrong
 //! - [`check`]: `rekindled check-config`; [`here`]: what a configuration asks for that this machine does not have
 
 mod check;
