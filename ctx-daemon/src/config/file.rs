@@ -7,6 +7,7 @@ use rekindle_wire::control::{Allowances, ContainerLimits, Limits};
 use serde::Deserialize;
 
 use super::error::ConfigError;
+use super::places::metrics_socket;
 use super::settings::{
     CheckpointConfig, DEFAULT_UIDS, GpuConfig, MetricsConfig, MetricsSocket, SandboxConfig, Spares, UidRange,
 };
@@ -79,7 +80,7 @@ impl MetricsTable {
     /// Checks the settings and fills in the defaults, for a daemon with this control socket.
     pub(super) fn checked(self, control: &Path) -> Result<MetricsConfig, ConfigError> {
         let socket = match self.socket {
-            None => MetricsSocket::Default(super::metrics_socket(control)),
+            None => MetricsSocket::Default(metrics_socket(control)),
             Some(path) if path.as_os_str().is_empty() => MetricsSocket::None,
             Some(path) => MetricsSocket::Given(std::path::absolute(path).map_err(ConfigError::Here)?),
         };

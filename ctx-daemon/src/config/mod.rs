@@ -3,12 +3,14 @@
 //! `packaging/rekindled.toml` describes every setting and shows its default. Tests compare it with what is read here.
 //!
 //! - [`mod@file`]: the tables of the file; [`settings`]: the configuration in force; [`error`]: what can be wrong
+//! - [`places`]: where things lie unless it says so
 //! - [`check`]: `rekindled check-config`; [`here`]: what a configuration asks for that this machine does not have
 
 mod check;
 mod error;
 mod file;
 mod here;
+mod places;
 mod settings;
 
 use std::path::{Path, PathBuf};
@@ -20,6 +22,7 @@ pub(crate) use self::check::Report;
 pub(crate) use self::error::ConfigError;
 use self::file::{File, configured};
 pub(crate) use self::here::Host;
+use self::places::{library_dir, state_dir};
 pub(crate) use self::settings::{
     CheckpointConfig, ClientConfig, Config, ImageConfig, MetricsConfig, MetricsSocket, RestoreConfig, SandboxConfig,
     SocketConfig, Spares, Timeouts, UidRange, WorkerConfig,
@@ -152,46 +155,6 @@ fn read_default() -> Result<Option<String>, ConfigError> {
 
 fn parse(text: &str, path: &Path) -> Result<File, ConfigError> {
     toml::from_str(text).map_err(|source| ConfigError::Parse { file: path.to_owned(), source: Box::new(source) })
-}
-
-/// The folder of Rekindle's libraries. Its default is where they are installed with this program, links resolved.
-fn library_dir(given: Option<PathBuf>) -> Result<PathBuf, ConfigError> {
-    if let Some(dir) = given {
-        return std::path::absolute(dir).map_err(ConfigError::Here);
-    }
-    let program = std::env::current_exe().and_then(|it| it.canonicalize()).map_err(ConfigError::Here)?;
-    let prefix = program.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
-    Ok(prefix.join("lib/rekindle"))
-}
-
-/// The state directory. Its default is beside the socket's folder, since containers see the socket's folder:
-/// `/run/rekindle-state`.
-fn state_dir(given: Option<PathBuf>, socket: &Path) -> Result<PathBuf, ConfigError> {
-    if let Some(dir) = given {
-        return std::path::absolute(dir).map_err(ConfigError::Here);
-    }
-    let dir = beside_folder(socket, "-state");
-    // Daemons with the same folder have separate state directories.
-    Ok(if is_default(socket) { dir } else { dir.join(socket.file_name().unwrap_or_default()) })
-}
-
-/// The default of the metrics' socket, which is beside the control socket's folder as well, in a folder that everybody may
-/// enter: `/run/rekindle-metrics/metrics.sock`.
-fn metrics_socket(control: &Path) -> PathBuf {
-    let dir = beside_folder(control, "-metrics");
-    // Not longer than a socket's path may be, since the control socket's is not.
-    if is_default(control) { dir.join("metrics.sock") } else { dir.join(control.file_name().unwrap_or_default()) }
-}
-
-/// The folder beside that of the control socket whose name ends so.
-fn beside_folder(control: &Path, suffix: &str) -> PathBuf {
-    let mut name = control.parent().unwrap_or(Path::new("/run/rekindle")).as_os_str().to_owned();
-    name.push(suffix);
-    PathBuf::from(name)
-}
-
-fn is_default(control: &Path) -> bool {
-    control == Path::new(rekindle_wire::control::DEFAULT_SOCKET)
 }
 
 /// Parses a mode in octal, as chmod takes it; TOML would read a bare 0660 as an error or, as 660, as something else.
