@@ -1,6 +1,7 @@
 //! `rekindle doctor`: checks that this machine has everything that Rekindle needs, and advises where it has not.
 //!
-//! - [`kernel`]: Linux, permissions; [`daemon`]: the daemon at the socket; [`driver`]: the GPU's driver
+//! - [`kernel`]: Linux, permissions; [`daemon`]: the daemon at the socket; [`driver`]: the GPU's driver;
+//!   [`replaced`]: processes that go on with an older one
 //! - [`criu`]: CRIU and its plugin; [`install`]: the interposer and the hook
 //! - [`api`]: `--api`, every driver function and the treatment of its calls; [`elf`]: the exports of a library
 
@@ -12,6 +13,7 @@ mod elf;
 mod finding;
 mod install;
 mod kernel;
+mod replaced;
 
 use std::path::PathBuf;
 
@@ -48,6 +50,7 @@ pub(crate) fn doctor(options: &Options) -> Result<(), Failure> {
     }
     let mut findings = kernel::look();
     findings.extend(driver::look(status.as_ref()));
+    findings.extend(replaced::look());
     findings.push(about_daemon);
     findings.extend(status.as_ref().and_then(|it| it.sandbox.as_ref()).map(daemon::sandbox));
     findings.extend(criu::look());

@@ -26,3 +26,4 @@ pub(crate) mod silence;
 pub(crate) mod start;
 pub(crate) mod state;
 mod suspended;
+mod title;

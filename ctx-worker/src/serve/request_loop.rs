@@ -36,6 +36,7 @@ use crate::serve::executor::Executor;
 use crate::serve::refusal::Refusal;
 use crate::serve::silence;
 use crate::serve::state::{Closed, How, Spare, State};
+use crate::serve::title;
 use crate::transition::{Machine, step};
 
 /// The number of commands executed before other events are checked.
@@ -716,6 +717,7 @@ impl Server {
 
     /// Remembers the client for the next daemon.
     pub(super) fn know_client(&mut self, connection: &UnixStream, attach: Attach) -> Result<(), Refusal> {
+        title::show(&attach.command);
         let attached = self.executor.call.session.attached.clone();
         self.channel.know_client(connection, attach, attached).map_err(Refusal::Io)
     }

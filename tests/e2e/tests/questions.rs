@@ -126,3 +126,20 @@ fn doctor_finds_what_is_there_and_says_what_is_not() -> Result {
     drop(other);
     node.finish()
 }
+
+/// `nvidia-smi` and `ps` show workers.
+#[test]
+fn the_title_of_a_worker_names_its_program_also_after_a_restore() -> Result {
+    let node = Node::start()?;
+    let title = |app: &App| -> Result<String> {
+        let line = std::fs::read(format!("/proc/{}/cmdline", node.client(app.pid())?.worker))?;
+        Ok(String::from_utf8_lossy(&line).trim_end_matches('\0').to_owned())
+    };
+    let app = idle(&node, &[])?;
+    assert_eq!(title(&app)?, "rekindled: worker of idle");
+    let image = node.dump_and_kill(app)?;
+    let app = node.restore(&image)?;
+    assert_eq!(title(&app)?, "rekindled: worker of idle");
+    app.kill()?;
+    node.finish()
+}
