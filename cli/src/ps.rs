@@ -6,6 +6,9 @@ use rekindle_wire::control::{ClientInfo, Reply, Request};
 use crate::failure::Failure;
 use crate::{access, calls, daemon, output};
 
+/// How much of a container's name is shown.
+const CONTAINER: usize = 12;
+
 /// The options of `rekindle ps`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -44,7 +47,7 @@ pub(crate) fn ps(options: &Options) -> Result<(), Failure> {
 }
 
 fn table(clients: &[ClientInfo]) -> String {
-    let heads = ["PID", "WORKER", "STATE", "GPU MEMORY", "PINNED", "COMMANDS", "PROTOCOL", "NAME"];
+    let heads = ["PID", "WORKER", "STATE", "GPU MEMORY", "PINNED", "COMMANDS", "PROTOCOL", "USER", "CONTAINER", "NAME"];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     rows.extend(clients.iter().map(|client| {
         let memory = client.device_memory.iter().copied().map(output::size);
@@ -58,10 +61,22 @@ fn table(clients: &[ClientInfo]) -> String {
             output::size(client.pinned_memory),
             client.commands.to_string(),
             output::plain(if client.protocol.is_empty() { "-" } else { &client.protocol }),
+            client.owner.user.map_or_else(|| "-".to_owned(), user_name),
+            // As podman and others show it.
+            output::plain(client.owner.container.as_deref().unwrap_or("-")).chars().take(CONTAINER).collect(),
             output::plain(&client.command),
         ]
     }));
     output::table(&rows, &[0, 1, 3, 4, 5])
+}
+
+/// The name of a user, as this machine knows it, or the number where it has no name.
+fn user_name(user: u32) -> String {
+    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    // Fields: name, password, number, ...
+    let named = users.lines().find(|line| line.split(':').nth(2).and_then(|it| it.parse().ok()) == Some(user));
+    let name = named.and_then(|line| line.split(':').next());
+    name.map_or_else(|| user.to_string(), output::plain)
 }
 
 /// The state of a process, with the progress of its dump, or of its return from a suspension.
@@ -91,7 +106,7 @@ fn state(client: &ClientInfo) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rekindle_wire::control::Suspension;
+    use rekindle_wire::control::{Owner, Suspension};
 
     use super::*;
 
@@ -111,6 +126,7 @@ mod tests {
             idle_ms: 0,
             suspended_for: None,
             not_moved: None,
+            owner: Owner { user: Some(65_533), container: Some("0123456789abcdef".to_owned()), cgroup: None },
         }
     }
 
@@ -136,9 +152,9 @@ mod tests {
     fn one_line_to_a_process() {
         let clients = [client(9, &[3 << 30, 0], "python3"), client(31_415, &[1 << 20], "bad\x1b[2Jname")];
         let expected = "  \
-              PID  WORKER  STATE       GPU MEMORY  PINNED  COMMANDS  PROTOCOL  NAME
-    9      10  running  3.0 GiB + 0 B     0 B         7  auto      python3
-31415   31416  running        1.0 MiB     0 B         7  -         bad\u{fffd}[2Jname
+              PID  WORKER  STATE       GPU MEMORY  PINNED  COMMANDS  PROTOCOL  USER   CONTAINER     NAME
+    9      10  running  3.0 GiB + 0 B     0 B         7  auto      65533  0123456789ab  python3
+31415   31416  running        1.0 MiB     0 B         7  -         65533  0123456789ab  bad\u{fffd}[2Jname
 ";
         assert_eq!(table(&clients), expected);
         let suspended = |hold, waits_for_room| ClientInfo {

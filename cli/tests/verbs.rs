@@ -12,8 +12,8 @@ use rekindle_images::{
     Protocol, RestorePhase,
 };
 use rekindle_wire::control::{
-    CallInfo, CheckInfo, ClientInfo, DumpInfo, DumpOutcome, Failure, FailureKind, Opening, ProtocolChange, Reply,
-    Request, RestoreInfo, StatusInfo,
+    CallInfo, CheckInfo, ClientInfo, DumpInfo, DumpOutcome, Failure, FailureKind, Opening, Owner, ProtocolChange,
+    Reply, Request, RestoreInfo, StatusInfo,
 };
 use rekindle_wire::frame;
 use tempfile::TempDir;
@@ -70,14 +70,15 @@ fn ps_lists_for_people_and_for_programs() {
         idle_ms: 0,
         suspended_for: None,
         not_moved: None,
+        owner: Owner { user: Some(0), container: None, cgroup: Some("/user.slice".to_owned()) },
     };
     let dir = TempDir::new().unwrap();
     let daemon = answers(dir.path(), Reply::Clients(vec![client.clone()]));
     let (code, out, _) = ran(&mut ps(dir.path()));
     assert!(matches!(daemon.join().unwrap(), Request::List));
     assert_eq!(code, 0);
-    let expected = "PID  WORKER  STATE    GPU MEMORY   PINNED  COMMANDS  PROTOCOL  NAME\n \
-                    12      13  running     1.0 GiB  4.0 KiB        99  cow       train\n";
+    let expected = "PID  WORKER  STATE    GPU MEMORY   PINNED  COMMANDS  PROTOCOL  USER  CONTAINER  NAME\n \
+                    12      13  running     1.0 GiB  4.0 KiB        99  cow       root  -          train\n";
     assert_eq!(out, expected);
 
     let dir = TempDir::new().unwrap();

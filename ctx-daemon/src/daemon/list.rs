@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rekindle_cuda_abi::table;
 use rekindle_wire::attach::Device;
 use rekindle_wire::calls::Count;
-use rekindle_wire::control::{CallInfo, ClientInfo, Failure, GpuInfo, Reply, StatusInfo};
+use rekindle_wire::control::{CallInfo, ClientInfo, Failure, GpuInfo, Owner, Reply, StatusInfo};
 use rekindle_wire::gpus;
 use rekindle_wire::version::control_version;
 
@@ -15,6 +15,7 @@ use super::lost::Lost;
 use super::oversubscribe::SuspendedFor;
 use super::peer::is_operator;
 use super::pidns::PidView;
+use super::process::{self, Process};
 use super::sys::Credentials;
 use super::worker::{Description, describe_all};
 
@@ -29,7 +30,7 @@ pub(crate) fn clients(daemon: &Daemon, peer: Credentials) -> Reply {
     let operator = is_operator(peer);
     let visible = |pid: i32| {
         let theirs = view.to_theirs(pid)?;
-        (operator || super::process::user(pid) == Some(peer.uid)).then_some(theirs)
+        (operator || process::user(pid) == Some(peer.uid)).then_some(theirs)
     };
     let clients = daemon.clients.registry.clients();
     let clients: Vec<_> = clients.iter().filter_map(|it| Some((visible(it.process.pid)?, it))).collect();
@@ -77,6 +78,16 @@ fn without_worker(pid: i32, lost: Lost) -> ClientInfo {
         idle_ms: 0,
         suspended_for: None,
         not_moved: None,
+        owner: owner(lost.process, None),
+    }
+}
+
+/// Whose a process is.
+fn owner(process: Process, container: Option<&str>) -> Owner {
+    Owner {
+        user: process::user(process.pid),
+        container: container.map(str::to_owned),
+        cgroup: process::cgroup(process.pid),
     }
 }
 
@@ -100,7 +111,7 @@ pub(crate) fn access(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
 /// A client that the peer may ask about.
 pub(crate) fn client(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Arc<Client>, Failure> {
     let ours = PidView::of(peer.pid).and_then(|view| view.to_ours(pid))?;
-    let allowed = is_operator(peer) || super::process::user(ours) == Some(peer.uid);
+    let allowed = is_operator(peer) || process::user(ours) == Some(peer.uid);
     let clients = daemon.clients.registry.clients_among(&[ours]);
     let client = clients.into_iter().next().filter(|_| allowed);
     client.ok_or_else(|| Failure::refused(format!("process {pid} is no client of yours")))
@@ -139,6 +150,7 @@ fn info(daemon: &Daemon, pid: i32, client: &Client, described: Description) -> C
         suspended: described.suspended,
         idle_ms: described.idle_ms,
         suspended_for: None,
+        owner: owner(client.process, client.allowed.container.as_deref().map(|it| it.id.as_str())),
         not_moved: described.suspended.filter(|it| it.deep).and_then(|_| daemon.moves.why(client.process)),
     }
 }

@@ -204,6 +204,12 @@ pub(crate) fn user(pid: i32) -> Option<u32> {
     std::fs::metadata(format!("/proc/{pid}")).ok().map(|it| it.uid())
 }
 
+/// The cgroup of a process in the v2 hierarchy; None if the process is gone, or there is no such hierarchy.
+pub(crate) fn cgroup(pid: i32) -> Option<String> {
+    let text = std::fs::read(format!("/proc/{pid}/cgroup")).ok()?;
+    String::from_utf8_lossy(&text).lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
+}
+
 /// The user that a process acts as; None if the process does not exist.
 pub(crate) fn effective_user(pid: i32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;

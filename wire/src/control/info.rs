@@ -42,6 +42,20 @@ pub struct ClientInfo {
     /// Why the last attempt to have another worker take this client over has failed, while the client is suspended deeply.
     #[serde(default)]
     pub not_moved: Option<String>,
+    /// Whose it is.
+    #[serde(default)]
+    pub owner: Owner,
+}
+
+/// Whose a client is.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Owner {
+    /// The user that the process runs as, by its number on the daemon's host; none if the process is gone.
+    pub user: Option<u32>,
+    /// The container that was given the process's GPUs, by the name that the container engine has for it.
+    pub container: Option<String>,
+    /// The process's cgroup in the v2 hierarchy, as the daemon sees it: `/system.slice/train.service`.
+    pub cgroup: Option<String>,
 }
 
 /// A suspended client.
