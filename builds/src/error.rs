@@ -33,6 +33,14 @@ pub enum BuildError {
         /// The build that they are.
         found: BuildId,
     },
+    /// A library that is none of Rekindle's.
+    #[error("{name} has more than {limit} bytes: it is no library of Rekindle")]
+    TooLarge {
+        /// The library.
+        name: &'static str,
+        /// The most bytes that one may have.
+        limit: u64,
+    },
     /// No such build is here.
     #[error("build {id} is not in {}: `rekindle builds` lists those that are", path.display())]
     Absent {

@@ -18,9 +18,9 @@
 //!
 //! | from | to | by |
 //! |---|---|---|
-//! | absent | present | [`Store::add`]: an upgrade, or a restore whose image has it |
-//! | present | in use for new applications | [`Store::choose`]: an upgrade |
-//! | present | absent | [`Store::remove`]: nothing needs it any more, as [`needs`] finds out |
+//! | absent | present | [`Locked::add`]: an upgrade, or a restore whose image has it |
+//! | present | in use for new applications | [`Locked::choose`]: an upgrade |
+//! | present | absent | [`Locked::remove`]: nothing needs it any more, as [`needs`] finds out |
 
 #![deny(unsafe_code)]
 
@@ -31,7 +31,7 @@ mod store;
 
 pub use error::BuildError;
 pub use id::BuildId;
-pub use store::{Build, Library, Store};
+pub use store::{Build, Library, Locked, Store};
 
 /// The name by which programs load the driver.
 pub const INTERPOSER: &str = "libcuda.so.1";

@@ -14,6 +14,12 @@ use crate::{Build, BuildId, LIBRARIES};
 
 /// Where podman keeps the configurations of containers, for root: this directory has `DRIVER-containers/ID/userdata/config.json`.
 const PODMAN: [&str; 2] = ["/var/lib/containers/storage", "/run/containers/storage"];
+/// The file that may name another directory, as `graphroot`.
+const PODMAN_STORAGE: &str = "/etc/containers/storage.conf";
+/// Where it lies for users other than root, below each home.
+const PODMAN_OF_USERS: &str = ".local/share/containers/storage";
+/// The directories of specifications by which container engines mount a build.
+const CDI: [&str; 2] = ["/etc/cdi", "/run/cdi"];
 
 /// Who needs a build.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,7 +28,7 @@ pub struct Needs {
     pub processes: BTreeSet<i32>,
     /// Whether it is mounted somewhere, as in containers that run.
     pub mounted: bool,
-    /// Files that say how a container is started again, and name it.
+    /// Files that say how containers are started, and name it.
     pub containers: BTreeSet<PathBuf>,
 }
 
@@ -34,29 +40,30 @@ impl Needs {
     }
 }
 
-/// Finds out who needs each of these builds. Root sees everything; another user sees its own processes.
+/// Finds out who needs each of these builds. Root sees everything in its pid namespace; another user sees its own processes.
 ///
 /// # Errors
 ///
-/// The error of reading `/proc`.
+/// The error of reading `/proc`, or anything else that may show a need; not where this user may not read it.
 pub fn of(builds: &[Build]) -> io::Result<BTreeMap<BuildId, Needs>> {
     let mut needs: BTreeMap<BuildId, Needs> = builds.iter().map(|it| (it.id, Needs::default())).collect();
     let mut looked_at = HashSet::new();
     for pid in processes()? {
-        for id in mapped(pid, builds).into_iter().chain(awaited(pid, builds)) {
+        for id in mapped_by(pid, builds)?.into_iter().chain(awaited(pid, builds)?) {
             needs.entry(id).or_default().processes.insert(pid);
         }
         // One table for all processes of a mount namespace.
         let Ok(namespace) = fs::read_link(format!("/proc/{pid}/ns/mnt")) else { continue };
         if looked_at.insert(namespace) {
-            let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
-            for build in builds.iter().filter(|it| is_mounted(&it.dir, &mounts)) {
+            let mounts = read(format!("/proc/{pid}/mountinfo"))?;
+            let mounts = String::from_utf8_lossy(&mounts);
+            for build in builds.iter().filter(|it| is_mounted(it.id, &mounts)) {
                 needs.entry(build.id).or_default().mounted = true;
             }
         }
     }
-    for file in PODMAN.iter().flat_map(|storage| configurations(Path::new(storage))) {
-        let Ok(text) = fs::read(&file) else { continue };
+    for file in storages()?.iter().flat_map(|it| configurations(it)).chain(specifications()) {
+        let text = read(&file)?;
         for build in builds.iter().filter(|it| names(&text, &it.dir)) {
             needs.entry(build.id).or_default().containers.insert(file.clone());
         }
@@ -64,11 +71,20 @@ pub fn of(builds: &[Build]) -> io::Result<BTreeMap<BuildId, Needs>> {
     Ok(needs)
 }
 
-/// The builds whose libraries a process has mapped, also where it sees them under other paths, as in a container. None for a process that
-/// is gone.
+/// The builds whose libraries a process has mapped, also where it sees them under other names, as in a container. None for a process
+/// that is gone or cannot be examined.
 #[must_use]
 pub fn mapped(pid: i32, builds: &[Build]) -> BTreeSet<BuildId> {
-    let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+    mapped_by(pid, builds).unwrap_or_default()
+}
+
+fn mapped_by(pid: i32, builds: &[Build]) -> io::Result<BTreeSet<BuildId>> {
+    let mut maps = read(format!("/proc/{pid}/maps"))?;
+    if maps.is_empty() {
+        maps = maps_of_threads(pid)?;
+    }
+    let libraries: Vec<_> =
+        builds.iter().flat_map(|build| LIBRARIES.map(|name| (build.id, build.dir.join(name)))).collect();
     let mut found = BTreeSet::new();
     let mut last = "";
     let maps = String::from_utf8_lossy(&maps);
@@ -79,41 +95,51 @@ pub fn mapped(pid: i32, builds: &[Build]) -> BTreeSet<BuildId> {
         }
         last = path;
         let file = fs::metadata(format!("/proc/{pid}/map_files/{range}"));
-        let name = Path::new(path).file_name().unwrap_or_default();
-        let is_it = |build: &&Build| {
-            let ours = build.dir.join(name);
+        let is_it = |(_, ours): &&(BuildId, PathBuf)| {
             // Who may not see the files of mappings sees the paths.
-            match (&file, fs::metadata(&ours)) {
+            match (&file, fs::metadata(ours)) {
                 (Ok(file), Ok(ours)) => (file.dev(), file.ino()) == (ours.dev(), ours.ino()),
                 (Err(_), Ok(_)) => ours == Path::new(path),
                 (_, Err(_)) => false,
             }
         };
-        found.extend(builds.iter().find(is_it).map(|it| it.id));
+        found.extend(libraries.iter().find(is_it).map(|(id, _)| *id));
     }
-    found
+    Ok(found)
 }
 
-/// The range and the path of a mapping of a file that is named like one of the libraries.
+/// The mappings of a process whose first thread has ended: another thread has them.
+fn maps_of_threads(pid: i32) -> io::Result<Vec<u8>> {
+    for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        let maps = read(thread.path().join("maps"))?;
+        if !maps.is_empty() {
+            return Ok(maps);
+        }
+    }
+    Ok(Vec::new())
+}
+
+/// The range and the path of a mapping of a file that is named like one of the libraries. In a container, the interposer lies also
+/// under the names of the image's own driver.
 fn mapping(line: &str) -> Option<(&str, &str)> {
     let path = &line[line.find('/')?..];
     let name = path.rsplit('/').next()?;
-    LIBRARIES.contains(&name).then_some((line.split(' ').next()?, path))
+    let is_ours = LIBRARIES.iter().any(|it| name.starts_with(it.trim_end_matches(".1")));
+    is_ours.then_some((line.split(' ').next()?, path))
 }
 
 /// The builds that the environment of a process names: the process may load the libraries later.
-fn awaited(pid: i32, builds: &[Build]) -> Vec<BuildId> {
-    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    builds.iter().filter(|it| names(&environment, &it.dir)).map(|it| it.id).collect()
+fn awaited(pid: i32, builds: &[Build]) -> io::Result<Vec<BuildId>> {
+    let environment = read(format!("/proc/{pid}/environ"))?;
+    Ok(builds.iter().filter(|it| names(&environment, &it.dir)).map(|it| it.id).collect())
 }
 
 /// Whether a table of mounts has one whose root is a build's directory or in it. A root begins at its file system's own, which need not
-/// be mounted at `/`.
-fn is_mounted(build: &Path, mounts: &str) -> bool {
+/// be mounted at `/`, so only the name counts.
+fn is_mounted(id: BuildId, mounts: &str) -> bool {
+    let id = id.to_string();
     // Fields: number, parent, device, root, place, ...
-    let mut roots = mounts.lines().filter_map(|line| Path::new(line.split(' ').nth(3)?).strip_prefix("/").ok());
-    let is_build = |at: &Path| at.file_name() == build.file_name() && build.ends_with(at);
-    roots.any(|root| root.ancestors().any(is_build))
+    mounts.lines().filter_map(|line| line.split(' ').nth(3)).any(|root| root.split('/').any(|it| it == id))
 }
 
 fn names(text: &[u8], dir: &Path) -> bool {
@@ -121,17 +147,57 @@ fn names(text: &[u8], dir: &Path) -> bool {
     text.windows(dir.len().max(1)).any(|it| it == dir)
 }
 
+/// Reads a file. One that is gone is empty, and so is one that this user may not read: a process that not even root may examine is
+/// none of this machine's programs, but that of a sandbox around it.
+fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+    match fs::read(&path) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
+            Ok(Vec::new())
+        }
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(Vec::new()),
+        Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.as_ref().display()))),
+        text => text,
+    }
+}
+
 fn processes() -> io::Result<Vec<i32>> {
     let entries = fs::read_dir("/proc")?;
-    Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+    let all: Vec<i32> = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    // Without it nothing can be said: this program itself is a process.
+    if all.is_empty() { Err(io::Error::other("/proc is not mounted")) } else { Ok(all) }
+}
+
+/// Where podman keeps what it knows of containers.
+fn storages() -> io::Result<Vec<PathBuf>> {
+    let mut all: Vec<PathBuf> = PODMAN.map(PathBuf::from).into();
+    let text = read(PODMAN_STORAGE)?;
+    all.extend(String::from_utf8_lossy(&text).lines().filter_map(|line| {
+        let value = line.trim().strip_prefix("graphroot")?.trim_start().strip_prefix('=')?;
+        Some(PathBuf::from(value.trim().trim_matches('"')))
+    }));
+    let users = read("/etc/passwd")?;
+    let homes = String::from_utf8_lossy(&users)
+        .lines()
+        .filter_map(|line| line.split(':').nth(5).map(PathBuf::from))
+        .collect::<BTreeSet<_>>();
+    all.extend(homes.into_iter().map(|home| home.join(PODMAN_OF_USERS)));
+    Ok(all)
 }
 
 /// The configurations of podman's containers below a directory.
 fn configurations(storage: &Path) -> Vec<PathBuf> {
-    let inside = |dir: &Path| fs::read_dir(dir).into_iter().flatten().flatten().map(|it| it.path());
-    let drivers = inside(storage).filter(|it| it.to_string_lossy().ends_with("-containers"));
-    let containers = drivers.flat_map(|driver| inside(&driver).collect::<Vec<_>>());
+    let drivers = inside(storage).into_iter().filter(|it| it.to_string_lossy().ends_with("-containers"));
+    let containers = drivers.flat_map(|driver| inside(&driver));
     containers.map(|it| it.join("userdata/config.json")).filter(|it| it.is_file()).collect()
+}
+
+/// The specifications of devices.
+fn specifications() -> Vec<PathBuf> {
+    CDI.iter().flat_map(|dir| inside(Path::new(dir))).filter(|it| it.is_file()).collect()
+}
+
+fn inside(dir: &Path) -> Vec<PathBuf> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|it| it.path()).collect()
 }
 
 #[cfg(test)]
@@ -143,10 +209,14 @@ mod tests {
         let line = "7f0000300000-7f0000400000 r-xp 00001000 fe:01 431                        /usr/lib/rekindle/builds/x/libcuda.so.1";
         let path = "/usr/lib/rekindle/builds/x/libcuda.so.1";
         assert_eq!(mapping(line), Some(("7f0000300000-7f0000400000", path)));
+        // A program that looks for it by another name, in a container, and an image's own driver that it covers.
+        for name in ["libcuda.so", "libcuda.so.580.2"] {
+            let path = format!("/usr/local/cuda/compat/{name}");
+            assert_eq!(mapping(&format!("7f00-7f01 r-xp 0 fe:01 431 {path}")), Some(("7f00-7f01", path.as_str())));
+        }
         for other in [
             "7f0000500000-7f0000501000 rw-p 00000000 00:00 0 ",
-            "7f0000300000-7f0000400000 r-xp 00001000 fe:01 431 /usr/lib/libcuda.so.1.2",
-            "7f0000300000-7f0000400000 r-xp 00001000 fe:01 431 /usr/lib/libcuda.so.1 (deleted)",
+            "7f0000300000-7f0000400000 r-xp 00001000 fe:01 431 /usr/lib/libcudart.so.13",
             "7f0000300000-7f0000400000 r-xp 00001000 00:00 0 [heap]",
         ] {
             assert_eq!(mapping(other), None, "{other}");
@@ -158,11 +228,12 @@ mod tests {
         let id = BuildId::from_bytes([0xab; 16]);
         let mount = |root: &str| format!("41 1 8:1 {root} /usr/lib/rekindle ro - ext4 /dev/sda1 rw\n");
         let dir = format!("/usr/lib/rekindle/builds/{id}");
-        let is_mounted = |mounts: &str| is_mounted(Path::new(&dir), mounts);
+        let is_mounted = |mounts: &str| is_mounted(id, mounts);
         assert!(is_mounted(&mount(&dir)));
         assert!(is_mounted(&mount(&format!("/lib/rekindle/builds/{id}/libcuda.so.1"))));
         assert!(!is_mounted(&mount("/usr/lib/rekindle/builds")) && !is_mounted(&mount("/usr")));
-        assert!(!is_mounted(&mount(&format!("/opt/lib/rekindle/builds/{id}"))));
+        // A subvolume of btrfs.
+        assert!(is_mounted(&mount(&format!("/root/usr/lib/rekindle/builds/{id}"))));
         assert!(!is_mounted(&format!("41 1 8:1 / {dir} ro\n")));
         assert!(names(format!("A=1\0LD_LIBRARY_PATH={dir}:/x\0").as_bytes(), Path::new(&dir)));
         assert!(!names(format!("LD_LIBRARY_PATH=/opt{}", &dir[4..]).as_bytes(), Path::new(&dir)));

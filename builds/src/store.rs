@@ -5,8 +5,9 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use sha2::{Digest, Sha256};
 
 use crate::{BuildError, BuildId, INTERPOSER, LIBRARIES, NVML};
@@ -15,6 +16,8 @@ use crate::{BuildError, BuildId, INTERPOSER, LIBRARIES, NVML};
 const BUILDS: &str = "builds";
 /// The prefix of directories that are being filled. No build has such a name.
 const NEW: &str = ".new-";
+/// The largest library, in bytes: some twenty times what they have.
+const LARGEST: u64 = 64 << 20;
 /// Names by which programs also look for the libraries, and what they are links to.
 const LINKS: [(&str, &str); 1] = [("libcuda.so", INTERPOSER)];
 
@@ -91,6 +94,12 @@ impl Store {
         self.dir(id).join(INTERPOSER).is_file()
     }
 
+    /// When a build was last added or chosen; none if it is not here.
+    #[must_use]
+    pub fn used(&self, id: BuildId) -> Option<SystemTime> {
+        fs::metadata(self.dir(id)).and_then(|it| it.modified()).ok()
+    }
+
     /// The builds that are here, in the order of their names.
     ///
     /// # Errors
@@ -121,46 +130,24 @@ impl Store {
         inside.parent()?.to_str()?.parse().ok()
     }
 
-    /// Adds a build, unless it is here already, and returns its name. Either all of its files are there under its name, or nothing is.
+    /// Makes the directory of builds if there is none, and waits until nobody else changes what is in it.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Changed`] if `expected` names another build than these libraries are, or if the directory of their build has
-    /// other content; [`BuildError::File`] if a file cannot be read or written.
-    pub fn add(&self, libraries: Vec<Library>, expected: Option<BuildId>) -> Result<Build, BuildError> {
-        let builds = self.builds_dir();
-        fs::create_dir_all(&builds).map_err(BuildError::at("cannot create", &builds))?;
-        let new = New::in_dir(&builds)?;
-        let mut hashes = Vec::new();
-        for Library { name, mut file } in libraries {
-            let path = new.0.join(name);
-            let mut copy = File::create_new(&path).map_err(BuildError::at("cannot create", &path))?;
-            file.rewind()
-                .and_then(|()| io::copy(&mut file, &mut copy))
-                .map_err(BuildError::at("cannot write", &path))?;
-            copy.set_permissions(fs::Permissions::from_mode(0o755)).map_err(BuildError::at("cannot write", &path))?;
-            copy.sync_all().map_err(BuildError::at("cannot write", &path))?;
-            // Of the copy: the original may be changed meanwhile.
-            hashes.push((name, hash_of(&mut reopened(&path)?, &path)?));
-        }
-        for (link, target) in LINKS {
-            let path = new.0.join(link);
-            symlink(target, &path).map_err(BuildError::at("cannot create", &path))?;
-        }
-        let id = BuildId::of(hashes);
-        if let Some(expected) = expected.filter(|it| *it != id) {
-            return Err(BuildError::Changed { path: builds, expected, found: id });
-        }
-        let dir = self.dir(id);
-        sync(&new.0)?;
-        match fs::rename(&new.0, &dir) {
-            Ok(()) => sync(&builds)?,
-            Err(error) if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty) => {
-                self.check(id)?;
-            }
+    /// [`BuildError::File`] if the directory cannot be made or locked.
+    pub fn lock(&self) -> Result<Locked<'_>, BuildError> {
+        let dir = self.builds_dir();
+        match fs::create_dir(&dir) {
+            // Whatever the umask: applications of all users load from it.
+            Ok(()) => fs::set_permissions(&dir, fs::Permissions::from_mode(0o755))
+                .map_err(BuildError::at("cannot create", &dir))?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(BuildError::at("cannot create", &dir)(error)),
         }
-        Ok(Build { id, dir })
+        let opened = File::open(&dir).map_err(BuildError::at("cannot read", &dir))?;
+        rustix::fs::flock(&opened, FlockOperation::LockExclusive)
+            .map_err(|error| BuildError::at("cannot lock", &dir)(error.into()))?;
+        Ok(Locked { store: self, _lock: opened })
     }
 
     /// Compares the files of a build with its name.
@@ -178,6 +165,68 @@ impl Store {
         let found = BuildId::of(libraries.into_iter().map(hash).collect::<Result<Vec<_>, BuildError>>()?);
         if found == id { Ok(()) } else { Err(BuildError::Changed { path: dir, expected: id, found }) }
     }
+}
+
+/// The builds of a machine, which nobody else changes meanwhile.
+#[derive(Debug)]
+pub struct Locked<'a> {
+    store: &'a Store,
+    _lock: File,
+}
+
+impl Locked<'_> {
+    /// Adds a build, unless it is here already, and returns its name. Either all of its files are there under its name, or nothing is.
+    /// A directory of that name with other content is replaced.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Changed`] if `expected` names another build than these libraries are; [`BuildError::NoBuild`] and
+    /// [`BuildError::TooLarge`] if they are none of Rekindle's; [`BuildError::File`] if a file cannot be read or written.
+    pub fn add(&self, libraries: Vec<Library>, expected: Option<BuildId>) -> Result<Build, BuildError> {
+        let builds = self.store.builds_dir();
+        if !libraries.iter().any(|it| it.name == INTERPOSER) {
+            return Err(BuildError::NoBuild(builds));
+        }
+        let new = New::in_dir(&builds)?;
+        let mut hashes = Vec::new();
+        for Library { name, mut file } in libraries {
+            let path = new.0.join(name);
+            let mut copy = File::create_new(&path).map_err(BuildError::at("cannot create", &path))?;
+            // The content may be anybody's, and may grow meanwhile.
+            let copied = file.rewind().and_then(|()| io::copy(&mut file.take(LARGEST + 1), &mut copy));
+            if copied.map_err(BuildError::at("cannot write", &path))? > LARGEST {
+                return Err(BuildError::TooLarge { name, limit: LARGEST });
+            }
+            copy.set_permissions(fs::Permissions::from_mode(0o755)).map_err(BuildError::at("cannot write", &path))?;
+            copy.sync_all().map_err(BuildError::at("cannot write", &path))?;
+            // Of the copy: the original may be changed meanwhile.
+            hashes.push((name, hash_of(&mut reopened(&path)?, &path)?));
+        }
+        for (link, target) in LINKS {
+            let path = new.0.join(link);
+            symlink(target, &path).map_err(BuildError::at("cannot create", &path))?;
+        }
+        let id = BuildId::of(hashes);
+        if let Some(expected) = expected.filter(|it| *it != id) {
+            return Err(BuildError::Changed { path: builds, expected, found: id });
+        }
+        let dir = self.store.dir(id);
+        sync(&new.0)?;
+        match fs::rename(&new.0, &dir) {
+            Ok(()) => sync(&builds)?,
+            Err(error) if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty) => {
+                // One that is damaged is replaced: this is how a reinstallation mends it.
+                if self.store.check(id).is_err() {
+                    self.discard(id)?;
+                    fs::rename(&new.0, &dir).map_err(BuildError::at("cannot create", &dir))?;
+                    sync(&builds)?;
+                }
+                touch(&dir)?;
+            }
+            Err(error) => return Err(BuildError::at("cannot create", &dir)(error)),
+        }
+        Ok(Build { id, dir })
+    }
 
     /// Has new applications be given a build: the links lead to it from now on. Each link leads to the old or the new build at any
     /// moment.
@@ -186,22 +235,23 @@ impl Store {
     ///
     /// [`BuildError::Absent`] if it is not here; [`BuildError::File`] if a link cannot be made.
     pub fn choose(&self, id: BuildId) -> Result<(), BuildError> {
-        if !self.has(id) {
-            return Err(BuildError::Absent { id, path: self.builds_dir() });
+        if !self.store.has(id) {
+            return Err(BuildError::Absent { id, path: self.store.builds_dir() });
         }
         let inside = Path::new(BUILDS).join(id.to_string());
         for name in LIBRARIES {
-            let link = self.library_dir.join(name);
-            if self.dir(id).join(name).exists() {
+            let link = self.store.library_dir.join(name);
+            if self.store.dir(id).join(name).exists() {
                 replace_link(&inside.join(name), &link)?;
             } else {
                 remove_file(&link)?;
             }
         }
         for (link, target) in LINKS {
-            replace_link(Path::new(target), &self.library_dir.join(link))?;
+            replace_link(Path::new(target), &self.store.library_dir.join(link))?;
         }
-        sync(&self.library_dir)
+        touch(&self.store.dir(id))?;
+        sync(&self.store.library_dir)
     }
 
     /// Removes a build. Whoever calls this has found that nothing needs it.
@@ -211,7 +261,7 @@ impl Store {
     /// [`BuildError::Chosen`] if new applications are given it; [`BuildError::Absent`] if it is not here; [`BuildError::File`] if a file
     /// cannot be removed.
     pub fn remove(&self, id: BuildId) -> Result<(), BuildError> {
-        if self.chosen() == Some(id) {
+        if self.store.chosen() == Some(id) {
             return Err(BuildError::Chosen(id));
         }
         self.discard(id)
@@ -224,17 +274,20 @@ impl Store {
     /// [`BuildError::File`] if a link cannot be removed.
     pub fn choose_none(&self) -> Result<(), BuildError> {
         let names = LIBRARIES.into_iter().chain(LINKS.map(|(link, _)| link));
-        names.map(|name| self.library_dir.join(name)).filter(|it| it.is_symlink()).try_for_each(|it| remove_file(&it))
+        names
+            .map(|name| self.store.library_dir.join(name))
+            .filter(|it| it.is_symlink())
+            .try_for_each(|it| remove_file(&it))
     }
 
     fn discard(&self, id: BuildId) -> Result<(), BuildError> {
-        let dir = self.dir(id);
+        let dir = self.store.dir(id);
         // Under another name first: a build is there with all of its files, or not at all.
-        let gone = New::in_dir(&self.builds_dir())?;
+        let gone = New::in_dir(&self.store.builds_dir())?;
         match fs::rename(&dir, &gone.0) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err(BuildError::Absent { id, path: self.builds_dir() })
+                Err(BuildError::Absent { id, path: self.store.builds_dir() })
             }
             Err(error) => Err(BuildError::at("cannot remove", &dir)(error)),
         }
@@ -276,6 +329,12 @@ fn hash_of(file: &mut File, path: &Path) -> Result<[u8; 32], BuildError> {
             length => hash.update(&buffer[..length]),
         }
     }
+}
+
+/// Notes that a build has been added or chosen now.
+fn touch(dir: &Path) -> Result<(), BuildError> {
+    let touched = File::open(dir).and_then(|it| it.set_modified(SystemTime::now()));
+    touched.map_err(BuildError::at("cannot write", dir))
 }
 
 fn reopened(path: &Path) -> Result<File, BuildError> {

@@ -18,6 +18,7 @@ struct Machine {
 impl Machine {
     fn new() -> Self {
         let dir = TempDir::new().unwrap();
+        fs::create_dir(dir.path().join("lib")).unwrap();
         let store = Store::new(&dir.path().join("lib"));
         Self { dir, store }
     }
@@ -34,7 +35,7 @@ impl Machine {
     }
 
     fn add(&self, release: &Path) -> BuildId {
-        self.store.add(Library::in_dir(release).unwrap(), None).unwrap().id
+        self.store.lock().unwrap().add(Library::in_dir(release).unwrap(), None).unwrap().id
     }
 
     fn link(&self, name: &str) -> String {
@@ -56,12 +57,12 @@ fn an_upgrade_leaves_the_files_of_the_build_before() {
     let machine = Machine::new();
     let (old, new) = (machine.release("old", "old", Some("old nvml")), machine.release("new", "new", Some("new nvml")));
     let old = machine.add(&old);
-    machine.store.choose(old).unwrap();
+    machine.store.lock().unwrap().choose(old).unwrap();
     assert_eq!(machine.store.chosen(), Some(old));
     let kept = fs::File::open(machine.store.dir(old).join("libcuda.so.1")).unwrap();
     let new = machine.add(&new);
     assert_eq!(machine.link("libcuda.so.1"), "old", "a build that is only added changes nothing");
-    machine.store.choose(new).unwrap();
+    machine.store.lock().unwrap().choose(new).unwrap();
     for (name, content) in [("libcuda.so.1", "new"), ("libcuda.so", "new"), ("libnvidia-ml.so.1", "new nvml")] {
         assert_eq!(machine.link(name), content);
     }
@@ -69,15 +70,15 @@ fn an_upgrade_leaves_the_files_of_the_build_before() {
     let there = fs::metadata(machine.store.dir(old).join("libcuda.so.1")).unwrap();
     assert_eq!(about(there), about(kept.metadata().unwrap()), "it is the same file");
     // And back.
-    machine.store.choose(old).unwrap();
+    machine.store.lock().unwrap().choose(old).unwrap();
     assert_eq!(machine.link("libnvidia-ml.so.1"), "old nvml");
-    assert!(matches!(machine.store.remove(old), Err(BuildError::Chosen(id)) if id == old));
-    machine.store.remove(new).unwrap();
-    assert!(matches!(machine.store.remove(new), Err(BuildError::Absent { .. })));
+    assert!(matches!(machine.store.lock().unwrap().remove(old), Err(BuildError::Chosen(id)) if id == old));
+    machine.store.lock().unwrap().remove(new).unwrap();
+    assert!(matches!(machine.store.lock().unwrap().remove(new), Err(BuildError::Absent { .. })));
     assert_eq!((machine.builds(), machine.entries()), (vec![old], 1));
-    machine.store.choose_none().unwrap();
+    machine.store.lock().unwrap().choose_none().unwrap();
     assert_eq!(machine.store.chosen(), None);
-    machine.store.remove(old).unwrap();
+    machine.store.lock().unwrap().remove(old).unwrap();
     assert_eq!(machine.entries(), 0);
 }
 
@@ -100,9 +101,10 @@ fn a_build_that_is_here_is_added_again_without_a_change() {
     let mode = fs::metadata(machine.store.dir(id)).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode, 0o755);
     // Without NVML, a build that has it leaves no link behind.
-    machine.store.choose(machine.add(&machine.release("with", "content", Some("nvml")))).unwrap();
+    let with = machine.add(&machine.release("with", "content", Some("nvml")));
+    machine.store.lock().unwrap().choose(with).unwrap();
     assert_eq!(machine.link("libnvidia-ml.so.1"), "nvml");
-    machine.store.choose(id).unwrap();
+    machine.store.lock().unwrap().choose(id).unwrap();
     assert!(!machine.dir.path().join("lib/libnvidia-ml.so.1").is_symlink());
 }
 
@@ -111,15 +113,23 @@ fn content_that_is_not_what_the_name_says_is_refused() {
     let machine = Machine::new();
     let id = machine.add(&machine.release("release", "content", None));
     let other = machine.release("other", "other content", None);
-    let error = machine.store.add(Library::in_dir(&other).unwrap(), Some(id)).unwrap_err();
+    let error = machine.store.lock().unwrap().add(Library::in_dir(&other).unwrap(), Some(id)).unwrap_err();
     assert!(matches!(error, BuildError::Changed { expected, .. } if expected == id), "{error}");
     assert_eq!((machine.builds(), machine.entries()), (vec![id], 1));
     fs::write(machine.store.dir(id).join("libcuda.so.1"), "somebody's").unwrap();
     assert!(matches!(machine.store.check(id), Err(BuildError::Changed { .. })));
+    // A reinstallation mends it.
     let again = Library::in_dir(&machine.dir.path().join("release")).unwrap();
-    assert!(matches!(machine.store.add(again, Some(id)), Err(BuildError::Changed { .. })));
+    machine.store.lock().unwrap().add(again, Some(id)).unwrap();
+    machine.store.check(id).unwrap();
+    assert_eq!(machine.entries(), 1);
+    let nothing = machine.store.lock().unwrap().add(Vec::new(), None);
+    assert!(matches!(nothing, Err(BuildError::NoBuild(_))));
     assert!(matches!(Library::in_dir(machine.dir.path()), Err(BuildError::NoBuild(_))));
-    assert!(matches!(machine.store.choose(BuildId::from_bytes([7; 16])), Err(BuildError::Absent { .. })));
+    assert!(matches!(
+        machine.store.lock().unwrap().choose(BuildId::from_bytes([7; 16])),
+        Err(BuildError::Absent { .. })
+    ));
 }
 
 #[test]

@@ -3,11 +3,12 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand};
 use rekindle_builds::needs::{self, Needs};
-use rekindle_builds::{Build, BuildError, BuildId, LIBRARIES, Library, Store};
+use rekindle_builds::{Build, BuildError, BuildId, LIBRARIES, Library, Locked, Store};
 use rekindle_images::Image;
 use serde::Serialize;
 
@@ -37,9 +38,12 @@ enum Action {
         #[arg(long = "use")]
         choose: bool,
     },
-    /// Remove the builds that nobody needs: no process, no mount and no container of podman
+    /// Remove the builds that nobody needs, and that were last added or given to new applications before this machine has booted
     Prune {
-        /// Also the build that new applications are given
+        /// Also those of since then
+        #[arg(long)]
+        now: bool,
+        /// All that nobody needs, also the one that new applications are given
         #[arg(long)]
         all: bool,
     },
@@ -68,7 +72,7 @@ pub(crate) fn builds(options: &Options) -> Result<(), Failure> {
     match &options.action {
         None => list(&store, options.json),
         Some(Action::Add { dir, choose }) => add(&store, dir, *choose, options.json),
-        Some(Action::Prune { all }) => prune(&store, *all, options.json),
+        Some(Action::Prune { now, all }) => prune(&store, *now, *all, options.json),
     }
 }
 
@@ -106,13 +110,14 @@ fn lines(store: &Store, builds: &[Build]) -> Result<Vec<Line>, Failure> {
 }
 
 fn add(store: &Store, dir: &Path, choose: bool, json: bool) -> Result<(), Failure> {
-    let added = if is_image(dir) { of_image(store, dir)? } else { vec![store.add(Library::in_dir(dir)?, None)?] };
+    let locked = store.lock()?;
+    let added = if is_image(dir) { of_image(&locked, dir)? } else { vec![locked.add(Library::in_dir(dir)?, None)?] };
     if choose {
         let [build] = &added[..] else {
             let reason = format!("{} has {} builds: choose one of them by its directory", dir.display(), added.len());
             return Err(Failure::refused(anyhow!(reason)));
         };
-        store.choose(build.id)?;
+        locked.choose(build.id)?;
     }
     if json {
         return Ok(output::print_json(&lines(store, &added)?)?);
@@ -126,7 +131,7 @@ fn is_image(dir: &Path) -> bool {
 }
 
 /// Adds the builds that an image carries.
-fn of_image(store: &Store, dir: &Path) -> Result<Vec<Build>, Failure> {
+fn of_image(store: &Locked<'_>, dir: &Path) -> Result<Vec<Build>, Failure> {
     let image = Image::open(dir)?;
     if image.manifest().builds.is_empty() {
         return Err(Failure::refused(anyhow!("{} carries no build of Rekindle's libraries", dir.display())));
@@ -146,22 +151,31 @@ fn of_image(store: &Store, dir: &Path) -> Result<Vec<Build>, Failure> {
 }
 
 /// Removes builds, and reports those that stay because somebody needs them.
-fn prune(store: &Store, all: bool, json: bool) -> Result<(), Failure> {
-    let builds = store.list()?;
+fn prune(store: &Store, now: bool, all: bool, json: bool) -> Result<(), Failure> {
+    if !store.builds_dir().exists() {
+        return Ok(());
+    }
+    let locked = store.lock()?;
     if all {
         // First: from here on no new program begins to need a build.
-        store.choose_none()?;
+        locked.choose_none()?;
     }
-    let (chosen, lines) = (store.chosen(), lines(store, &builds)?);
+    let booted = booted()?;
     let mut removed = Vec::new();
-    for (build, line) in builds.iter().zip(lines) {
-        let reason = match &line {
-            _ if chosen == Some(build.id) => continue,
-            Line { processes, .. } if !processes.is_empty() => format!("processes {processes:?} need it"),
-            Line { mounted: true, .. } => "it is mounted".to_owned(),
-            Line { containers, .. } if !containers.is_empty() => format!("containers need it: {containers:?}"),
+    for build in store.list()? {
+        // A program may have been given it, and have shown nothing of it yet.
+        let is_recent = store.used(build.id).is_none_or(|used| used >= booted);
+        if store.chosen() == Some(build.id) || is_recent && !now && !all {
+            continue;
+        }
+        // Looked at right before it goes.
+        let needs = lines(store, std::slice::from_ref(&build))?;
+        let reason = match &needs[..] {
+            [Line { processes, .. }] if !processes.is_empty() => format!("processes {processes:?} need it"),
+            [Line { mounted: true, .. }] => "it is mounted".to_owned(),
+            [Line { containers, .. }] if !containers.is_empty() => format!("containers need it: {containers:?}"),
             _ => {
-                store.remove(build.id)?;
+                locked.remove(build.id)?;
                 removed.push(build.id.to_string());
                 continue;
             }
@@ -175,6 +189,14 @@ fn prune(store: &Store, all: bool, json: bool) -> Result<(), Failure> {
         return Ok(output::print_json(&removed)?);
     }
     Ok(output::print(&removed.iter().map(|id| format!("removed build {id}\n")).collect::<String>())?)
+}
+
+/// When this machine has booted.
+fn booted() -> anyhow::Result<SystemTime> {
+    let text = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+    let seconds = text.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok());
+    let seconds = seconds.context("/proc/stat does not say when this machine has booted")?;
+    Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
 }
 
 fn remove_if_empty(dir: &Path) -> anyhow::Result<()> {

@@ -7,11 +7,13 @@ use super::error::ConfigError;
 /// The folder of Rekindle's libraries. Its default is where they are installed with this program, links resolved.
 pub(super) fn library_dir(given: Option<PathBuf>) -> Result<PathBuf, ConfigError> {
     if let Some(dir) = given {
-        return std::path::absolute(dir).map_err(ConfigError::Here);
+        // Links resolved, since processes map the files at their own paths.
+        return dir.canonicalize().or_else(|_| std::path::absolute(dir)).map_err(ConfigError::Here);
     }
     let program = std::env::current_exe().and_then(|it| it.canonicalize()).map_err(ConfigError::Here)?;
     let prefix = program.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
-    Ok(prefix.join("lib/rekindle"))
+    let dir = prefix.join("lib/rekindle");
+    Ok(dir.canonicalize().unwrap_or(dir))
 }
 
 /// The state directory. Its default is beside the socket's folder, since containers see the socket's folder:

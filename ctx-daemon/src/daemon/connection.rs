@@ -143,7 +143,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         Request::Suspend { pid, hold, deep } => {
             drop(pending);
             let how = suspend::How { hold, deep };
-            message::reply(&stream, &suspend::suspend(daemon, &suspend::Asked { peer, pid }, how, fds));
+            message::reply(&stream, &suspend::suspend(daemon, &stream, &suspend::Asked { peer, pid }, how, fds));
         }
         Request::ResumeSuspended { pid } => {
             drop(pending);

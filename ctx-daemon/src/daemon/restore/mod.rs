@@ -235,7 +235,6 @@ impl Checking {
         if warm.is_none() {
             check::code(&image)?;
         }
-        libraries::add_missing(&image, &daemon.builds)?;
         phases.ends(Part::Check);
         let reservation = reserve(daemon, check::attached(manifest).count())?;
         let restorer = daemon.grants.of(Process::with_pid(criu)?)?;
@@ -267,6 +266,7 @@ impl Checking {
         let restoring = Restoring { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
         let attached = restoring.restore.workers().map(|it| it.attached());
         check::devices(manifest, &attached.collect::<Vec<_>>(), allowed)?;
+        libraries::add_missing(&image, &daemon.builds)?;
         let limit = daemon.config.timeouts.stall;
         let early = daemon.config.restore.run_before_loaded;
         let works = match loaded {

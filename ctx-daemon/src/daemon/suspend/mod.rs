@@ -19,6 +19,7 @@ mod space;
 mod spot;
 
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -40,7 +41,7 @@ use super::peer::{is_operator, may_checkpoint};
 use super::pidns::PidView;
 use super::process::Process;
 use super::quiesce;
-use super::sys::Credentials;
+use super::sys::{Credentials, is_hung_up};
 use super::worker::WorkerError;
 use super::{Daemon, at_once, process, thread};
 use crate::limit::Limit;
@@ -58,8 +59,8 @@ pub(super) struct Asked {
 }
 
 /// Suspends the clients of a tree.
-pub(super) fn suspend(daemon: &Arc<Daemon>, asked: &Asked, how: How, fds: Vec<OwnedFd>) -> Reply {
-    let result = try_suspend(daemon, asked, how, fds);
+pub(super) fn suspend(daemon: &Arc<Daemon>, stream: &UnixStream, asked: &Asked, how: How, fds: Vec<OwnedFd>) -> Reply {
+    let result = try_suspend(daemon, stream, asked, how, fds);
     let given_back = result.as_ref().map(|all| all.iter().map(|it| (Duration::from_millis(it.ms), it.bytes)));
     let how = Suspended { deep: how.deep, for_another: false };
     daemon.metrics.suspended(how, given_back.map_err(Failing::kind));
@@ -190,6 +191,7 @@ impl Asked {
 
 fn try_suspend(
     daemon: &Arc<Daemon>,
+    stream: &UnixStream,
     asked: &Asked,
     how: How,
     fds: Vec<OwnedFd>,
@@ -202,7 +204,7 @@ fn try_suspend(
     let space = Space::new(directory);
     let (view, root, _) = asked.clients(daemon)?;
     let overlaps = |other| SuspendError::Overlaps { root, other };
-    let waits = |other: Held, waited| waited < other.patience(&daemon.config.timeouts);
+    let waits = |other: Held, waited| waited < other.patience(&daemon.config.timeouts) && !is_hung_up(stream);
     let _hold = daemon.clients.registry.hold(root, Holder::Suspension, waits).map_err(overlaps)?;
     // The tree as it is while nobody joins it.
     let (_, _, all) = asked.clients(daemon)?;
