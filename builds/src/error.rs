@@ -41,6 +41,9 @@ pub enum BuildError {
         /// The most bytes that one may have.
         limit: u64,
     },
+    /// Somebody else changes what is in the directory, and does not end.
+    #[error("somebody else adds or removes builds in {} and does not end: look for another `rekindle builds`", .0.display())]
+    Busy(PathBuf),
     /// No such build is here.
     #[error("build {id} is not in {}: `rekindle builds` lists those that are", path.display())]
     Absent {

@@ -28,7 +28,8 @@ impl BuildId {
     pub(crate) fn of<'a>(libraries: impl IntoIterator<Item = (&'a str, [u8; 32])>) -> Self {
         let mut all = Sha256::new();
         for (name, hash) in libraries {
-            all.update(format!("{}  {name}\n", hex(&hash)));
+            let hash: String = hash.iter().map(|it| format!("{it:02x}")).collect();
+            all.update(format!("{hash}  {name}\n"));
         }
         let mut id = [0; 16];
         id.copy_from_slice(&all.finalize()[..16]);
@@ -38,7 +39,7 @@ impl BuildId {
 
 impl fmt::Display for BuildId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&hex(&self.0))
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
     }
 }
 
@@ -62,16 +63,8 @@ impl FromStr for BuildId {
         if text.len() != 32 || !text.bytes().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f')) {
             return Err(wrong());
         }
-        let mut id = [0; 16];
-        for (byte, at) in id.iter_mut().zip((0..32).step_by(2)) {
-            *byte = u8::from_str_radix(&text[at..at + 2], 16).map_err(|_| wrong())?;
-        }
-        Ok(Self(id))
+        u128::from_str_radix(text, 16).map(|it| Self(it.to_be_bytes())).map_err(|_| wrong())
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|it| format!("{it:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -33,10 +33,15 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Whether nobody needs the build.
+    /// Who needs the build, in words; none if nobody does.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.processes.is_empty() && !self.mounted && self.containers.is_empty()
+    pub fn why(&self) -> Option<String> {
+        match self {
+            Self { processes, .. } if !processes.is_empty() => Some(format!("processes {processes:?} need it")),
+            Self { mounted: true, .. } => Some("it is mounted".to_owned()),
+            Self { containers, .. } if !containers.is_empty() => Some(format!("containers need it: {containers:?}")),
+            _ => None,
+        }
     }
 }
 

@@ -5,9 +5,10 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
 use crate::{BuildError, BuildId, INTERPOSER, LIBRARIES, NVML};
@@ -18,6 +19,9 @@ const BUILDS: &str = "builds";
 const NEW: &str = ".new-";
 /// The largest library, in bytes: some twenty times what they have.
 const LARGEST: u64 = 64 << 20;
+/// How long to wait for somebody else who adds or removes builds: these copy a few megabytes, or look through all processes.
+const LOCK_LIMIT: Duration = Duration::from_secs(30);
+const LOCK_LOOK: Duration = Duration::from_millis(20);
 /// Names by which programs also look for the libraries, and what they are links to.
 const LINKS: [(&str, &str); 1] = [("libcuda.so", INTERPOSER)];
 
@@ -47,6 +51,13 @@ pub struct Library {
 }
 
 impl Library {
+    /// The library of this name, with its content; none if no library of Rekindle has the name.
+    #[must_use]
+    pub fn named(name: &str, file: File) -> Option<Self> {
+        let known = LIBRARIES.into_iter().find(|it| *it == name);
+        known.map(|name| Self { name, file })
+    }
+
     /// The libraries that lie in a directory.
     ///
     /// # Errors
@@ -130,11 +141,11 @@ impl Store {
         inside.parent()?.to_str()?.parse().ok()
     }
 
-    /// Makes the directory of builds if there is none, and waits until nobody else changes what is in it.
+    /// Makes the directory of builds if there is none, and waits until nobody else changes what is in it; for half a minute at most.
     ///
     /// # Errors
     ///
-    /// [`BuildError::File`] if the directory cannot be made or locked.
+    /// [`BuildError::File`] if the directory cannot be made or locked; [`BuildError::Busy`] if somebody else has it for too long.
     pub fn lock(&self) -> Result<Locked<'_>, BuildError> {
         let dir = self.builds_dir();
         match fs::create_dir(&dir) {
@@ -145,9 +156,15 @@ impl Store {
             Err(error) => return Err(BuildError::at("cannot create", &dir)(error)),
         }
         let opened = File::open(&dir).map_err(BuildError::at("cannot read", &dir))?;
-        rustix::fs::flock(&opened, FlockOperation::LockExclusive)
-            .map_err(|error| BuildError::at("cannot lock", &dir)(error.into()))?;
-        Ok(Locked { store: self, _lock: opened })
+        let began = Instant::now();
+        loop {
+            match rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Locked { store: self, _lock: opened }),
+                Err(Errno::WOULDBLOCK) if began.elapsed() < LOCK_LIMIT => std::thread::sleep(LOCK_LOOK),
+                Err(Errno::WOULDBLOCK) => return Err(BuildError::Busy(dir)),
+                Err(error) => return Err(BuildError::at("cannot lock", &dir)(error.into())),
+            }
+        }
     }
 
     /// Compares the files of a build with its name.

@@ -144,21 +144,21 @@ fn who_has_a_library_mapped_or_will_look_for_it_needs_its_build() {
     let idle = machine.add(&machine.release("idle", "idle", None));
     let builds = machine.store.list().unwrap();
     let needs = || needs::of(&builds).unwrap();
-    assert!(needs()[&id].is_empty() && needs()[&idle].is_empty());
+    assert!(needs()[&id].why().is_none() && needs()[&idle].why().is_none());
 
     let mut runs = Command::new(machine.store.dir(id).join("libcuda.so.1")).arg("1000").spawn().unwrap();
     let pid = runs.id() as i32;
     // Spawned is executed.
     assert_eq!(needs()[&id].processes, [pid].into());
-    assert!(needs()[&idle].is_empty());
+    assert!(needs()[&idle].why().is_none());
     runs.kill().unwrap();
     runs.wait().unwrap();
-    assert!(needs()[&id].is_empty());
+    assert!(needs()[&id].why().is_none());
 
     let path = machine.store.dir(idle);
     let mut awaits = Command::new("/bin/sleep").arg("1000").env("LD_LIBRARY_PATH", &path).spawn().unwrap();
     assert_eq!(needs()[&idle].processes, [awaits.id() as i32].into());
     awaits.kill().unwrap();
     awaits.wait().unwrap();
-    assert!(needs()[&idle].is_empty());
+    assert!(needs()[&idle].why().is_none());
 }

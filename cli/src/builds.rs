@@ -8,12 +8,14 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand};
 use rekindle_builds::needs::{self, Needs};
-use rekindle_builds::{Build, BuildError, BuildId, LIBRARIES, Library, Locked, Store};
+use rekindle_builds::{Build, BuildError, BuildId, Library, Locked, Store};
 use rekindle_images::Image;
 use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::{output, run};
+
+const UNSEEN: &str = "cannot find out who needs the builds";
 
 /// The options of `rekindle builds`.
 #[derive(Debug, Args)]
@@ -93,7 +95,7 @@ fn list(store: &Store, json: bool) -> Result<(), Failure> {
 }
 
 fn lines(store: &Store, builds: &[Build]) -> Result<Vec<Line>, Failure> {
-    let mut needs = needs::of(builds).context("cannot read /proc")?;
+    let mut needs = needs::of(builds).context(UNSEEN)?;
     let chosen = store.chosen();
     let line = |build: &Build| {
         let Needs { processes, mounted, containers } = needs.remove(&build.id).unwrap_or_default();
@@ -140,10 +142,9 @@ fn of_image(store: &Locked<'_>, dir: &Path) -> Result<Vec<Build>, Failure> {
     for build in &image.manifest().builds {
         let mut libraries = Vec::new();
         for it in &build.libraries {
-            let Some(name) = LIBRARIES.into_iter().find(|name| *name == it.name) else {
-                return Err(Failure::bad_image(anyhow!("bad image: {:?} is no library of Rekindle", it.name)));
-            };
-            libraries.push(Library { name, file: image.code_file(it.code)? });
+            let library = Library::named(&it.name, image.code_file(it.code)?);
+            let unknown = || Failure::bad_image(anyhow!("bad image: {:?} is no library of Rekindle", it.name));
+            libraries.push(library.ok_or_else(unknown)?);
         }
         added.push(store.add(libraries, Some(BuildId::from_bytes(build.id)))?);
     }
@@ -169,18 +170,14 @@ fn prune(store: &Store, now: bool, all: bool, json: bool) -> Result<(), Failure>
             continue;
         }
         // Looked at right before it goes.
-        let needs = lines(store, std::slice::from_ref(&build))?;
-        let reason = match &needs[..] {
-            [Line { processes, .. }] if !processes.is_empty() => format!("processes {processes:?} need it"),
-            [Line { mounted: true, .. }] => "it is mounted".to_owned(),
-            [Line { containers, .. }] if !containers.is_empty() => format!("containers need it: {containers:?}"),
-            _ => {
+        let needs = needs::of(std::slice::from_ref(&build)).context(UNSEEN)?;
+        match needs.values().find_map(Needs::why) {
+            Some(why) => eprintln!("rekindle: build {} stays: {why}", build.id),
+            None => {
                 locked.remove(build.id)?;
                 removed.push(build.id.to_string());
-                continue;
             }
-        };
-        eprintln!("rekindle: build {} stays: {reason}", build.id);
+        }
     }
     if all {
         remove_if_empty(&store.builds_dir())?;
@@ -211,7 +208,7 @@ fn remove_if_empty(dir: &Path) -> anyhow::Result<()> {
 impl From<BuildError> for Failure {
     fn from(error: BuildError) -> Self {
         match error {
-            BuildError::File { .. } => anyhow::Error::from(error).into(),
+            BuildError::File { .. } | BuildError::Busy(_) => anyhow::Error::from(error).into(),
             _ => Self::refused(error),
         }
     }

@@ -1,7 +1,7 @@
 //! Rekindle's libraries that an image's processes map again. A build that is not here is added from the image before CRIU looks for
 //! its files.
 
-use rekindle_builds::{BuildError, BuildId, INTERPOSER, LIBRARIES, Library, Store};
+use rekindle_builds::{BuildError, BuildId, INTERPOSER, Library, Store};
 use rekindle_images::{Image, ImageError};
 use rekindle_wire::control::{Failing, FailureKind};
 use thiserror::Error;
@@ -67,7 +67,6 @@ pub(super) fn add_missing(image: &Image, store: &Store) -> Result<(), LibraryErr
 }
 
 fn library(image: &Image, library: &rekindle_images::Library) -> Result<Library, LibraryError> {
-    let known = LIBRARIES.into_iter().find(|it| *it == library.name);
-    let name = known.ok_or_else(|| LibraryError::Unknown(library.name.clone()))?;
-    Ok(Library { name, file: image.code_file(library.code)? })
+    let found = Library::named(&library.name, image.code_file(library.code)?);
+    found.ok_or_else(|| LibraryError::Unknown(library.name.clone()))
 }
