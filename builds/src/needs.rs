@@ -9,6 +9,8 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::{Build, BuildId, LIBRARIES};
 
@@ -20,6 +22,9 @@ const PODMAN_STORAGE: &str = "/etc/containers/storage.conf";
 const PODMAN_OF_USERS: &str = ".local/share/containers/storage";
 /// The directories of specifications by which container engines mount a build.
 const CDI: [&str; 2] = ["/etc/cdi", "/run/cdi"];
+
+/// How long a process may be between two programs: it reads the first pages of the new one from its disk.
+const EXEC: Duration = Duration::from_secs(5);
 
 /// Who needs a build.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,6 +59,7 @@ pub fn of(builds: &[Build]) -> io::Result<BTreeMap<BuildId, Needs>> {
     let mut needs: BTreeMap<BuildId, Needs> = builds.iter().map(|it| (it.id, Needs::default())).collect();
     let mut looked_at = HashSet::new();
     for pid in processes()? {
+        wait_for_exec(pid)?;
         for id in mapped_by(pid, builds)?.into_iter().chain(awaited(pid, builds)?) {
             needs.entry(id).or_default().processes.insert(pid);
         }
@@ -111,6 +117,24 @@ fn mapped_by(pid: i32, builds: &[Build]) -> io::Result<BTreeSet<BuildId>> {
         found.extend(libraries.iter().find(is_it).map(|(id, _)| *id));
     }
     Ok(found)
+}
+
+/// Waits until a process has what its `execve` gives it. In between it has the memory of the new program, but no mapping of a file and no
+/// environment (Linux `fs/binfmt_elf.c`, `load_elf_binary`: `create_elf_tables` comes last, and writes the auxiliary vector).
+fn wait_for_exec(pid: i32) -> io::Result<()> {
+    let start = Instant::now();
+    loop {
+        let vector = read(format!("/proc/{pid}/auxv"))?;
+        // A thread of the kernel has no vector; a program's begins with a type that is not zero.
+        if vector.is_empty() || vector.iter().any(|byte| *byte != 0) {
+            return Ok(());
+        }
+        if start.elapsed() > EXEC {
+            let text = format!("process {pid} has been in execve for {EXEC:?}: nobody can tell which libraries it needs");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// The mappings of a process whose first thread has ended: another thread has them.

@@ -148,7 +148,7 @@ fn who_has_a_library_mapped_or_will_look_for_it_needs_its_build() {
 
     let mut runs = Command::new(machine.store.dir(id).join("libcuda.so.1")).arg("1000").spawn().unwrap();
     let pid = runs.id() as i32;
-    // Spawned is executed.
+    // The kernel lets its parent go on before it has mapped the program.
     assert_eq!(needs()[&id].processes, [pid].into());
     assert!(needs()[&idle].why().is_none());
     runs.kill().unwrap();
