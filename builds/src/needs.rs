@@ -130,7 +130,8 @@ fn wait_for_exec(pid: i32) -> io::Result<()> {
             return Ok(());
         }
         if start.elapsed() > EXEC {
-            let text = format!("process {pid} has been in execve for {EXEC:?}: nobody can tell which libraries it needs");
+            let text =
+                format!("process {pid} has been in execve for {EXEC:?}: nobody can tell which libraries it needs");
             return Err(io::Error::new(io::ErrorKind::TimedOut, text));
         }
         thread::sleep(Duration::from_millis(1));

@@ -26,6 +26,7 @@ pub mod graphs;
 pub mod jit;
 pub mod launch;
 pub mod lookup;
+pub mod managed;
 pub mod nvml;
 #[cfg(feature = "private")]
 pub mod private;

@@ -76,7 +76,7 @@ impl From<CudaMemcpy2d> for CudaMemcpy3d {
 
 /// `CUmemLocation`.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CUmemLocation {
     pub kind: u32,
     pub id: i32,

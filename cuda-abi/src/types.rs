@@ -169,6 +169,10 @@ pub const MEMORY_GRANULARITY: u64 = 2 << 20;
 pub const CU_MEM_ALLOCATION_TYPE_PINNED: u32 = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 pub const CU_MEM_LOCATION_TYPE_DEVICE: u32 = 1;
+/// `CU_MEM_LOCATION_TYPE_HOST`.
+pub const CU_MEM_LOCATION_TYPE_HOST: u32 = 2;
+/// `CU_MEM_LOCATION_TYPE_HOST_NUMA`.
+pub const CU_MEM_LOCATION_TYPE_HOST_NUMA: u32 = 3;
 /// `CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT`, the last that there is; those behind the device are memory of the host.
 pub const CU_MEM_LOCATION_TYPE_LAST: u32 = 4;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READ`.

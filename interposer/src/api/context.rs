@@ -9,7 +9,7 @@ use rekindle_wire::command::{
 
 use super::{check, code, put, put_if};
 use crate::call::{Call, perform};
-use crate::operations::pinned;
+use crate::operations::{managed, pinned};
 use crate::state::client::{self, Client};
 use crate::state::contexts::{self, Context, Contexts};
 use crate::state::memory::Allocation;
@@ -23,9 +23,12 @@ pub(super) fn forget(client: &Client, context: CUcontext) {
     client.functions.forget_context(context);
     client.arrays.forget_context(context);
     super::ipc::close_all(client, context);
+    managed::forget_context(client, context);
     for gone in client.memory.forget_context(context) {
         match gone {
             Allocation::Pinned { base, size, .. } => pinned::unmap(client, base, size),
+            // Its area is gone already.
+            Allocation::Managed { .. } => {}
             registered => super::register::take_back(client, &registered),
         }
     }

@@ -82,10 +82,10 @@ pub(crate) unsafe fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) -> CU
 /// address.
 const CAN_USE_HOST_POINTER: u32 = 91;
 
-/// Attributes of what the interposer does not offer, answered 0: pageable memory access (88, 100), managed memory
-/// (83, 89), handles of memory for other processes (103, 128), pools for other processes and on the
+/// Attributes of what the interposer does not offer, answered 0: pageable memory access (88, 100), managed memory that the
+/// program and the GPU may use at once (89: they may, but slowly), handles of memory for other processes (103, 128), pools for other processes and on the
 /// host (119, 142, 144), virtual memory on the host (141, 145), multicast (132).
-const NOT_OFFERED: &[u32] = &[83, 88, 89, 100, 103, 119, 128, 132, 141, 142, 144, 145];
+const NOT_OFFERED: &[u32] = &[88, 89, 100, 103, 119, 128, 132, 141, 142, 144, 145];
 
 pub(crate) unsafe fn cuDeviceGetAttribute(pi: *mut i32, attrib: u32, dev: CUdevice) -> CUresult {
     code(device(dev).and_then(|d| {

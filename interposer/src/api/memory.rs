@@ -5,8 +5,7 @@ use rekindle_wire::command::{MEM_FREE, MEM_INFO, MemFree, MemInfo};
 
 use super::{check, code, put, put_if};
 use crate::call::{Call, standing_error};
-use crate::operations::device_memory;
-use crate::process::log;
+use crate::operations::{device_memory, managed};
 use crate::state::client;
 use crate::state::memory::Allocation;
 
@@ -58,6 +57,7 @@ pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
         }
         match client.memory.at(dptr) {
             Some(Allocation::Device { base, .. } | Allocation::Pooled { base, .. }) if base == dptr => {}
+            Some(Allocation::Managed { .. }) => return managed::free(client, dptr),
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         }
         let mut call = Call::new(MEM_FREE)?;
@@ -70,11 +70,6 @@ pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
             }
         })
     }))
-}
-
-pub(crate) unsafe fn cuMemAllocManaged(_dptr: *mut CUdeviceptr, _bytes: usize, _flags: u32) -> CUresult {
-    log::refused("cuMemAllocManaged");
-    CUDA_ERROR_NOT_SUPPORTED
 }
 
 pub(crate) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CUresult {

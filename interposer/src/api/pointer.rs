@@ -35,6 +35,7 @@ unsafe fn write(data: *mut c_void, attribute: u32, address: u64) -> Result<(), C
     };
     let range = allocation.range();
     let host = allocation.is_host();
+    let managed = matches!(allocation, Allocation::Managed { .. });
     // For memory that the program has mapped itself, this is its reservation.
     let reserved = match allocation {
         Allocation::Mapping { base, .. } => client.vmm.reservation(base),
@@ -46,7 +47,8 @@ unsafe fn write(data: *mut c_void, attribute: u32, address: u64) -> Result<(), C
     unsafe {
         match attribute {
             1 => data.cast::<u64>().write(allocation.context()),
-            2 => data.cast::<u32>().write(if host { MEMORY_HOST } else { MEMORY_DEVICE }),
+            // Managed memory counts as the device's here, and has a host pointer, too.
+            2 => data.cast::<u32>().write(if host && !managed { MEMORY_HOST } else { MEMORY_DEVICE }),
             3 => match client.memory.reached_at(address, 1) {
                 Some(at) => data.cast::<u64>().write(at),
                 None => return Err(CUDA_ERROR_INVALID_VALUE),
@@ -57,7 +59,7 @@ unsafe fn write(data: *mut c_void, attribute: u32, address: u64) -> Result<(), C
             }),
             SYNC_MEMOPS => data.cast::<u32>().write(u32::from(client.memory.is_synchronous(address))),
             7 | 20 => data.cast::<u64>().write(client.memory.id(address).ok_or(CUDA_ERROR_INVALID_VALUE)?),
-            8 => data.cast::<u32>().write(0),
+            8 => data.cast::<u32>().write(u32::from(managed)),
             9 => data.cast::<i32>().write(ordinal(client, &allocation)),
             10 | 15 | 21 => data.cast::<u32>().write(0),
             11 => data.cast::<u64>().write(reserved.0),

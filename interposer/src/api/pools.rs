@@ -74,9 +74,9 @@ pub(crate) unsafe fn cuDeviceSetMemPool(dev: CUdevice, pool: u64) -> CUresult {
 ///
 /// # Safety
 /// `location` is null or a `CUmemLocation`.
-unsafe fn located(location: *mut c_void, kind: u64, what: &'static str) -> Result<CUdevice, CUresult> {
+unsafe fn located(location: *mut CUmemLocation, kind: u64, what: &'static str) -> Result<CUdevice, CUresult> {
     // SAFETY: the caller's promise.
-    let location = unsafe { read(location.cast::<CUmemLocation>()) }?;
+    let location = unsafe { read(location) }?;
     // An enumeration: the upper half of its register means nothing.
     if kind as u32 != CU_MEM_ALLOCATION_TYPE_PINNED {
         return if kind as u32 == 2 { refused(what) } else { Err(CUDA_ERROR_INVALID_VALUE) };
@@ -84,7 +84,7 @@ unsafe fn located(location: *mut c_void, kind: u64, what: &'static str) -> Resul
     device_of(location, what)
 }
 
-pub(crate) unsafe fn cuMemGetDefaultMemPool(out: *mut c_void, location: *mut c_void, kind: u64) -> CUresult {
+pub(crate) unsafe fn cuMemGetDefaultMemPool(out: *mut c_void, location: *mut CUmemLocation, kind: u64) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
     code(unsafe { located(location, kind, "cuMemGetDefaultMemPool of host memory") }.and_then(|device| {
         // SAFETY: the caller's promise by cuda.h.
@@ -92,7 +92,7 @@ pub(crate) unsafe fn cuMemGetDefaultMemPool(out: *mut c_void, location: *mut c_v
     }))
 }
 
-pub(crate) unsafe fn cuMemGetMemPool(out: *mut c_void, location: *mut c_void, kind: u64) -> CUresult {
+pub(crate) unsafe fn cuMemGetMemPool(out: *mut c_void, location: *mut CUmemLocation, kind: u64) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
     code(unsafe { located(location, kind, "cuMemGetMemPool of host memory") }.and_then(|device| {
         // SAFETY: the caller's promise by cuda.h.
@@ -100,7 +100,7 @@ pub(crate) unsafe fn cuMemGetMemPool(out: *mut c_void, location: *mut c_void, ki
     }))
 }
 
-pub(crate) unsafe fn cuMemSetMemPool(location: *mut c_void, kind: u64, pool: u64) -> CUresult {
+pub(crate) unsafe fn cuMemSetMemPool(location: *mut CUmemLocation, kind: u64, pool: u64) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
     code(unsafe { located(location, kind, "cuMemSetMemPool of host memory") }.and_then(|device| {
         // SAFETY: no pointers.
@@ -194,9 +194,9 @@ pub(crate) unsafe fn cuMemPoolSetAccess(pool: u64, list: *const CUmemAccessDesc,
     }))
 }
 
-pub(crate) unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location: *mut c_void) -> CUresult {
+pub(crate) unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location: *mut CUmemLocation) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    code(unsafe { read(location.cast::<CUmemLocation>()) }.and_then(|location| {
+    code(unsafe { read(location) }.and_then(|location| {
         let mut call = Call::new(POOL_GET_ACCESS)?;
         let ordinal = device_of(location, "cuMemPoolGetAccess of the host")?;
         let device = device(ordinal).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;

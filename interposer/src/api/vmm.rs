@@ -3,6 +3,7 @@
 
 use std::ffi::c_void;
 
+use rekindle_cuda_abi::raw::read;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{
     ADDRESS_FREE, ADDRESS_RESERVE, AddressRange, Kind, OfPiece, PIECE_ACCESS, PIECE_CREATE, PIECE_GRANULARITY,
@@ -241,14 +242,11 @@ pub(crate) unsafe fn cuMemSetAccess(
     }))
 }
 
-pub(crate) unsafe fn cuMemGetAccess(flags: *mut u64, location: *const c_void, ptr: CUdeviceptr) -> CUresult {
+pub(crate) unsafe fn cuMemGetAccess(flags: *mut u64, location: *const CUmemLocation, ptr: CUdeviceptr) -> CUresult {
     code(client::get().and_then(|client| {
-        if location.is_null() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        // SAFETY: not null, so a `CUmemLocation` by cuda.h's contract: a kind and a number.
-        let [kind, id] = unsafe { location.cast::<[i32; 2]>().read_unaligned() };
-        let device = device_of(client, kind as u32, id, "cuMemGetAccess of the host")?;
+        // SAFETY: the caller's promise by cuda.h.
+        let location = unsafe { read(location) }?;
+        let device = device_of(client, location.kind, location.id, "cuMemGetAccess of the host")?;
         let access = client.vmm.access(ptr, device).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         // SAFETY: the caller's promise by cuda.h.
         unsafe { put(flags, u64::from(access)) }

@@ -12,6 +12,7 @@ pub(crate) mod fill;
 pub(crate) mod function;
 pub(crate) mod host_box;
 pub(crate) mod launch;
+pub(crate) mod managed;
 pub(crate) mod pinned;
 pub(crate) mod stream;
 pub(crate) mod words;

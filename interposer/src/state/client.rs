@@ -12,6 +12,7 @@ use super::devices::Devices;
 use super::events::Events;
 use super::functions::Functions;
 use super::ipc::Opened;
+use super::managed::ManagedMemory;
 use super::memory::Memory;
 use super::streams::Streams;
 use super::vmm::Vmm;
@@ -25,6 +26,7 @@ pub(crate) struct Client {
     pub(crate) devices: Devices,
     pub(crate) contexts: Contexts,
     pub(crate) memory: Memory,
+    pub(crate) managed: ManagedMemory,
     pub(crate) vmm: Vmm,
     pub(crate) opened: Opened,
     pub(crate) functions: Functions,
@@ -82,6 +84,7 @@ impl Client {
             contexts: Contexts::new(devices.count()),
             devices,
             memory: Memory::new(),
+            managed: ManagedMemory::default(),
             vmm: Vmm::default(),
             opened: Opened::default(),
             functions: Functions::default(),

@@ -24,6 +24,8 @@ pub(crate) enum Allocation {
     Global { base: u64, size: u64, device: usize, context: CUcontext },
     /// Pinned host memory of ours, mapped in both processes.
     Pinned { base: u64, size: u64, flags: u32, context: CUcontext },
+    /// Managed memory, in pages of ours that are pinned and mapped in both processes.
+    Managed { base: u64, size: u64, context: CUcontext },
     /// Memory of the application's that it registered. Its pages are in a memfd of that serial number, and the worker
     /// has them at `alias`; or they are where they were, `alias` is 0, and copies go through the bounce buffer.
     Registered { base: u64, size: u64, flags: u32, context: CUcontext, alias: u64, serial: u64 },
@@ -43,6 +45,7 @@ impl Allocation {
         | Self::Opened { base, size, .. }
         | Self::Global { base, size, .. }
         | Self::Pinned { base, size, .. }
+        | Self::Managed { base, size, .. }
         | Self::Mapped { base, size, .. }
         | Self::Registered { base, size, .. }) = *self;
         base..base + size
@@ -54,6 +57,7 @@ impl Allocation {
             | Self::Opened { context, .. }
             | Self::Global { context, .. }
             | Self::Pinned { context, .. }
+            | Self::Managed { context, .. }
             | Self::Mapped { context, .. }
             | Self::Registered { context, .. } => context,
             Self::Pooled { .. } | Self::Mapping { .. } => 0,
@@ -68,7 +72,7 @@ impl Allocation {
             | Self::Mapping { device, .. }
             | Self::Opened { device, .. }
             | Self::Global { device, .. } => Some(device),
-            Self::Pinned { .. } | Self::Registered { .. } | Self::Mapped { .. } => None,
+            Self::Pinned { .. } | Self::Managed { .. } | Self::Registered { .. } | Self::Mapped { .. } => None,
         }
     }
 

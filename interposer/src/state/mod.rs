@@ -8,6 +8,7 @@ pub(crate) mod events;
 pub(crate) mod functions;
 pub(crate) mod idle;
 pub(crate) mod ipc;
+pub(crate) mod managed;
 pub(crate) mod memory;
 pub(crate) mod stream_attributes;
 pub(crate) mod streams;

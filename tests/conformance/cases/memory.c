@@ -75,13 +75,3 @@ GROUP(asked) {
     TRY("without a context", cuMemGetInfo_v2, &free, &total);
     TRY("without a context", cuMemGetAddressRange_v2, &base, &size, memory);
 }
-
-GROUP(not_offered) {
-    // Managed memory; a driver that does not offer it says so when it is asked for.
-    with_context();
-    int offered = 1;
-    SET(cuDeviceGetAttribute, &offered, CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, device);
-    CUdeviceptr memory;
-    CUresult result = CU(cuMemAllocManaged)(&memory, 64, CU_MEM_ATTACH_GLOBAL);
-    YES(cuMemAllocManaged, "as its attribute says", result == (offered ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED));
-}

@@ -51,10 +51,6 @@ const CANNOT_SUCCEED: &[&str] = &[
     "cuStreamBatchMemOp_ptsz",
 ];
 
-/// Calls whose answer depends on a device attribute. The case compares the answer with the attribute instead of
-/// recording it.
-const AS_AN_ATTRIBUTE_SAYS: &[&str] = &["cuMemAllocManaged"];
-
 fn declared() -> Vec<String> {
     let functions = table::parse(table::TEXT).unwrap();
     functions.into_iter().filter(|f| f.route != Route::Refused).map(|f| f.symbol).collect()
@@ -67,7 +63,7 @@ fn every_declared_call_is_answered_in_success_and_in_failure() {
     for call in declared() {
         let Shown { success, failure } = shown.get(&call).copied().unwrap_or_default();
         let listed = |list: &[&str]| list.contains(&call.as_str());
-        if listed(NOT_YET) || listed(AS_AN_ATTRIBUTE_SAYS) {
+        if listed(NOT_YET) {
             continue;
         }
         if !success && !listed(CANNOT_SUCCEED) {
@@ -84,7 +80,7 @@ fn every_declared_call_is_answered_in_success_and_in_failure() {
 fn what_is_listed_as_missing_is_missing() {
     let shown = recorded().unwrap();
     let there = |call: &&&str| shown.get(**call).is_some_and(|s| s.success && s.failure);
-    let lists = [NOT_YET, CANNOT_FAIL, CANNOT_SUCCEED, AS_AN_ATTRIBUTE_SAYS];
+    let lists = [NOT_YET, CANNOT_FAIL, CANNOT_SUCCEED];
     let answered: Vec<_> = lists.into_iter().flatten().filter(there).collect();
     assert!(answered.is_empty(), "these calls are answered now, take them off their lists: {answered:?}");
     let declared = declared();

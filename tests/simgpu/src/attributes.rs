@@ -56,8 +56,8 @@ pub(crate) fn value(attribute: u32, device: CUdevice) -> Option<i32> {
         50 => domain,
         75 => major as i32,
         76 => minor as i32,
-        // Not supported: managed memory, access to it from the host, several ways of sharing memory.
-        83 | 89 | 101 | 128 => 0,
+        // Not supported: access to a device's memory from the host, several ways of sharing memory.
+        101 | 128 => 0,
         110 | 112 | 113 | 114 | 116 | 117 | 121 | 124 | 125 => 0,
         // Not supported: pools and virtual memory on the host, exported pools.
         119 | 141 | 142 | 144 | 145 => 0,

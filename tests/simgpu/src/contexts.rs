@@ -14,7 +14,7 @@ use crate::config::{MAX_DEVICES, config};
 use crate::context::Context;
 use crate::device::{Device, devices};
 use crate::handles;
-use crate::memory::{pinned, space};
+use crate::memory::{managed, space};
 use crate::status::Result;
 use crate::streams;
 
@@ -65,7 +65,7 @@ pub(crate) fn end(context: &Context) {
     context.cancel();
     handles::end_context(context.handle, context.id);
     for region in space::remove_all(|region| region.context == context.handle) {
-        pinned::release(&region);
+        managed::release(&region);
         if let Some(device) = devices().get(region.device) {
             device.reclaim(&region);
         }

@@ -6,6 +6,7 @@ use rekindle_graphs::hook;
 
 use crate::current;
 use crate::device::devices;
+use crate::memory::managed;
 use crate::memory::space::{self, Kind, Region};
 use crate::status::{Result, ensure, status};
 
@@ -65,13 +66,17 @@ pub fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
 }
 
 fn allocation(base: u64) -> Result<Region> {
-    let region = space::find(base).filter(|r| r.base == base && r.kind == Kind::Device);
+    let region = space::find(base).filter(|r| r.base == base && matches!(r.kind, Kind::Device | Kind::Managed));
     region.ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
 fn release(region: &Region) -> Result<()> {
     let device = devices().get(region.device).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let gone = space::remove(region.base, |r| r.id == region.id).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    if gone.kind == Kind::Managed {
+        managed::release(&gone);
+        return Ok(());
+    }
     device.pools.forget(gone.base, gone.len);
     device.reclaim(&gone);
     Ok(())

@@ -1,7 +1,7 @@
 //! The driver's functions, by their exported names. `cuda.h` describes them; comments here add only to that.
 //!
-//! The library refuses other functions with `CUDA_ERROR_NOT_SUPPORTED`: texture references, views of textures, managed
-//! memory, external memory, green contexts, multicast. To export a function, add it to a file of this folder.
+//! The library refuses other functions with `CUDA_ERROR_NOT_SUPPORTED`: texture references, views of textures, external
+//! memory, green contexts, multicast. To export a function, add it to a file of this folder.
 //!
 //! Parameter types carry the C caller's promises about its pointers ([`rekindle_cuda_abi::arguments`]), so most functions are
 //! safe. A function is unsafe where `cuda.h` leaves the type or the length of pointed-to memory to another argument, or to code
@@ -23,6 +23,7 @@ mod launch;
 mod legacy;
 mod library;
 mod linker;
+mod managed;
 mod memory;
 mod mipmap;
 mod module;
@@ -52,6 +53,7 @@ pub use launch::*;
 pub use legacy::*;
 pub use library::*;
 pub use linker::*;
+pub use managed::*;
 pub use memory::*;
 pub use mipmap::*;
 pub use module::*;

@@ -3,11 +3,11 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
-use rekindle_cuda_abi::arguments::{Count, InArray, Out};
+use rekindle_cuda_abi::arguments::{Count, In, InArray, Out};
 use rekindle_cuda_abi::types::{
     CU_MEM_ACCESS_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_DEVICE,
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUmemAccessDesc,
-    CUmemPoolProps, CUresult, CUstream,
+    CUmemLocation, CUmemPoolProps, CUresult, CUstream,
 };
 
 use rekindle_graphs::hook;
@@ -32,35 +32,26 @@ fn named(dev: CUdevice) -> Result<&'static Device> {
 }
 
 /// The device that a location and a type of allocation name.
-///
-/// # Safety
-///
-/// `location` must be null or a location.
-unsafe fn located(location: *mut c_void, kind: u64) -> Result<CUdevice> {
-    ensure(!location.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-    // SAFETY: not null, so a location by the caller's promise.
-    let [place, id] = unsafe { location.cast::<[i32; 2]>().read_unaligned() };
+fn located(location: In<CUmemLocation>, kind: u64) -> Result<CUdevice> {
+    let location = *location.read()?;
     // An enumeration: the upper half of its register means nothing.
     ensure(kind as u32 == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_NOT_SUPPORTED)?;
-    ensure(place == CU_MEM_LOCATION_TYPE_DEVICE as i32, CUDA_ERROR_NOT_SUPPORTED)?;
-    Ok(id)
+    ensure(location.kind == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED)?;
+    Ok(location.id)
 }
 
-pub unsafe fn cuMemGetDefaultMemPool(out: Out<u64>, location: *mut c_void, kind: u64) -> CUresult {
-    // SAFETY: null or a location, by the caller's promise.
-    let id = unsafe { located(location, kind) };
+pub fn cuMemGetDefaultMemPool(out: Out<u64>, location: In<CUmemLocation>, kind: u64) -> CUresult {
+    let id = located(location, kind);
     status(|| out.put(device(id?)?.pools.default()))
 }
 
-pub unsafe fn cuMemGetMemPool(out: Out<u64>, location: *mut c_void, kind: u64) -> CUresult {
-    // SAFETY: null or a location, by the caller's promise.
-    let id = unsafe { located(location, kind) };
+pub fn cuMemGetMemPool(out: Out<u64>, location: In<CUmemLocation>, kind: u64) -> CUresult {
+    let id = located(location, kind);
     status(|| out.put(device(id?)?.pools.current()))
 }
 
-pub unsafe fn cuMemSetMemPool(location: *mut c_void, kind: u64, pool: u64) -> CUresult {
-    // SAFETY: null or a location, by the caller's promise.
-    let id = unsafe { located(location, kind) };
+pub fn cuMemSetMemPool(location: In<CUmemLocation>, kind: u64, pool: u64) -> CUresult {
+    let id = located(location, kind);
     status(|| device(id?)?.pools.set_current(pool))
 }
 
@@ -148,11 +139,9 @@ pub fn cuMemPoolSetAccess(pool: u64, descriptors: InArray<CUmemAccessDesc>, coun
     })
 }
 
-pub unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location: *mut c_void) -> CUresult {
+pub unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location: In<CUmemLocation>) -> CUresult {
     status(|| {
-        ensure(!location.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        // SAFETY: not null, so a location by the caller's promise.
-        let [_, id] = unsafe { location.cast::<[i32; 2]>().read_unaligned() };
+        let id = location.read()?.id;
         let (owner, found) = stream_ordered::find(pool)?;
         let other = device(id).map_err(|_| CUDA_ERROR_INVALID_VALUE)?.ordinal;
         let open = other == owner.ordinal || found.access.load(Ordering::SeqCst) & (1 << other) != 0;

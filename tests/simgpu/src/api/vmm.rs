@@ -7,14 +7,14 @@ use rekindle_cuda_abi::arguments::{Count, In, InArray, Out};
 use rekindle_cuda_abi::types::{
     CU_MEM_ACCESS_READ, CU_MEM_ACCESS_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_DEVICE,
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUresult,
-    MEMORY_GRANULARITY,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp,
+    CUmemLocation, CUresult, MEMORY_GRANULARITY,
 };
 
 use crate::config::config;
 use crate::device::{Device, device};
 use crate::memory::{space, vmm};
-use crate::status::{Result, ensure, put, read, status};
+use crate::status::{Result, ensure, put, status};
 
 /// The device that a property names: memory of the host is not supported.
 fn device_of(property: &CUmemAllocationProp) -> Result<&'static Device> {
@@ -113,12 +113,11 @@ pub fn cuMemSetAccess(
     })
 }
 
-pub unsafe fn cuMemGetAccess(flags: Out<u64>, location: *const c_void, pointer: CUdeviceptr) -> CUresult {
+pub fn cuMemGetAccess(flags: Out<u64>, location: In<CUmemLocation>, pointer: CUdeviceptr) -> CUresult {
     status(|| {
-        // SAFETY: null or a location, by the caller's promise.
-        let [kind, id] = unsafe { read(location.cast::<[i32; 2]>()) }?;
-        ensure(kind == CU_MEM_LOCATION_TYPE_DEVICE as i32, CUDA_ERROR_NOT_SUPPORTED)?;
-        let bit = 1 << device(id)?.ordinal;
+        let location = location.read()?;
+        ensure(location.kind == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED)?;
+        let bit = 1 << device(location.id)?.ordinal;
         let region = space::find(pointer).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let access = match (region.readers & bit != 0, region.writers & bit != 0) {
             (true, true) => CU_MEM_ACCESS_READWRITE,

@@ -17,6 +17,7 @@ pub(crate) mod account;
 pub(crate) mod heap;
 pub(crate) mod ipc;
 mod machine;
+pub(crate) mod managed;
 pub(crate) mod pages;
 pub(crate) mod pinned;
 pub(crate) mod space;

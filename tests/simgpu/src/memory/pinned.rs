@@ -1,4 +1,4 @@
-//! Host memory that devices access: page-locked allocations and registered memory. Devices use the host's addresses.
+//! Host memory that devices access: page-locked and managed allocations, and registered memory. Devices use the host's addresses.
 
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, CUDA_ERROR_INVALID_VALUE,
@@ -25,9 +25,9 @@ pub(crate) fn free(base: u64) -> Result<()> {
     Ok(())
 }
 
-/// Gives the pages of page-locked memory back, once its region is gone.
+/// Gives the pages of page-locked or managed memory back, once its region is gone.
 pub(crate) fn release(region: &Region) {
-    if let (Kind::Pinned(_), Ok(len)) = (region.kind, paged(region.len)) {
+    if let (Kind::Pinned(_) | Kind::Managed, Ok(len)) = (region.kind, paged(region.len)) {
         pages::unmap(region.base, len);
     }
 }
@@ -47,13 +47,13 @@ pub(crate) fn unregister(base: u64) -> Result<()> {
         .ok_or(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
 }
 
-fn insert(context: &Context, base: u64, len: u64, kind: Kind) -> std::result::Result<(), Region> {
+pub(super) fn insert(context: &Context, base: u64, len: u64, kind: Kind) -> std::result::Result<(), Region> {
     let (device, context) = (context.device.ordinal, context.handle);
     let all = u64::MAX;
     space::insert(Region { base, len, kind, device, context, readers: all, writers: all, id: space::next_id() })
 }
 
-fn paged(len: u64) -> Result<u64> {
+pub(super) fn paged(len: u64) -> Result<u64> {
     len.checked_next_multiple_of(pages::PAGE).ok_or(CUDA_ERROR_OUT_OF_MEMORY)
 }
 

@@ -23,6 +23,8 @@ pub(crate) enum Kind {
     Opened,
     /// Host memory from `cuMemHostAlloc`, with its flags.
     Pinned(u32),
+    /// Managed memory, which is the host's here.
+    Managed,
     /// Host memory that was registered, with its flags.
     Registered(u32),
     /// A module's code, or one of its variables.
@@ -34,7 +36,7 @@ pub(crate) enum Kind {
 impl Kind {
     /// Whether the memory is the host's.
     pub(crate) fn is_host(self) -> bool {
-        matches!(self, Kind::Pinned(_) | Kind::Registered(_))
+        matches!(self, Kind::Pinned(_) | Kind::Managed | Kind::Registered(_))
     }
 }
 

@@ -1,0 +1,159 @@
+//! Managed memory: where allocations lie, and what the program has said of them.
+//!
+//! ```text
+//!   area   one memfd, mapped here and in the worker        [ a | b | free | c | free ... ]
+//!          small allocations share areas of 2 MiB; a large one has an area of its own
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rekindle_cuda_abi::managed::Managed;
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::free_ranges::FreeRanges;
+
+/// The size of an area that allocations share.
+const SHARED: u64 = 2 << 20;
+/// Larger allocations have areas of their own.
+const LARGEST_SHARED: u64 = SHARED / 2;
+/// The driver aligns managed memory so.
+const ALIGNMENT: u64 = 512;
+
+/// Memory that one or more allocations lie in.
+#[derive(Debug)]
+struct Area {
+    size: u64,
+    context: CUcontext,
+    free: FreeRanges,
+}
+
+/// What becomes of the area of an allocation that is freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Freed {
+    /// Other allocations lie in it.
+    Kept,
+    /// Nothing lies in this area any more.
+    Area { base: u64, size: u64 },
+}
+
+/// All managed memory of the process.
+#[derive(Debug, Default)]
+pub(crate) struct ManagedMemory {
+    /// The allocations, and what the program has advised.
+    pub(crate) said: Managed,
+    areas: Mutex<BTreeMap<u64, Area>>,
+}
+
+impl ManagedMemory {
+    fn areas(&self) -> MutexGuard<'_, BTreeMap<u64, Area>> {
+        // Each change leaves the areas valid.
+        self.areas.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The size of the area that an allocation needs where no other has room for it; none where there is no such size.
+    pub(crate) fn area_for(bytes: u64) -> Option<u64> {
+        if bytes <= LARGEST_SHARED { Some(SHARED) } else { bytes.checked_next_multiple_of(ALIGNMENT) }
+    }
+
+    /// A place in an area of this context that has room.
+    pub(crate) fn take(&self, context: CUcontext, bytes: u64) -> Option<u64> {
+        if bytes > LARGEST_SHARED {
+            return None;
+        }
+        let length = bytes.next_multiple_of(ALIGNMENT);
+        let mut areas = self.areas();
+        let shared = areas.values_mut().filter(|it| it.context == context && it.size == SHARED);
+        let base = shared.into_iter().find_map(|it| it.free.take(length))?;
+        self.said.add(base..base + bytes);
+        Some(base)
+    }
+
+    /// Adds an area, with an allocation at its beginning.
+    pub(crate) fn add(&self, context: CUcontext, base: u64, size: u64, bytes: u64) {
+        let mut free = FreeRanges::all(base..base + size);
+        free.take_at(base, bytes.next_multiple_of(ALIGNMENT).min(size));
+        self.areas().insert(base, Area { size, context, free });
+        self.said.add(base..base + bytes);
+    }
+
+    /// The context of the allocation that begins at an address; none if none does.
+    pub(crate) fn context(&self, base: u64) -> Option<CUcontext> {
+        self.said.at(base).filter(|range| range.start == base)?;
+        self.areas().range(..=base).next_back().map(|(_, area)| area.context)
+    }
+
+    /// Frees the allocation that begins at an address. Nothing uses it any more.
+    pub(crate) fn give(&self, base: u64) -> Option<Freed> {
+        let range = self.said.at(base).filter(|range| range.start == base)?;
+        let mut areas = self.areas();
+        let (&at, area) = areas.range_mut(..=base).next_back()?;
+        self.said.remove(base);
+        let length = (range.end - range.start).next_multiple_of(ALIGNMENT).min(at + area.size - base);
+        area.free.give(base, length);
+        let size = area.size;
+        if area.free.total() < size {
+            return Some(Freed::Kept);
+        }
+        areas.remove(&at);
+        Some(Freed::Area { base: at, size })
+    }
+
+    /// Forgets all memory of a context, and returns the areas, each with its size.
+    pub(crate) fn forget_context(&self, context: CUcontext) -> Vec<(u64, u64)> {
+        let mut areas = self.areas();
+        let gone = areas.iter().filter(|(_, area)| area.context == context);
+        let gone: Vec<_> = gone.map(|(base, area)| (*base, area.size)).collect();
+        areas.retain(|_, area| area.context != context);
+        gone.iter().for_each(|(base, size)| self.said.remove_all(*base..base + size));
+        gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AREA: u64 = 0x4000_0000;
+
+    #[test]
+    fn small_allocations_share_an_area_until_the_last_is_freed() {
+        let memory = ManagedMemory::default();
+        assert_eq!((memory.take(1, 100), ManagedMemory::area_for(100)), (None, Some(SHARED)));
+        memory.add(1, AREA, SHARED, 100);
+        let second = memory.take(1, 700).unwrap();
+        assert_eq!((second, memory.take(2, 1)), (AREA + 512, None));
+        assert_eq!(memory.take(1, 1), Some(AREA + 512 + 1024));
+        assert_eq!((memory.context(second), memory.context(second + 1)), (Some(1), None));
+        assert_eq!(memory.give(second + 512), None);
+        assert_eq!(memory.give(second), Some(Freed::Kept));
+        assert_eq!(memory.give(second), None);
+        assert_eq!(memory.take(1, 512), Some(second));
+        for base in [AREA, AREA + 512 + 1024] {
+            assert_eq!(memory.give(base), Some(Freed::Kept));
+        }
+        assert_eq!(memory.give(second), Some(Freed::Area { base: AREA, size: SHARED }));
+        assert_eq!(memory.take(1, 1), None);
+    }
+
+    #[test]
+    fn a_large_allocation_has_an_area_of_its_own() {
+        let memory = ManagedMemory::default();
+        let bytes = LARGEST_SHARED + 1;
+        let size = ManagedMemory::area_for(bytes).unwrap();
+        assert_eq!(size, LARGEST_SHARED + ALIGNMENT);
+        assert_eq!(ManagedMemory::area_for(u64::MAX), None);
+        memory.add(1, AREA, size, bytes);
+        assert_eq!(memory.take(1, 1), None);
+        assert_eq!(memory.said.at(AREA + bytes - 1), Some(AREA..AREA + bytes));
+        assert_eq!(memory.give(AREA), Some(Freed::Area { base: AREA, size }));
+    }
+
+    #[test]
+    fn a_context_takes_its_memory_along() {
+        let memory = ManagedMemory::default();
+        memory.add(1, AREA, SHARED, 8);
+        memory.add(2, AREA + SHARED, SHARED, 8);
+        assert_eq!(memory.forget_context(1), [(AREA, SHARED)]);
+        assert_eq!((memory.said.at(AREA), memory.context(AREA + SHARED)), (None, Some(2)));
+    }
+}
