@@ -15,7 +15,10 @@ const HANDLES: &[&str] = &["CUcontext", "CUmodule", "CUlibrary", "CUfunction", "
 
 /// Structures that [`crate::types`] declares; others are opaque pointers.
 const STRUCTURES: &[(&str, &str)] = &[
+    ("CUgreenCtx", "u64"),
     ("CUlaunchConfig", "CUlaunchConfig"),
+    ("CUlogIterator", "u32"),
+    ("CUlogsCallbackHandle", "u64"),
     ("CUDA_MEMCPY2D", "CudaMemcpy2d"),
     ("CUDA_MEMCPY3D", "CudaMemcpy3d"),
     ("CUDA_MEMCPY3D_PEER", "CudaMemcpy3d"),

@@ -25,12 +25,14 @@ pub mod generate;
 pub mod graphs;
 pub mod jit;
 pub mod launch;
+pub mod logs;
 pub mod lookup;
 pub mod managed;
 pub mod nvml;
 #[cfg(feature = "private")]
 pub mod private;
 pub mod raw;
+pub mod refusals;
 pub mod shapes;
 pub mod table;
 pub mod types;

@@ -84,7 +84,7 @@ fn entry(function: u16, body: impl FnOnce() -> CUresult) -> CUresult {
 /// The answer of a function that is not implemented.
 fn refuse(function: u16) -> CUresult {
     entry(function, || {
-        log::refused(exports::SYMBOLS[function as usize].0);
+        log::unsupported(exports::SYMBOLS[function as usize].0);
         CUDA_ERROR_NOT_SUPPORTED
     })
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, anyhow};
+use rekindle_cuda_abi::refusals;
 use rekindle_cuda_abi::table::{self, Function, Route};
 use serde::Serialize;
 
@@ -30,6 +31,9 @@ struct Call {
     state: State,
     /// As the table of functions says.
     how: &'static str,
+    /// Why it is refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<&'static str>,
 }
 
 #[derive(Debug, Serialize)]
@@ -88,10 +92,11 @@ fn compare(table: &[Function], driver: Option<PathBuf>, exported: BTreeSet<Strin
             call: it.symbol.clone(),
             state: if it.route == Route::Refused { State::Refused } else { State::Declared },
             how: it.route.name(),
+            why: Some(&it.symbol).filter(|_| it.route == Route::Refused).and_then(|symbol| refusals::why(symbol)),
         })
         .collect();
     let unknown = exported.into_iter().filter(|it| !known.contains(it.as_str()));
-    calls.extend(unknown.map(|call| Call { call, state: State::Absent, how: "" }));
+    calls.extend(unknown.map(|call| Call { call, state: State::Absent, how: "", why: None }));
     calls.sort_by(|a, b| (a.state, &a.call).cmp(&(b.state, &b.call)));
     let count = |state| calls.iter().filter(|it| it.state == state).count();
     let (declared, refused, absent) = (count(State::Declared), count(State::Refused), count(State::Absent));
@@ -99,14 +104,14 @@ fn compare(table: &[Function], driver: Option<PathBuf>, exported: BTreeSet<Strin
 }
 
 fn describe(report: &Report) -> String {
-    let mut rows = vec![["STATE", "HOW", "CALL"].map(str::to_owned).to_vec()];
+    let mut rows = vec![["STATE", "HOW", "CALL", "WHY"].map(str::to_owned).to_vec()];
     rows.extend(report.calls.iter().map(|it| {
         let state = match it.state {
             State::Declared => "declared",
             State::Refused => "refused",
             State::Absent => "absent",
         };
-        vec![state.to_owned(), it.how.to_owned(), output::plain(&it.call)]
+        vec![state.to_owned(), it.how.to_owned(), output::plain(&it.call), it.why.unwrap_or_default().to_owned()]
     }));
     let with = match &report.driver {
         Some(driver) => format!("{} absent, of those that {} has", report.absent, driver.display()),

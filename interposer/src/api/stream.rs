@@ -4,7 +4,7 @@ use rekindle_cuda_abi::types::*;
 use rekindle_graphs::hook;
 use rekindle_wire::command::{OfStream, STREAM_DESTROY};
 
-use super::{check, code, put};
+use super::{check, code, put, put_if};
 use crate::call::{Call, remote, standing_error};
 use crate::operations::event;
 use crate::operations::stream::{context_of, named, synchronize};
@@ -83,6 +83,24 @@ pub(crate) unsafe fn cuStreamGetPriority(stream: CUstream, priority: *mut i32) -
 pub(crate) unsafe fn cuStreamGetCtx(stream: CUstream, pctx: *mut CUcontext) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
     code(context_of(stream).and_then(|context| unsafe { put(pctx, context) }))
+}
+
+/// No stream belongs to a green context.
+pub(crate) unsafe fn cuStreamGetCtx_v2(stream: CUstream, pctx: *mut CUcontext, green: *mut u64) -> CUresult {
+    code(context_of(stream).and_then(|context| {
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe {
+            put(pctx, context)?;
+            put_if(green, 0);
+        }
+        Ok(())
+    }))
+}
+
+/// No stream belongs to a green context.
+pub(crate) unsafe fn cuStreamGetGreenCtx(stream: CUstream, green: *mut u64) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(context_of(stream).and_then(|_| unsafe { put(green, 0) }))
 }
 
 pub(crate) unsafe fn cuStreamGetDevice(stream: CUstream, device: *mut CUdevice) -> CUresult {

@@ -5,6 +5,8 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, OnceLock};
 
+use rekindle_cuda_abi::logs::Logs;
+use rekindle_cuda_abi::refusals;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::stderr;
 
@@ -37,8 +39,26 @@ pub(crate) fn note(line: &str) {
     }
 }
 
+/// What programs can read of the log ([`rekindle_cuda_abi::logs`]).
+pub(crate) static LOGS: Logs = Logs::new();
+
 /// Logs that a function is not implemented.
-pub(crate) fn refused(symbol: &'static str) {
+#[cold]
+pub(crate) fn unsupported(symbol: &'static str) {
+    let reason = refusals::why(symbol).map(|reason| format!(": {reason}")).unwrap_or_default();
+    LOGS.write(&format!("Rekindle does not support {symbol}{reason}"));
+    note_once(symbol);
+}
+
+/// Logs that a form of a function is not implemented.
+#[cold]
+pub(crate) fn refused(what: &'static str) {
+    LOGS.write(&format!("Rekindle does not support {what}"));
+    note_once(what);
+}
+
+/// Writes a line for each thing that is refused, if `REKINDLE_LOG` is set.
+fn note_once(symbol: &'static str) {
     static SEEN: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
     if !is_verbose() {
         return;

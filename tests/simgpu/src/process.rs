@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use rekindle_cuda_abi::logs::Logs;
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_READY,
     CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CUresult,
@@ -113,8 +114,12 @@ pub(crate) fn entry(index: usize, body: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
+/// What programs can read of refusals.
+pub(crate) static LOGS: Logs = Logs::new();
+
 /// The reply of a function that is not implemented.
 pub(crate) fn refuse(index: usize) -> CUresult {
     log!("{} is not supported", name(index));
+    LOGS.write(&format!("{} is not supported", name(index)));
     CUDA_ERROR_NOT_SUPPORTED
 }

@@ -153,6 +153,13 @@ pub fn cuStreamGetCtx(stream: CUstream, context: Out<CUcontext>) -> CUresult {
     status(|| context.put(current::stream(stream)?.context()?.handle))
 }
 
+pub fn cuStreamGetGreenCtx(stream: CUstream, green: Out<u64>) -> CUresult {
+    status(|| {
+        current::stream(stream)?.context()?;
+        green.put(0)
+    })
+}
+
 pub fn cuStreamGetCtx_v2(stream: CUstream, context: Out<CUcontext>, green: Out<u64>) -> CUresult {
     status(|| {
         context.put(current::stream(stream)?.context()?.handle)?;
