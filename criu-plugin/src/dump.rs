@@ -122,7 +122,7 @@ impl Dump {
         };
         if let (true, Self::Foreign(Some(saving))) = (first, &*self) {
             // CRIU is about to overwrite its files, which may belong to an older image.
-            saving.tell(&Request::Frozen { pid });
+            saving.tell(&Request::Frozen { pid })?;
         }
         let Self::Saving(saving) = self else {
             return Ok(Answer::NotOurs);
@@ -162,8 +162,10 @@ impl Dump {
             Self::Saving(saving) if status == 0 => saving,
             Self::Foreign(Some(saving)) if status == 0 => {
                 // The image of a dump before this one has lost CRIU's files.
-                saving.tell(&Request::Finish);
-                return Exit::Return;
+                let Err(error) = saving.tell(&Request::Finish) else { return Exit::Return };
+                run_on(&saving.control, saving.fate);
+                log::error(&format!("the dump has failed: {error}; the processes go on"));
+                return Exit::Process;
             }
             _ => return Exit::Return,
         };
@@ -248,10 +250,16 @@ impl Saving {
         self.daemon.ask(request)
     }
 
-    /// Tells the daemon how far CRIU is with a tree without clients. An error must not fail that dump.
-    fn tell(&self, request: &Request) {
-        if let Err(error) = self.ask(request) {
-            log::info(&error.to_string());
+    /// Tells the daemon how far CRIU is with a tree without clients, and waits if the dump is made at one moment with others. Only
+    /// if one of these has failed may this dump fail: no other error of the daemon's matters to a tree without clients.
+    fn tell(&self, request: &Request) -> Result<(), DaemonError> {
+        match self.ask(request) {
+            Err(error @ DaemonError::Refused(_)) => Err(error),
+            Err(error) => {
+                log::info(&error.to_string());
+                Ok(())
+            }
+            Ok(_) => Ok(()),
         }
     }
 

@@ -22,6 +22,7 @@ use super::peer::may_checkpoint;
 use super::pidns::PidError;
 use super::process::{self, Process};
 use super::sys::{self, Credentials};
+use super::together;
 use super::{
     Daemon, attach, check, dump, gpus, grants, ipc, list, orders, protocol, restore, suspend, takeover, thread,
 };
@@ -133,6 +134,10 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             drop(pending);
             let asked = orders::Asked { root, protocol, timeout: moment_ms.map(Duration::from_millis) };
             orders::serve(daemon, &stream, (peer, party), &asked);
+        }
+        Request::Together { roots } => {
+            drop(pending);
+            together::serve(daemon, &stream, peer, &roots);
         }
         Request::Moment => {
             // The peer is a client, and not about to become one.

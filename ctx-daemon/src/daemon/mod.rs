@@ -68,6 +68,7 @@ mod suspend;
 mod sync;
 pub(crate) mod sys;
 mod takeover;
+mod together;
 mod worker;
 mod worker_records;
 

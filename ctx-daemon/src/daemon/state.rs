@@ -23,6 +23,7 @@ use super::restore::{Restores, WarmImages, Watches};
 use super::sandbox::Sandbox;
 use super::spawn::Spawner;
 use super::stage::Stage;
+use super::together::Groups;
 use super::worker_records::WorkerRecords;
 use crate::config::Config;
 
@@ -35,6 +36,8 @@ pub(super) struct Daemon {
     pub(super) warm: WarmImages,
     pub(super) watches: Watches,
     pub(super) checkpoints: Checkpoints,
+    /// Dumps that are made at one moment.
+    pub(super) groups: Groups,
     pub(super) moves: Arc<Moves>,
     pub(super) copying: CopyResources,
     pub(super) oversubscription: Arc<Oversubscription>,
@@ -86,6 +89,7 @@ impl Daemon {
             warm: WarmImages::new(config.restore.warm_memory.map_or_else(half_of_memory, Ok)?),
             watches: Watches::new(Arc::clone(&metrics)),
             checkpoints: Checkpoints::new(Arc::clone(&metrics)),
+            groups: Groups::default(),
             moves: Arc::default(),
             copying: CopyResources {
                 memory_pressure: Arc::default(),

@@ -28,6 +28,8 @@ pub enum FailureKind {
     Mispredicted,
     /// Whoever had asked for it ended, or gave it up.
     GivenUp,
+    /// Another dump has failed, and both were to be made at one moment.
+    Together,
     /// Something took longer than it may.
     Timeout,
     /// A process, a worker or a daemon that was needed has ended.
@@ -41,13 +43,14 @@ pub enum FailureKind {
 
 impl FailureKind {
     /// All that this version knows.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Refused,
         Self::Version,
         Self::BadImage,
         Self::NoSpace,
         Self::Mispredicted,
         Self::GivenUp,
+        Self::Together,
         Self::Timeout,
         Self::LostPeer,
         Self::Internal,
@@ -64,6 +67,7 @@ impl FailureKind {
             Self::NoSpace => "no_space",
             Self::Mispredicted => "mispredicted",
             Self::GivenUp => "given_up",
+            Self::Together => "together",
             Self::Timeout => "timeout",
             Self::LostPeer => "lost_peer",
             Self::Internal => "internal",

@@ -29,6 +29,13 @@
 //!   Progress*         -> Progress             until this connection closes
 //! ```
 //!
+//! Dumps of several trees are made at one moment if such a program has said so before it starts CRIU for each:
+//!
+//! ```text
+//!   Together{roots}   -> Awaited | Failed
+//!   Progress*         -> Together             until this connection closes
+//! ```
+//!
 //! With `moment_ms` the answer to `Pause` waits until a client of the tree says `Moment`, which its application has it do.
 //!
 //! A restore:
@@ -188,6 +195,14 @@ pub enum Request {
         /// milliseconds.
         moment_ms: Option<u64>,
     },
+    /// The process that holds this connection is about to have these process trees dumped at one moment: no dump of one goes on
+    /// before the trees of all are frozen, and a tree is killed only when the images of all are complete. If one of the dumps
+    /// ends before that, or this connection closes, the others fail, and their trees go on. Answered by `Awaited`. `Progress`
+    /// follows, any number of times.
+    Together {
+        /// Their roots, as the asker numbers them.
+        roots: Vec<i32>,
+    },
     /// The asker, a client, has come to a point where it wants to be checkpointed. Answered when its worker takes no more
     /// commands.
     Moment,
@@ -319,6 +334,11 @@ pub enum Reply {
     Frozen {
         /// Whether the task is a client of ours.
         ours: bool,
+    },
+    /// To `Progress`, on a connection that began with `Together`.
+    Together {
+        /// Whether all trees have been frozen at one moment.
+        all_were_frozen: bool,
     },
     /// To `Socket`.
     Socket {

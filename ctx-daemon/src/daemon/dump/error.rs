@@ -13,6 +13,7 @@ use super::super::pidns::PidError;
 use super::super::pool::PoolError;
 use super::super::quiesce::QuiesceError;
 use super::super::suspend::SuspendError;
+use super::super::together::TogetherError;
 use super::super::worker::WorkerError;
 use crate::limit::Limit;
 
@@ -63,6 +64,8 @@ pub(in crate::daemon) enum DumpError {
     Failed(Failure),
     #[error(transparent)]
     Moment(#[from] MomentError),
+    #[error(transparent)]
+    Together(#[from] TogetherError),
     #[error("the connection closed")]
     Closed,
     #[error("cannot start a thread: {0}")]
@@ -86,6 +89,7 @@ impl Failing for DumpError {
             Self::NoDirectory | Self::NoSocket(_) | Self::Order(_) => FailureKind::Internal,
             Self::Failed(failure) => failure.kind,
             Self::Moment(error) => error.kind(),
+            Self::Together(error) => error.kind(),
             Self::Closed => FailureKind::GivenUp,
         }
     }

@@ -73,6 +73,7 @@ use super::message::{self, MAX_REQUEST};
 use super::moment::wait_for_moment;
 use super::pidns::PidView;
 use super::sys::Credentials;
+use super::together::Stage;
 
 /// A dump. See the table above.
 enum State {
@@ -121,11 +122,12 @@ pub(super) fn serve(
     };
     let ours = PidView::of(peer.pid).and_then(|view| view.to_ours(root));
     let under = daemon.checkpoints.begin(ours.unwrap_or(root));
+    let member = daemon.groups.member(under.root);
     let whole = lazy_pages::wait(under.root, stream, daemon.config.timeouts.stall);
     let moment = whole.and_then(|()| Ok(wait_for_moment(daemon, stream, &under)?));
     let begun = moment.and_then(|()| {
         let pausing = Pausing::new(fds)?;
-        Ok((Tree::hold(daemon, stream, peer, root, leave_running, &under.progress)?, pausing))
+        Ok((Tree::hold(daemon, stream, peer, root, leave_running, &under.progress, member)?, pausing))
     });
     let (tree, pausing) = match begun {
         Ok(begun) => begun,
@@ -206,12 +208,13 @@ impl State {
                 state.frozen(tree, pid)
             }
             (Request::Socket { id, cookie }, state) => state.socket(tree, id, cookie),
-            (Request::Finish, Self::Saving(saving)) => {
-                saving.finish(tree).map(|durable| (Self::Durable(durable), Reply::Durable))
-            }
+            (Request::Finish, Self::Saving(saving)) => saving.finish(tree).and_then(|durable| {
+                tree.all_are_durable()?;
+                Ok((Self::Durable(durable), Reply::Durable))
+            }),
             (Request::Finish, Self::NotOurs(not_ours)) => {
                 not_ours.finish();
-                Ok((Self::NotOurs(not_ours), Reply::Durable))
+                tree.all_are_durable().map(|()| (Self::NotOurs(not_ours), Reply::Durable)).map_err(DumpError::from)
             }
             (request, state) => return (state, Err(DumpError::Order(name(&request)).failure())),
         };
@@ -221,13 +224,19 @@ impl State {
     fn frozen(self, tree: &Tree<'_>, pid: i32) -> Next {
         let pid = tree.view.to_ours(pid)?;
         let saving = match self {
-            Self::Quiesced(quiesced) => quiesced.save(tree)?,
+            Self::Quiesced(quiesced) => {
+                // The copy goes on while others are frozen.
+                let saving = quiesced.save(tree)?;
+                tree.reach(Stage::Frozen)?;
+                saving
+            }
             Self::Saving(saving) => {
                 saving.check()?;
                 saving
             }
             Self::NotOurs(not_ours) => {
                 not_ours.frozen();
+                tree.reach(Stage::Frozen)?;
                 return Ok((Self::NotOurs(not_ours), Reply::Frozen { ours: false }));
             }
             state => return Ok((state, Reply::Frozen { ours: false })),

@@ -13,6 +13,7 @@ use super::super::checkpoints::DumpGuard;
 use super::super::clients::{Client, ClientState};
 use super::super::moment::wait_for_moment;
 use super::super::quiesce;
+use super::super::together::Stage;
 use super::super::{ipc, message, process, suspend, sys};
 use super::error::{DumpError, SaveError};
 use super::freeze::FreezeWatch;
@@ -52,6 +53,7 @@ impl Pausing {
         let (clients, pending) = tree.find(process::tree)?;
         tree.nobody_has_lost_its_worker(!clients.is_empty() || !pending.is_empty())?;
         if clients.is_empty() && pending.is_empty() {
+            tree.reach(Stage::Prepared)?;
             return Ok((Paused::NotOurs(NotOurs { dir, beside }), Reply::Paused { pids: Vec::new() }));
         }
         tree.wait_until_loaded(&clients);
@@ -71,6 +73,7 @@ impl Pausing {
         let holders = planned.iter().filter(|it| it.chosen.reserves(0).is_some());
         let clones = daemon.copying.memory_pressure.hold(holders.map(|it| Arc::clone(&it.client.worker)));
         let planned = tree.prepare(&writer, planned)?;
+        tree.reach(Stage::Prepared).inspect_err(|_| release(&planned))?;
         progress.phase(PhaseName::Quiesce);
         if precopies {
             // The moment of the image is this one.

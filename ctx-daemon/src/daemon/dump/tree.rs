@@ -13,6 +13,7 @@ use super::super::clients::{Client, Held, HoldGuard, Holder, Pending};
 use super::super::pidns::PidView;
 use super::super::process::{self, Process};
 use super::super::sys::{self, Credentials};
+use super::super::together::{Member, Stage, TogetherError};
 use super::super::{Daemon, at_once};
 use super::error::{DumpError, SaveError};
 use super::manifest::{Unattached, Whose};
@@ -31,6 +32,8 @@ pub(super) struct Tree<'a> {
     pub(super) leave_running: bool,
     pub(super) began: Instant,
     pub(super) progress: Arc<Progress>,
+    /// Its part in the dumps that are made at one moment with this one.
+    member: Member,
     _hold: HoldGuard,
 }
 
@@ -43,6 +46,7 @@ impl<'a> Tree<'a> {
         root: i32,
         leave_running: bool,
         progress: &Arc<Progress>,
+        member: Member,
     ) -> Result<Self, DumpError> {
         let began = Instant::now();
         let view = PidView::of(peer.pid)?;
@@ -51,7 +55,17 @@ impl<'a> Tree<'a> {
         let hold = daemon.clients.registry.hold(root, Holder::Dump, waits);
         let hold = hold.map_err(|other| DumpError::Overlaps { root, other })?;
         let progress = Arc::clone(progress);
-        Ok(Self { daemon, stream, view, root, leave_running, began, progress, _hold: hold })
+        Ok(Self { daemon, stream, view, root, leave_running, began, progress, member, _hold: hold })
+    }
+
+    /// Waits until all dumps that are made at one moment with this one have come to this stage.
+    pub(super) fn reach(&self, stage: Stage) -> Result<(), TogetherError> {
+        self.member.reach(stage, self.stream)
+    }
+
+    /// Waits until the images of all these dumps are on disk, if CRIU is to kill the tree.
+    pub(super) fn all_are_durable(&self) -> Result<(), TogetherError> {
+        if self.leave_running { Ok(()) } else { self.reach(Stage::Durable) }
     }
 
     /// The clients of the tree as it is now, and the processes whose handshake has begun. `tree` lists a tree that runs, or one

@@ -273,6 +273,7 @@ fn name(request: &Request) -> &'static str {
         Request::Check { .. } => "check",
         Request::Protocol { .. } => "protocol",
         Request::Checkpoint { .. } => "checkpoint",
+        Request::Together { .. } => "together",
         Request::Moment => "moment",
         Request::WatchRestore { .. } => "watch_restore",
         Request::Progress => "progress",
