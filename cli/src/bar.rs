@@ -21,6 +21,11 @@ impl Bar {
         Self { shown: std::io::stderr().is_terminal(), first: None }
     }
 
+    /// A bar that shows nothing.
+    pub(crate) fn hidden() -> Self {
+        Self { shown: false, first: None }
+    }
+
     pub(crate) fn is_shown(&self) -> bool {
         self.shown
     }

@@ -19,6 +19,18 @@ impl Failure {
         Self { code: 3, error: error.into() }
     }
 
+    /// An error for options that do not fit together.
+    pub(crate) fn usage(error: impl Into<anyhow::Error>) -> Self {
+        Self { code: 2, error: error.into() }
+    }
+
+    /// What several failures come to: their exit code, if they have one in common.
+    pub(crate) fn of_several(failures: &[Self], error: impl Into<anyhow::Error>) -> Self {
+        let mut codes = failures.iter().map(|it| it.code);
+        let first = codes.next().unwrap_or(1);
+        Self { code: if codes.all(|it| it == first) { first } else { 1 }, error: error.into() }
+    }
+
     /// An error for a bad image.
     pub(crate) fn bad_image(error: impl Into<anyhow::Error>) -> Self {
         Self { code: 4, error: error.into() }

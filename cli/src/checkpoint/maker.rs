@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, anyhow};
+use serde_json::Value;
 
 use super::base;
 use super::options::{Fate, Options};
@@ -30,23 +31,58 @@ pub(super) struct Maker {
 enum Place {
     /// The directory of CRIU's images and log.
     Directory { dir: PathBuf, log: PathBuf, on: Option<PathBuf> },
-    /// A checkpoint of podman's, which may also be written to a file.
-    Podman { export: Option<PathBuf> },
+    /// A checkpoint of a container, which podman may also write to a file.
+    Podman { container: String, export: Option<PathBuf> },
 }
 
 impl Maker {
-    /// The program for these options.
-    pub(super) fn of(options: &Options, socket: &Path) -> Result<Self, Failure> {
-        match (&options.container, options.pid, &options.dir) {
-            (Some(name), ..) => by_podman(options, name, socket),
-            (None, Some(pid), Some(dir)) => by_criu(options, pid, dir, socket),
-            _ => Err(anyhow!("give a process and a directory, or --container").into()),
+    /// CRIU, for the process that the options name.
+    pub(super) fn of_process(options: &Options, socket: &Path) -> Result<Self, Failure> {
+        match (options.pid, &options.dir) {
+            (Some(pid), Some(dir)) => by_criu(options, pid, dir, socket),
+            _ => Err(Failure::usage(anyhow!("give a process and a directory, or --container"))),
         }
+    }
+
+    /// Podman, for this container.
+    pub(super) fn of_container(options: &Options, name: &str, socket: &Path) -> Result<Self, Failure> {
+        let program = podman::program(options.podman.podman.as_deref());
+        let root = podman::pid(&program, name)?;
+        let export = options.podman.file(name);
+        let mut arguments: Vec<OsString> = vec!["container".into(), "checkpoint".into()];
+        if options.fate() == Fate::Running {
+            arguments.push("--leave-running".into());
+        }
+        if let Some(file) = &export {
+            arguments.extend(["--export".into(), file.into()]);
+        }
+        arguments.extend(options.common());
+        arguments.extend(options.podman.arguments());
+        arguments.extend(options.more.iter().cloned());
+        arguments.push(name.into());
+        let place = Place::Podman { container: name.to_owned(), export };
+        Ok(Self { program, arguments, socket: socket.to_owned(), root, place })
     }
 
     /// The root of the tree.
     pub(super) fn root(&self) -> i32 {
         self.root
+    }
+
+    /// The container, if it is one.
+    pub(super) fn container(&self) -> Option<&str> {
+        match &self.place {
+            Place::Directory { .. } => None,
+            Place::Podman { container, .. } => Some(container),
+        }
+    }
+
+    /// What is checkpointed, for messages.
+    pub(super) fn what(&self) -> String {
+        match self.container() {
+            Some(name) => format!("container {name} (process {})", self.root),
+            None => format!("process {}", self.root),
+        }
     }
 
     /// The program's name, for messages.
@@ -58,7 +94,7 @@ impl Maker {
     pub(super) fn image(&self) -> Option<&Path> {
         match &self.place {
             Place::Directory { dir, .. } => Some(dir),
-            Place::Podman { export } => export.as_deref(),
+            Place::Podman { export, .. } => export.as_deref(),
         }
     }
 
@@ -78,8 +114,11 @@ impl Maker {
                 command.stdin(Stdio::null()).stderr(Stdio::null());
             }
             // The program writes a few lines, for which a pipe has room.
-            Place::Podman { .. } => {
-                command.stdin(Stdio::null()).stderr(Stdio::piped());
+            Place::Podman { export, .. } => {
+                if let Some(dir) = export.as_deref().and_then(Path::parent).filter(|it| !it.as_os_str().is_empty()) {
+                    fs::create_dir_all(dir).with_context(|| format!("cannot make the directory {}", dir.display()))?;
+                }
+                command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
             }
         }
         Ok(command.spawn().with_context(|| format!("cannot run {}", self.name()))?)
@@ -87,21 +126,26 @@ impl Maker {
 
     /// The errors that the program, which has ended, has reported.
     pub(super) fn errors(&self, ended: &mut Child) -> Vec<String> {
-        if let Place::Directory { log, .. } = &self.place {
-            return criu::errors(&String::from_utf8_lossy(&fs::read(log).unwrap_or_default()));
+        match &self.place {
+            Place::Directory { log, .. } => criu::errors(&String::from_utf8_lossy(&fs::read(log).unwrap_or_default())),
+            Place::Podman { .. } => podman::errors(&said(ended.stderr.take())),
         }
-        let mut said = Vec::new();
-        if let Some(errors) = &mut ended.stderr {
-            let _ = errors.read_to_end(&mut said);
-        }
-        let said = String::from_utf8_lossy(&said);
-        // runc and crun say where CRIU's log is.
-        let log = said.split_whitespace().map(|word| word.trim_matches(|c: char| !c.is_alphanumeric() && c != '/'));
-        let log = log.filter(|word| word.starts_with('/') && word.ends_with(".log")).find_map(|it| fs::read(it).ok());
-        let mut errors = criu::errors(&String::from_utf8_lossy(&log.unwrap_or_default()));
-        errors.extend(said.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned));
-        errors
     }
+
+    /// The statistics that podman, which has ended, has printed because it was asked to.
+    pub(super) fn statistics(&self, ended: &mut Child) -> Option<Value> {
+        // Without the option it prints a name.
+        serde_json::from_slice(&said(ended.stdout.take())).ok().filter(Value::is_object)
+    }
+}
+
+/// What a program that has ended has written.
+fn said(pipe: Option<impl Read>) -> Vec<u8> {
+    let mut said = Vec::new();
+    if let Some(mut pipe) = pipe {
+        let _ = pipe.read_to_end(&mut said);
+    }
+    said
 }
 
 fn by_criu(options: &Options, pid: i32, dir: &Path, socket: &Path) -> Result<Maker, Failure> {
@@ -123,23 +167,8 @@ fn by_criu(options: &Options, pid: i32, dir: &Path, socket: &Path) -> Result<Mak
     if let Some(libdir) = libdir {
         arguments.extend(["--libdir".into(), libdir.into()]);
     }
+    arguments.extend(options.common());
     arguments.extend(options.more.iter().cloned());
     let place = Place::Directory { dir, log, on: options.on.clone() };
     Ok(Maker { program, arguments, socket: socket.to_owned(), root: pid, place })
-}
-
-fn by_podman(options: &Options, name: &str, socket: &Path) -> Result<Maker, Failure> {
-    let program = podman::program(options.podman.as_deref());
-    let root = podman::pid(&program, name)?;
-    let mut arguments: Vec<OsString> = vec!["container".into(), "checkpoint".into()];
-    if options.fate() == Fate::Running {
-        arguments.push("--leave-running".into());
-    }
-    if let Some(file) = &options.export {
-        arguments.extend(["--export".into(), file.into()]);
-    }
-    arguments.extend(options.more.iter().cloned());
-    arguments.push(name.into());
-    let place = Place::Podman { export: options.export.clone() };
-    Ok(Maker { program, arguments, socket: socket.to_owned(), root, place })
 }

@@ -11,7 +11,10 @@
 mod base;
 mod maker;
 mod options;
+mod pod;
+mod podman;
 mod report;
+mod several;
 
 use std::path::Path;
 use std::process::ExitStatus;
@@ -20,6 +23,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use rekindle_images::Protocol;
 use rekindle_wire::control::{CheckInfo, DumpInfo, DumpOutcome, FailureKind, Reply, Request};
+use serde_json::Value;
 
 use self::maker::Maker;
 pub(crate) use self::options::Options;
@@ -28,6 +32,7 @@ use crate::bar::Bar;
 use crate::daemon;
 use crate::daemon::Session;
 use crate::failure::Failure;
+use crate::output;
 
 /// The pause between two looks at the progress of a dump.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -41,30 +46,45 @@ struct Attempt {
     info: Option<DumpInfo>,
     /// Lines of the log that report errors.
     errors: Vec<String>,
+    /// What podman has told of a checkpoint.
+    statistics: Option<Value>,
 }
 
-/// Makes a checkpoint.
+/// Makes a checkpoint, or several.
 pub(crate) fn checkpoint(options: &Options) -> Result<(), Failure> {
+    options.podman.check()?;
     let socket = options.daemon.socket()?;
-    let maker = Maker::of(options, &socket)?;
-    let mut report = Report::of(&maker);
-    if let Some(processes) = obstacles(&socket, maker.root())? {
-        report.refused(&processes, options.json)?;
-        return Err(Failure::refused(anyhow!("process {} cannot be checkpointed now", maker.root())));
+    let maker = match (&options.podman.pod, options.podman.single()) {
+        (Some(pod), _) => return pod::checkpoint(options, pod, &socket),
+        (None, Some(name)) => Maker::of_container(options, name, &socket)?,
+        (None, None) if options.podman.are_meant() => return several::checkpoint(options, &socket),
+        (None, None) => Maker::of_process(options, &socket)?,
+    };
+    let (report, result) = one(options, &maker, &socket)?;
+    if options.json {
+        output::print_json(&report)?
+    } else {
+        report.print()?
+    }
+    result
+}
+
+/// Makes one checkpoint: the report, and whether it was made.
+fn one(options: &Options, maker: &Maker, socket: &Path) -> Result<(Report, Result<(), Failure>), Failure> {
+    let mut report = Report::of(maker);
+    if let Some(processes) = obstacles(socket, maker.root())? {
+        report.refused(processes);
+        return Ok((report, Err(Failure::refused(anyhow!("{} cannot be checkpointed now", maker.what())))));
     }
     let moment_ms = options.at_moment.then(|| options.timeout.saturating_mul(1000));
-    let mut attempt = attempt(&socket, &maker, options.protocol, moment_ms)?;
+    let mut attempt = attempt(socket, maker, options.protocol, moment_ms, Bar::new())?;
     if attempt.has_mispredicted() && options.protocol != Some(Protocol::Stop) {
         eprintln!("rekindle: {}; trying again with protocol stop", attempt.reason());
         report.again();
-        attempt = self::attempt(&socket, &maker, Some(Protocol::Stop), moment_ms)?;
+        attempt = self::attempt(socket, maker, Some(Protocol::Stop), moment_ms, Bar::new())?;
     }
-    if attempt.status.success() {
-        return report.done(attempt.info.as_ref(), options.json);
-    }
-    let reason = attempt.reason();
-    report.failed(attempt.kind(), &reason, &attempt.errors, options.json)?;
-    Err(Failure::of_kind(attempt.kind(), anyhow!("cannot checkpoint process {}: {reason}", maker.root())))
+    let result = attempt.conclude(maker, &mut report);
+    Ok((report, result))
 }
 
 /// Why the processes of a tree cannot be checkpointed, if they cannot.
@@ -81,6 +101,7 @@ fn attempt(
     maker: &Maker,
     protocol: Option<Protocol>,
     moment_ms: Option<u64>,
+    mut bar: Bar,
 ) -> Result<Attempt, Failure> {
     let protocol = protocol.map(|it| it.as_str().to_owned());
     let (order, reply) = Session::open(socket, &Request::Checkpoint { root: maker.root(), protocol, moment_ms })?;
@@ -88,7 +109,6 @@ fn attempt(
         return Err(daemon::unexpected_answer().into());
     }
     let mut running = maker.start()?;
-    let mut bar = Bar::new();
     let status = loop {
         if let Some(status) = running.try_wait().with_context(|| format!("cannot wait for {}", maker.name()))? {
             break status;
@@ -111,7 +131,8 @@ fn attempt(
         info = progress(&order);
     }
     let errors = if status.success() { Vec::new() } else { maker.errors(&mut running) };
-    Ok(Attempt { status, info, errors })
+    let statistics = maker.statistics(&mut running);
+    Ok(Attempt { status, info, errors, statistics })
 }
 
 fn progress(order: &Session) -> Option<DumpInfo> {
@@ -122,6 +143,17 @@ fn progress(order: &Session) -> Option<DumpInfo> {
 }
 
 impl Attempt {
+    /// Reports the outcome.
+    fn conclude(mut self, maker: &Maker, report: &mut Report) -> Result<(), Failure> {
+        if self.status.success() {
+            report.done(self.info.as_ref(), self.statistics.take());
+            return Ok(());
+        }
+        let reason = self.reason();
+        report.failed(self.kind(), &reason, &self.errors);
+        Err(Failure::of_kind(self.kind(), anyhow!("cannot checkpoint {}: {reason}", maker.what())))
+    }
+
     /// The reason of a failure, from the daemon or from CRIU.
     fn reason(&self) -> String {
         let said = self.info.as_ref().and_then(|it| it.outcome.as_ref());

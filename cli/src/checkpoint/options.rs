@@ -6,28 +6,23 @@ use std::path::PathBuf;
 use clap::Args;
 use rekindle_images::Protocol;
 
+use super::podman::OfPodman;
 use crate::daemon;
 
 /// The options of `rekindle checkpoint`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// The process; its descendants are checkpointed with it
-    #[arg(required_unless_present = "container")]
+    #[arg(required_unless_present = "containers")]
     pub(super) pid: Option<i32>,
     /// The directory for the image; created if necessary
-    #[arg(required_unless_present = "container")]
+    #[arg(required_unless_present = "containers")]
     pub(super) dir: Option<PathBuf>,
     /// Build on the image in this directory: write only what has changed since; the new image needs that one
-    #[arg(long, value_name = "DIR", conflicts_with = "container")]
+    #[arg(long, value_name = "DIR")]
     pub(super) on: Option<PathBuf>,
-    /// Checkpoint this container of podman instead of a process
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["pid", "leave_stopped", "criu"])]
-    pub(super) container: Option<String>,
-    /// Write the container's checkpoint to this file, as `podman container checkpoint --export` does
-    #[arg(long, value_name = "FILE", requires = "container", conflicts_with = "pid")]
-    pub(super) export: Option<PathBuf>,
     /// Keep the processes running (the default)
-    #[arg(long, conflicts_with_all = ["kill", "leave_stopped"])]
+    #[arg(long, short = 'R', conflicts_with_all = ["kill", "leave_stopped"])]
     pub(super) leave_running: bool,
     /// Leave the processes stopped
     #[arg(long, conflicts_with = "kill")]
@@ -44,12 +39,15 @@ pub(crate) struct Options {
     /// With --at-moment: how many seconds to wait for that call
     #[arg(long, value_name = "S", default_value_t = 60, requires = "at_moment")]
     pub(super) timeout: u64,
+    /// Keep established TCP connections
+    #[arg(long)]
+    pub(super) tcp_established: bool,
+    /// Keep file locks
+    #[arg(long)]
+    pub(super) file_locks: bool,
     /// The criu program [default: the one in PATH]
     #[arg(long, value_name = "PATH")]
     pub(super) criu: Option<PathBuf>,
-    /// The podman program [default: the one in PATH]
-    #[arg(long, value_name = "PATH", requires = "container", conflicts_with = "pid")]
-    pub(super) podman: Option<PathBuf>,
     #[command(flatten)]
     pub(super) daemon: daemon::At,
     /// Print JSON
@@ -58,6 +56,8 @@ pub(crate) struct Options {
     /// More options for `criu dump` or `podman container checkpoint`
     #[arg(last = true)]
     pub(super) more: Vec<OsString>,
+    #[command(flatten)]
+    pub(super) podman: OfPodman,
 }
 
 /// The state in which the processes are left.
@@ -76,5 +76,11 @@ impl Options {
             (_, true) => Fate::Killed,
             _ => Fate::Running,
         }
+    }
+
+    /// Options that CRIU and podman both have.
+    pub(super) fn common(&self) -> impl Iterator<Item = OsString> {
+        let flags = [("--tcp-established", self.tcp_established), ("--file-locks", self.file_locks)];
+        flags.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name.into())
     }
 }

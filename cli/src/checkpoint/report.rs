@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use rekindle_wire::control::{CheckInfo, DumpInfo, DumpOutcome, FailureKind, PhaseInfo};
 use serde::Serialize;
+use serde_json::Value;
 
 use super::maker::Maker;
 use crate::failure::Failure;
@@ -13,13 +14,18 @@ use crate::{check, output};
 #[derive(Serialize)]
 pub(super) struct Report {
     outcome: &'static str,
-    pid: i32,
+    /// None for a container that does not run.
+    pid: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    container: Option<String>,
     /// The directory or file; none where podman keeps it.
     image: Option<PathBuf>,
     /// How many dumps were tried.
     attempts: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     dump: Option<Dump>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    podman: Option<Value>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     processes: Vec<CheckInfo>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -47,10 +53,12 @@ impl Report {
     pub(super) fn of(maker: &Maker) -> Self {
         Self {
             outcome: "done",
-            pid: maker.root(),
+            pid: Some(maker.root()),
+            container: maker.container().map(str::to_owned),
             image: maker.image().map(Into::into),
             attempts: 1,
             dump: None,
+            podman: None,
             processes: Vec::new(),
             kind: None,
             reason: None,
@@ -63,39 +71,41 @@ impl Report {
         self.attempts += 1;
     }
 
-    /// Shows why no dump was tried.
-    pub(super) fn refused(mut self, processes: &[CheckInfo], json: bool) -> Result<(), Failure> {
-        if !json {
-            let text = check::describe(self.pid, processes).map_err(anyhow::Error::from)?;
-            eprint!("{text}");
-            return Ok(());
+    /// A container of which there can be no checkpoint, since there is no process to begin with.
+    pub(super) fn unmade(container: &str, failure: &Failure) -> Self {
+        let outcome = if failure.kind() == FailureKind::Refused { "refused" } else { "failed" };
+        Self {
+            outcome,
+            pid: None,
+            container: Some(container.to_owned()),
+            image: None,
+            attempts: 0,
+            dump: None,
+            podman: None,
+            processes: Vec::new(),
+            kind: Some(failure.kind()),
+            reason: Some(failure.to_string()),
+            errors: Vec::new(),
         }
-        self.outcome = "refused";
-        self.processes = processes.to_vec();
-        Ok(output::print_json(&self)?)
     }
 
-    /// Shows why the checkpoint has failed.
-    pub(super) fn failed(
-        mut self,
-        kind: FailureKind,
-        reason: &str,
-        errors: &[String],
-        json: bool,
-    ) -> Result<(), Failure> {
-        if !json {
-            errors.iter().filter(|it| *it != reason).for_each(|it| eprintln!("  {}", output::plain(it)));
-            return Ok(());
-        }
+    /// No dump was tried, because of these processes.
+    pub(super) fn refused(&mut self, processes: Vec<CheckInfo>) {
+        self.outcome = "refused";
+        self.processes = processes;
+    }
+
+    /// The checkpoint has failed.
+    pub(super) fn failed(&mut self, kind: FailureKind, reason: &str, errors: &[String]) {
         self.outcome = "failed";
         self.kind = Some(kind);
         self.reason = Some(reason.to_owned());
         self.errors = errors.to_vec();
-        Ok(output::print_json(&self)?)
     }
 
-    /// Shows the checkpoint that was made.
-    pub(super) fn done(mut self, info: Option<&DumpInfo>, json: bool) -> Result<(), Failure> {
+    /// The checkpoint was made.
+    pub(super) fn done(&mut self, info: Option<&DumpInfo>, podman: Option<Value>) {
+        self.podman = podman;
         let durable = info.and_then(|it| Some((it, it.outcome.clone()?)));
         if let Some((info, DumpOutcome::Durable { id, protocol, protocol_reason, bytes, phases })) = durable {
             let stall = phases.iter().find(|it| it.name == "stall").map(|it| it.duration_ns);
@@ -110,25 +120,60 @@ impl Report {
                 phases,
             });
         }
-        if json { Ok(output::print_json(&self)?) } else { Ok(output::print(&self.line())?) }
+    }
+
+    /// Shows it to people: a checkpoint on stdout, and what is to be known of a failure beside its reason on stderr.
+    pub(super) fn print(&self) -> Result<(), Failure> {
+        match (self.outcome, self.pid) {
+            ("done", _) => output::print(&self.line())?,
+            ("refused", Some(pid)) => {
+                eprint!("{}", check::describe(pid, &self.processes).map_err(anyhow::Error::from)?)
+            }
+            _ => {
+                let reason = self.reason.as_deref().unwrap_or_default();
+                self.errors.iter().filter(|it| *it != reason).for_each(|it| eprintln!("  {}", output::plain(it)));
+            }
+        }
+        Ok(())
+    }
+
+    /// What was checkpointed.
+    fn what(&self) -> String {
+        let process = self.pid.map(|it| format!("process {it}"));
+        match (&self.container, process) {
+            (Some(name), Some(process)) => format!("container {} ({process})", output::plain(name)),
+            (Some(name), None) => format!("container {}", output::plain(name)),
+            (None, process) => process.unwrap_or_default(),
+        }
     }
 
     fn line(&self) -> String {
         let place = self.image.as_ref().map(|it| format!(" to {}", it.display())).unwrap_or_default();
         let Some(dump) = &self.dump else {
-            return format!("checkpointed process {}{place}: no process of its tree uses a GPU\n", self.pid);
+            return format!(
+                "checkpointed {}{place}: no process of its tree uses a GPU\n{}",
+                self.what(),
+                self.statistics()
+            );
         };
         let stall = dump.stall_ns.map(|it| format!(", stall {}", output::time(it))).unwrap_or_default();
         let phases = dump.phases.iter().filter(|it| it.name != "stall");
         let phases: Vec<_> = phases.map(|it| format!("{} {}", it.name, output::time(it.duration_ns))).collect();
         format!(
-            "checkpointed process {}{place}: {}{stall}, total {:.2} s, protocol {} ({})\n",
-            self.pid,
+            "checkpointed {}{place}: {}{stall}, total {:.2} s, protocol {} ({})\n{}",
+            self.what(),
             output::size(dump.gpu_bytes),
             dump.seconds,
             output::plain(&dump.protocol),
             output::plain(&phases.join(", ")),
+            self.statistics(),
         )
+    }
+
+    /// Podman's statistics, as podman prints them.
+    fn statistics(&self) -> String {
+        let shown = self.podman.as_ref().and_then(|it| serde_json::to_string_pretty(it).ok());
+        shown.map(|it| it + "\n").unwrap_or_default()
     }
 }
 
@@ -139,9 +184,10 @@ mod tests {
     #[test]
     fn one_line_says_what_it_took() {
         let phase = |name: &str, ms: u64| PhaseInfo { name: name.to_owned(), duration_ns: ms * 1_000_000, bytes: 0 };
-        let report = Report {
+        let mut report = Report {
             outcome: "done",
-            pid: 7,
+            pid: Some(7),
+            container: None,
             image: Some("/i".into()),
             attempts: 1,
             dump: Some(Dump {
@@ -154,6 +200,7 @@ mod tests {
                 stall_ns: Some(12_300_000),
                 phases: vec![phase("quiesce", 1), phase("copy", 1200), phase("stall", 12)],
             }),
+            podman: None,
             processes: Vec::new(),
             kind: None,
             reason: None,
@@ -162,5 +209,7 @@ mod tests {
         let expected = "checkpointed process 7 to /i: 1.0 GiB, stall 12.3 ms, total 1.50 s, protocol stop \
                         (quiesce 1.0 ms, copy 1.20 s)\n";
         assert_eq!(report.line(), expected);
+        report.container = Some("job".to_owned());
+        assert!(report.line().starts_with("checkpointed container job (process 7) to /i: 1.0 GiB"));
     }
 }

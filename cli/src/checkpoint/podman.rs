@@ -1,0 +1,148 @@
+//! The options of `rekindle checkpoint` that are podman's own.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use anyhow::anyhow;
+use clap::{Args, ValueEnum};
+
+use crate::failure::Failure;
+
+/// The containers, and options that only podman has. Their meaning is that of `podman container checkpoint`.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Containers of podman")]
+pub(crate) struct OfPodman {
+    /// Checkpoint this container instead of a process. May be repeated: the containers are checkpointed one after the other, and
+    /// if one fails, the others are checkpointed all the same
+    #[arg(long, value_name = "NAME", group = "containers", conflicts_with_all = ["pid", "on", "leave_stopped", "criu"])]
+    pub(super) container: Vec<String>,
+    /// Checkpoint all containers that run and have a process that uses a GPU through Rekindle, one after the other
+    #[arg(long, group = "containers", conflicts_with_all = ["pid", "container", "on", "leave_stopped", "criu"])]
+    pub(super) all: bool,
+    /// Checkpoint all running containers of this pod at one moment: none goes on before all stand still. If one fails, there is no
+    /// checkpoint
+    #[arg(long, value_name = "NAME", group = "containers",
+          conflicts_with_all = ["pid", "container", "all", "on", "leave_stopped", "criu", "at_moment"])]
+    pub(super) pod: Option<String>,
+    /// Write the container's checkpoint to this file [default: podman keeps it]
+    #[arg(long, short, value_name = "FILE", requires = "containers", conflicts_with_all = ["pid", "all", "pod"])]
+    pub(super) export: Option<PathBuf>,
+    /// Write each container's checkpoint to a file in this directory that is named after the container, NAME.tar.zst for example
+    #[arg(long, value_name = "DIR", requires = "containers", conflicts_with_all = ["pid", "export"])]
+    pub(super) export_dir: Option<PathBuf>,
+    /// Compress exported checkpoints: zstd, gzip or none [default: zstd]
+    #[arg(long, short, value_name = "NAME", requires = "containers", hide_possible_values = true)]
+    pub(super) compress: Option<Compress>,
+    /// Write the checkpoint to a container image of this name
+    #[arg(long, value_name = "NAME", requires = "containers", conflicts_with_all = ["all", "pod", "export", "export_dir"])]
+    pub(super) create_image: Option<String>,
+    /// Keep CRIU's logs and statistics
+    #[arg(long, short, requires = "containers")]
+    pub(super) keep: bool,
+    /// Leave changes of the root file system out of an exported checkpoint
+    #[arg(long, requires = "containers")]
+    pub(super) ignore_rootfs: bool,
+    /// Leave volumes out of an exported checkpoint
+    #[arg(long, requires = "containers")]
+    pub(super) ignore_volumes: bool,
+    /// Print podman's statistics too
+    #[arg(long, requires = "containers")]
+    pub(super) print_stats: bool,
+    /// The podman program [default: the one in PATH]
+    #[arg(long, value_name = "PATH", requires = "containers")]
+    pub(super) podman: Option<PathBuf>,
+    /// Refused
+    #[arg(long, short = 'P', hide = true)]
+    pre_checkpoint: bool,
+    /// Refused
+    #[arg(long, hide = true)]
+    with_previous: bool,
+}
+
+/// How podman compresses an archive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Compress {
+    Zstd,
+    Gzip,
+    None,
+}
+
+impl fmt::Display for Compress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Zstd => "zstd",
+            Self::Gzip => "gzip",
+            Self::None => "none",
+        })
+    }
+}
+
+impl Compress {
+    fn ending(self) -> &'static str {
+        match self {
+            Self::Zstd => "tar.zst",
+            Self::Gzip => "tar.gz",
+            Self::None => "tar",
+        }
+    }
+}
+
+impl OfPodman {
+    /// Whether containers are to be checkpointed, and not a process.
+    pub(super) fn are_meant(&self) -> bool {
+        self.all || self.pod.is_some() || !self.container.is_empty()
+    }
+
+    /// Whether the options name one container, so that the report is about one.
+    pub(super) fn single(&self) -> Option<&str> {
+        match self.container.as_slice() {
+            [name] => Some(name),
+            _ => None,
+        }
+    }
+
+    /// Refuses options that cannot be meant.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        if self.pre_checkpoint || self.with_previous {
+            let why = "Rekindle copies GPU memory while the container runs, and podman's earlier checkpoints of memory have none of \
+                       it: leave out --pre-checkpoint and --with-previous";
+            return Err(Failure::refused(anyhow!(why)));
+        }
+        if self.container.len() > 1 && (self.export.is_some() || self.create_image.is_some()) {
+            let why = "each of several containers needs a file of its own: give --export-dir instead of --export or --create-image";
+            return Err(Failure::usage(anyhow!(why)));
+        }
+        let mut names = self.container.clone();
+        names.sort_unstable();
+        if let Some(twice) = names.windows(2).find(|it| it[0] == it[1]) {
+            return Err(Failure::usage(anyhow!("container {} is named twice", twice[0])));
+        }
+        Ok(())
+    }
+
+    /// The file of a container's checkpoint; none if podman keeps it.
+    pub(super) fn file(&self, name: &str) -> Option<PathBuf> {
+        let ending = self.compress.unwrap_or(Compress::Zstd).ending();
+        let in_dir = |dir: &Path| dir.join(format!("{name}.{ending}"));
+        self.export.clone().or_else(|| self.export_dir.as_deref().map(in_dir))
+    }
+
+    /// Options for podman.
+    pub(super) fn arguments(&self) -> Vec<OsString> {
+        let flags = [
+            ("--keep", self.keep),
+            ("--ignore-rootfs", self.ignore_rootfs),
+            ("--ignore-volumes", self.ignore_volumes),
+            ("--print-stats", self.print_stats),
+        ];
+        let mut all: Vec<OsString> = flags.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name.into()).collect();
+        if let Some(compress) = self.compress {
+            all.extend(["--compress".into(), compress.to_string().into()]);
+        }
+        if let Some(image) = &self.create_image {
+            all.extend(["--create-image".into(), image.into()]);
+        }
+        all
+    }
+}
