@@ -100,11 +100,16 @@ fn at_one_moment(
     let mut attempts: Vec<_> = std::thread::scope(|scope| {
         for (index, maker) in makers.iter().enumerate() {
             let tell = tell.clone();
-            scope.spawn(move || tell.send((index, attempt(socket, maker, protocol, None, Bar::hidden()))));
+            scope.spawn(move || {
+                let attempt = attempt(socket, maker, protocol, None, Bar::hidden());
+                // Somebody hears as long as this thread runs.
+                let _ = tell.send(Box::new((index, attempt)));
+            });
         }
         drop(tell);
         hear.iter()
-            .map(|(index, attempt)| {
+            .map(|told| {
+                let (index, attempt) = *told;
                 // A CRIU without Rekindle's plugin waits for nobody, and ends before the others are frozen.
                 let goes_on =
                     attempt.as_ref().is_ok_and(|it| it.status.success()) && group.as_ref().is_some_and(all_were_frozen);

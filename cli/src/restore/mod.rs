@@ -1,4 +1,5 @@
-//! `rekindle restore`: checks that a directory has an image, has CRIU restore it, and reports the outcome.
+//! `rekindle restore`: checks that a directory has an image, has CRIU restore it, and reports the outcome. Containers are restored
+//! by podman (`podman.rs`).
 //!
 //! ```text
 //!   check ─► watch ─► criu restore ──┬── the processes run ──┬── -d: the report
@@ -10,6 +11,7 @@
 
 mod lazy;
 mod options;
+mod podman;
 mod report;
 mod watch;
 
@@ -24,6 +26,7 @@ use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, FailureKind, Request, R
 
 use self::lazy::LazyPages;
 pub(crate) use self::options::Options;
+use self::podman::Containers;
 use self::report::{Report, Restored};
 use self::watch::Watch;
 use crate::bar::Bar;
@@ -54,33 +57,82 @@ impl<E: Into<Failure>> From<E> for Failed {
     }
 }
 
-/// Restores an image.
+/// Restores images. One that fails does not stop the others.
 pub(crate) fn restore(options: &Options) -> Result<(), Failure> {
-    match run(options) {
-        Ok(restored) if options.restore_detached => Report::done(&options.dir, restored).show(options.json),
-        Ok(_) => Ok(()),
+    let (archives, dirs): (Vec<_>, Vec<_>) = options.images.iter().cloned().partition(|it| it.is_file());
+    let containers = Containers::of(options, &archives)?;
+    if containers.is_some() && !dirs.is_empty() {
+        let dir = dirs[0].display();
+        return Err(Failure::usage(anyhow!(
+            "{dir} is no archive, and options for containers are not for images in directories"
+        )));
+    }
+    if let Some(containers) = containers {
+        daemon::ask(&options.daemon.socket()?, &Request::Status)?;
+        let restored = containers.restore(&options.daemon.socket()?);
+        return conclude(restored, options.json, podman::print);
+    }
+    if !options.restore_detached && (options.json || dirs.len() > 1) {
+        let what = if options.json { "--json" } else { "more than one directory" };
+        return Err(Failure::usage(anyhow!("give --restore-detached with {what}")));
+    }
+    if let [dir] = dirs.as_slice() {
+        let (report, result) = directory(options, dir);
+        if let Some(report) = report {
+            report.show(options.json)?;
+        }
+        return result;
+    }
+    let restored = dirs.iter().map(|dir| directory(options, dir));
+    let restored = restored.filter_map(|(report, result)| Some((report?, result))).collect();
+    conclude(restored, options.json, |report: &Report| report.show(false))
+}
+
+/// Shows the outcome of several restores.
+fn conclude<T: serde::Serialize>(
+    restored: Vec<(T, Result<(), Failure>)>,
+    json: bool,
+    print: impl Fn(&T) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let count = restored.len();
+    let (reports, results): (Vec<_>, Vec<_>) = restored.into_iter().unzip();
+    match (json, reports.as_slice()) {
+        (true, [report]) => output::print_json(report)?,
+        (true, reports) => output::print_json(&reports)?,
+        (false, reports) => reports.iter().try_for_each(print)?,
+    }
+    let mut failures: Vec<_> = results.into_iter().filter_map(Result::err).collect();
+    if count == 1 {
+        return failures.pop().map_or(Ok(()), Err);
+    }
+    failures.iter().for_each(|it| eprintln!("rekindle: {it}"));
+    if failures.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::of_several(&failures, anyhow!("{} of {count} images are not restored", failures.len())))
+}
+
+/// Restores the image in a directory. There is no report of processes that were waited for.
+fn directory(options: &Options, dir: &Path) -> (Option<Report>, Result<(), Failure>) {
+    match run(options, dir) {
+        Ok(restored) => (options.restore_detached.then(|| Report::done(dir, restored)), Ok(())),
         Err(Failed { kind, failure, reason, errors }) => {
-            if options.json {
-                Report::failed(&options.dir, kind, reason, errors).show(true)?;
-            } else {
-                errors.iter().filter(|it| !it.contains(&reason)).for_each(|it| eprintln!("  {}", output::plain(it)));
-            }
-            Err(failure)
+            (Some(Report::failed(dir, kind, reason, errors)), Err(failure))
         }
     }
 }
 
-fn run(options: &Options) -> Result<Restored, Failed> {
+fn run(options: &Options, dir: &Path) -> Result<Restored, Failed> {
     let socket = options.daemon.socket()?;
     let criu = criu::program(options.criu.as_deref())?;
     let libdir = criu::libdir_option()?;
-    Image::open(&options.dir)?.check_companion()?;
-    cpu_image::check_pages(&options.dir)?;
+    Image::open(dir)?.check_companion()?;
+    cpu_image::check_pages(dir)?;
     if options.verify {
-        image::verify_before(&options.dir)?;
+        image::verify_before(dir)?;
     }
     daemon::ask(&socket, &Request::Status)?;
-    let dir = options.dir.canonicalize().with_context(|| format!("cannot find {}", options.dir.display()))?;
+    let dir = dir.canonicalize().with_context(|| format!("cannot find {}", dir.display()))?;
     let log = dir.join(LOG);
     let _ = fs::remove_file(&log);
     let bar = Bar::new();
@@ -107,6 +159,11 @@ fn run(options: &Options) -> Result<Restored, Failed> {
     let allowances = Allowances { other_driver: options.allow_other_driver, other_gpu: options.allow_other_gpu };
     if allowances != Allowances::default() {
         command.env(ALLOW_VARIABLE, allowances.to_string());
+    }
+    for (option, is_set) in [("--tcp-established", options.tcp_established), ("--file-locks", options.file_locks)] {
+        if is_set {
+            command.arg(option);
+        }
     }
     command.args(&options.more).env("REKINDLE_SOCKET", &socket).stdout(Stdio::inherit());
     let began = Instant::now();

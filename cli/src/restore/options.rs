@@ -5,13 +5,15 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::podman::OfPodman;
 use crate::daemon;
 
 /// The options of `rekindle restore`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The image directory
-    pub(super) dir: PathBuf,
+    /// The image: a directory, or an archive of podman's. Several directories need -d
+    #[arg(required_unless_present_any = ["import", "container", "pod"])]
+    pub(super) images: Vec<PathBuf>,
     /// Return when the processes run, without waiting for their end
     #[arg(short = 'd', long)]
     pub(super) restore_detached: bool,
@@ -32,15 +34,38 @@ pub(crate) struct Options {
     /// Allow GPUs of another model, number of multiprocessors or memory size than at the dump
     #[arg(long)]
     pub(super) allow_other_gpu: bool,
+    /// Restore established TCP connections
+    #[arg(long)]
+    pub(super) tcp_established: bool,
+    /// Restore file locks
+    #[arg(long)]
+    pub(super) file_locks: bool,
     /// The criu program [default: the one in PATH]
     #[arg(long, value_name = "PATH")]
     pub(super) criu: Option<PathBuf>,
     #[command(flatten)]
     pub(super) daemon: daemon::At,
-    /// With -d: print JSON
-    #[arg(long, requires = "restore_detached")]
+    /// Print JSON; for directories only with -d
+    #[arg(long)]
     pub(super) json: bool,
-    /// More options for `criu restore`
+    /// More options for `criu restore` or `podman container restore`
     #[arg(last = true)]
     pub(super) more: Vec<OsString>,
+    #[command(flatten)]
+    pub(super) podman: OfPodman,
+}
+
+impl Options {
+    /// The options that are set and only for CRIU.
+    pub(super) fn options_of_criu(&self) -> Vec<&'static str> {
+        let flags = [
+            ("--wait-loaded", self.wait_loaded),
+            ("--lazy", self.lazy),
+            ("--verify", self.verify),
+            ("--allow-other-driver", self.allow_other_driver),
+            ("--allow-other-gpu", self.allow_other_gpu),
+            ("--criu", self.criu.is_some()),
+        ];
+        flags.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect()
+    }
 }

@@ -73,7 +73,15 @@ impl Report {
     }
 
     pub(super) fn show(&self, json: bool) -> Result<(), Failure> {
-        if json { Ok(output::print_json(self)?) } else { Ok(output::print(&self.line())?) }
+        if json {
+            return Ok(output::print_json(self)?);
+        }
+        if self.outcome == "done" {
+            return Ok(output::print(&self.line())?);
+        }
+        let reason = self.reason.as_deref().unwrap_or_default();
+        self.errors.iter().filter(|it| !it.contains(reason)).for_each(|it| eprintln!("  {}", output::plain(it)));
+        Ok(())
     }
 
     fn line(&self) -> String {
