@@ -8,6 +8,7 @@ mod chance;
 mod checkpoint;
 mod container_crun;
 mod container_gpus;
+mod container_groups;
 mod container_images;
 mod container_moves;
 mod container_rootless;

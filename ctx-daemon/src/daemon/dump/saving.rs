@@ -60,6 +60,7 @@ impl Saving {
         }
         job.finish(sockets);
         let committed = job.wait(tree.stream)?;
+        tree.all_are_durable()?;
         drop(clones);
         tree.progress.durable(&committed, tree.began.elapsed());
         info!(
