@@ -208,15 +208,39 @@ fn a_dump_that_fails_by_a_mispredicted_write_is_made_once_more_by_stop() {
 }
 
 #[test]
-fn a_checkpoint_needs_a_process_and_a_place_or_a_container() {
+fn options_of_checkpoints_and_restores_fit_together() {
     for arguments in [
         &[][..],
         &["1"],
         &["--container", "c", "1"],
         &["1", "d", "--export", "f"],
         &["1", "d", "--kill", "--leave-running"],
+        &["1", "d", "--keep"],
+        &["--container", "c", "--all"],
+        &["--all", "--export", "f"],
+        &["--pod", "p", "--at-moment"],
+        &["--container", "c", "--container", "d", "--export", "f"],
+        &["--container", "c", "--container", "c"],
     ] {
         assert_eq!(ran(rekindle().arg("checkpoint").args(arguments)).0, 2, "{arguments:?}");
+    }
+    for (verb, arguments, word) in [
+        ("checkpoint", &["--container", "c", "--pre-checkpoint"][..], "--pre-checkpoint"),
+        ("restore", &["--container", "c", "--import-previous", "f"], "--import-previous"),
+    ] {
+        let (code, _, err) = ran(rekindle().arg(verb).args(arguments));
+        assert_eq!((code, err.contains(&format!("leave out {word}"))), (3, true), "{err}");
+    }
+    for arguments in [
+        &[][..],
+        &["--name", "n"],
+        &["--container", "c", "--name", "n"],
+        &["--import", "a", "--import", "b", "--name", "n"],
+        &["--import", "a", "--lazy"],
+        &["--container", "c", "/nonexistent"],
+        &["/one", "/two"],
+    ] {
+        assert_eq!(ran(rekindle().arg("restore").args(arguments)).0, 2, "{arguments:?}");
     }
     let (code, _, err) = ran(rekindle().args(["checkpoint", "1", "d", "--criu", "/nonexistent/criu"]));
     assert_eq!(code, 3, "{err}");

@@ -13,10 +13,10 @@ use anyhow::anyhow;
 use rekindle_images::Protocol;
 use rekindle_wire::control::{FailureKind, Reply, Request};
 
+use super::attempt::{Attempt, attempt, obstacles};
 use super::maker::Maker;
 use super::options::{Fate, Options};
 use super::report::Report;
-use super::{Attempt, attempt, obstacles};
 use crate::bar::Bar;
 use crate::daemon::{self, Session};
 use crate::failure::Failure;

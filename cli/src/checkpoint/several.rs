@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::anyhow;
 use rekindle_wire::control::{Reply, Request};
 
+use super::attempt;
 use super::maker::Maker;
 use super::options::Options;
 use super::report::Report;
@@ -18,7 +19,7 @@ pub(super) fn checkpoint(options: &Options, socket: &Path) -> Result<(), Failure
     let (mut reports, mut failed) = (Vec::new(), Vec::new());
     let count = names.len();
     for name in names {
-        let made = Maker::of_container(options, &name, socket).and_then(|maker| super::one(options, &maker, socket));
+        let made = Maker::of_container(options, &name, socket).and_then(|maker| attempt::one(options, &maker, socket));
         let (report, result) = made.unwrap_or_else(|failure| (Report::unmade(&name, &failure), Err(failure)));
         if !options.json {
             report.print()?;

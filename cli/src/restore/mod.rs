@@ -1,5 +1,5 @@
 //! `rekindle restore`: checks that a directory has an image, has CRIU restore it, and reports the outcome. Containers are restored
-//! by podman (`podman.rs`).
+//! by podman (`containers.rs`).
 //!
 //! ```text
 //!   check ─► watch ─► criu restore ──┬── the processes run ──┬── -d: the report
@@ -9,6 +9,7 @@
 //!        removed before the processes run
 //! ```
 
+mod containers;
 mod lazy;
 mod options;
 mod podman;
@@ -24,9 +25,9 @@ use anyhow::{Context, anyhow};
 use rekindle_images::Image;
 use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, FailureKind, Request, RestoreInfo};
 
+use self::containers::Containers;
 use self::lazy::LazyPages;
 pub(crate) use self::options::Options;
-use self::podman::Containers;
 use self::report::{Report, Restored};
 use self::watch::Watch;
 use crate::bar::Bar;
@@ -70,7 +71,7 @@ pub(crate) fn restore(options: &Options) -> Result<(), Failure> {
     if let Some(containers) = containers {
         daemon::ask(&options.daemon.socket()?, &Request::Status)?;
         let restored = containers.restore(&options.daemon.socket()?);
-        return conclude(restored, options.json, podman::print);
+        return conclude(restored, options.json, self::containers::print);
     }
     if !options.restore_detached && (options.json || dirs.len() > 1) {
         let what = if options.json { "--json" } else { "more than one directory" };

@@ -1,16 +1,8 @@
-//! Restores of containers: podman does them, from archives that it has exported, or from its own storage.
+//! The options of `rekindle restore` that are podman's own.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
 
-use anyhow::{Context, anyhow};
 use clap::Args;
-use serde_json::Value;
-
-use super::Options;
-use crate::failure::Failure;
-use crate::{output, podman};
 
 /// The containers, and options that only podman has. Their meaning is that of `podman container restore`.
 #[derive(Debug, Args)]
@@ -18,58 +10,43 @@ use crate::{output, podman};
 pub(crate) struct OfPodman {
     /// Restore a container from this archive of podman's. May be repeated
     #[arg(long, short, value_name = "FILE")]
-    import: Vec<PathBuf>,
+    pub(super) import: Vec<PathBuf>,
     /// Restore this container from the checkpoint that podman keeps. May be repeated
     #[arg(long, value_name = "NAME")]
-    container: Vec<String>,
+    pub(super) container: Vec<String>,
     /// Restore the checkpointed containers of this pod; with archives, restore them into this pod
     #[arg(long, value_name = "NAME")]
-    pod: Option<String>,
+    pub(super) pod: Option<String>,
     /// The name of the container that is restored from an archive [default: the name that it had]
     #[arg(long, short, value_name = "NAME")]
-    name: Option<String>,
+    pub(super) name: Option<String>,
     /// Publish a port of the container, as for `podman run`, instead of those that it had. May be repeated
     #[arg(long, short, value_name = "PORT")]
-    publish: Vec<String>,
+    pub(super) publish: Vec<String>,
     /// Take another IP address than the one that --ip of `podman run` gave
     #[arg(long)]
-    ignore_static_ip: bool,
+    pub(super) ignore_static_ip: bool,
     /// Take another MAC address than the one that --mac-address of `podman run` gave
     #[arg(long)]
-    ignore_static_mac: bool,
+    pub(super) ignore_static_mac: bool,
     /// Leave out the changes of the root file system that the archive has
     #[arg(long)]
-    ignore_rootfs: bool,
+    pub(super) ignore_rootfs: bool,
     /// Leave out the volumes that the archive has
     #[arg(long)]
-    ignore_volumes: bool,
+    pub(super) ignore_volumes: bool,
     /// Keep the checkpoint, and CRIU's logs and statistics
     #[arg(long, short)]
-    keep: bool,
+    pub(super) keep: bool,
     /// Print podman's statistics too
     #[arg(long)]
-    print_stats: bool,
+    pub(super) print_stats: bool,
     /// The podman program [default: the one in PATH]
     #[arg(long, value_name = "PATH")]
-    podman: Option<PathBuf>,
+    pub(super) podman: Option<PathBuf>,
     /// Refused
     #[arg(long, value_name = "FILE", hide = true)]
-    import_previous: Option<PathBuf>,
-}
-
-/// From what a container is restored.
-#[derive(Debug)]
-enum From {
-    Archive(PathBuf),
-    /// The checkpoint that podman keeps for this container.
-    Storage(String),
-}
-
-/// Containers that are to be restored.
-pub(super) struct Containers<'a> {
-    options: &'a Options,
-    program: PathBuf,
-    from: Vec<From>,
+    pub(super) import_previous: Option<PathBuf>,
 }
 
 impl OfPodman {
@@ -80,180 +57,4 @@ impl OfPodman {
         let flags = [self.ignore_static_ip, self.ignore_static_mac, self.ignore_rootfs, self.ignore_volumes];
         lists.contains(&false) || named.contains(&true) || flags.contains(&true) || self.keep || self.print_stats
     }
-}
-
-impl<'a> Containers<'a> {
-    /// The containers that the options mean, with these archives among the images. None if only directories are meant.
-    pub(super) fn of(options: &'a Options, archives: &[PathBuf]) -> Result<Option<Self>, Failure> {
-        let of = &options.podman;
-        if archives.is_empty() && !of.is_used() {
-            return Ok(None);
-        }
-        let given = archives.iter().chain(&of.import).map(|it| From::Archive(it.clone()));
-        let mut from: Vec<_> = given.collect();
-        let from_archives = !from.is_empty();
-        from.extend(of.container.iter().map(|it| From::Storage(it.clone())));
-        let program = podman::program(of.podman.as_deref());
-        if of.import_previous.is_some() {
-            let why = "Rekindle's checkpoints need no earlier one of podman's: leave out --import-previous";
-            return Err(Failure::refused(anyhow!(why)));
-        }
-        let of_criu = options.options_of_criu();
-        if let Some(option) = of_criu.first() {
-            let why = format!("{option} is for images in directories: podman does not pass it on to CRIU");
-            return Err(Failure::usage(anyhow!(why)));
-        }
-        if of.name.is_some() && (from.len() != 1 || !from_archives) {
-            return Err(Failure::usage(anyhow!("--name is for one container that is restored from an archive")));
-        }
-        if !of.publish.is_empty() && (from.len() != 1 || !from_archives) {
-            return Err(Failure::usage(anyhow!("--publish is for one container that is restored from an archive")));
-        }
-        match &of.pod {
-            Some(_) if from_archives && !of.container.is_empty() => {
-                return Err(Failure::usage(anyhow!(
-                    "--pod is for archives, or for all containers of the pod: leave out --container"
-                )));
-            }
-            Some(pod) if !from_archives && of.container.is_empty() => from = checkpointed(&program, pod)?,
-            Some(_) if !from_archives => {
-                return Err(Failure::usage(anyhow!(
-                    "a container that podman keeps is in its pod already: leave out --pod"
-                )));
-            }
-            _ => {}
-        }
-        if from.is_empty() {
-            return Err(Failure::usage(anyhow!("give an archive, --container or --pod")));
-        }
-        Ok(Some(Self { options, program, from }))
-    }
-
-    /// Restores them: those of a pod at the same time, since they may wait for each other, and others one after the other. One
-    /// that fails does not stop the others.
-    pub(super) fn restore(&self, socket: &Path) -> Vec<(Value, Result<(), Failure>)> {
-        if self.options.podman.pod.is_none() {
-            return self.from.iter().map(|from| self.conclude(from, self.start(from, socket))).collect();
-        }
-        let started: Vec<_> = self.from.iter().map(|from| (from, self.start(from, socket))).collect();
-        started.into_iter().map(|(from, child)| self.conclude(from, child)).collect()
-    }
-
-    fn start(&self, from: &From, socket: &Path) -> Result<Child, Failure> {
-        let mut command = Command::new(&self.program);
-        command.args(["container", "restore"]).args(self.arguments(from)).env("REKINDLE_SOCKET", socket);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Ok(command.spawn().with_context(|| format!("cannot run {}", self.program.display()))?)
-    }
-
-    fn arguments(&self, from: &From) -> Vec<OsString> {
-        let of = &self.options.podman;
-        let from_archive = matches!(from, From::Archive(_));
-        let flags = [
-            ("--keep", of.keep),
-            ("--print-stats", of.print_stats),
-            ("--ignore-static-ip", of.ignore_static_ip),
-            ("--ignore-static-mac", of.ignore_static_mac),
-            ("--ignore-rootfs", of.ignore_rootfs),
-            ("--ignore-volumes", of.ignore_volumes),
-            ("--tcp-established", self.options.tcp_established),
-            ("--file-locks", self.options.file_locks),
-        ];
-        let mut all: Vec<OsString> = flags.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name.into()).collect();
-        for (option, value) in [("--name", &of.name), ("--pod", &of.pod)] {
-            if let Some(value) = value.as_ref().filter(|_| from_archive) {
-                all.extend([option.into(), value.into()]);
-            }
-        }
-        all.extend(of.publish.iter().flat_map(|it| ["--publish".into(), it.into()]));
-        all.extend(self.options.more.iter().cloned());
-        match from {
-            From::Archive(file) => all.extend(["--import".into(), file.into()]),
-            From::Storage(name) => all.push(name.into()),
-        }
-        all
-    }
-
-    /// Waits for podman. Podman tells the id of the container, or statistics.
-    fn conclude(&self, from: &From, child: Result<Child, Failure>) -> (Value, Result<(), Failure>) {
-        let mut report = match from {
-            From::Archive(file) => serde_json::json!({ "image": file }),
-            From::Storage(name) => serde_json::json!({ "container": name }),
-        };
-        let ended = child.and_then(|it| Ok(it.wait_with_output().context("cannot wait for podman")?));
-        let failure = match ended {
-            Ok(output) if output.status.success() => {
-                let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-                report["outcome"] = "done".into();
-                match serde_json::from_str::<Value>(&said) {
-                    Ok(statistics) if statistics.is_object() => report["podman"] = statistics,
-                    _ => report["id"] = said.into(),
-                }
-                return (report, Ok(()));
-            }
-            Ok(output) => {
-                let errors = podman::errors(&output.stderr);
-                let reason = errors.first().cloned().unwrap_or_else(|| format!("podman ended with {}", output.status));
-                report["reason"] = reason.as_str().into();
-                report["errors"] = errors.into();
-                anyhow!("cannot restore {}: {reason}", from.what()).into()
-            }
-            Err(failure) => {
-                report["reason"] = failure.to_string().into();
-                failure
-            }
-        };
-        report["outcome"] = "failed".into();
-        (report, Err(failure))
-    }
-}
-
-/// What a report says to people.
-pub(super) fn print(report: &Value) -> Result<(), Failure> {
-    let text = |key: &str| report[key].as_str().map(output::plain);
-    if report["outcome"] != "done" {
-        let errors = report["errors"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        errors.skip(1).for_each(|it| eprintln!("  {}", output::plain(it)));
-        return Ok(());
-    }
-    let what = match (text("container"), text("image"), text("id")) {
-        (Some(name), ..) => format!("restored container {name}\n"),
-        (_, Some(image), Some(id)) => {
-            format!("restored container {} from {image}\n", id.chars().take(12).collect::<String>())
-        }
-        (_, Some(image), None) => format!("restored a container from {image}\n"),
-        _ => "restored a container\n".to_owned(),
-    };
-    let statistics = Some(&report["podman"]).filter(|it| it.is_object());
-    let statistics = statistics.and_then(|it| serde_json::to_string_pretty(it).ok()).map(|it| it + "\n");
-    output::print(&(what + &statistics.unwrap_or_default()))?;
-    Ok(())
-}
-
-impl From {
-    fn what(&self) -> String {
-        match self {
-            Self::Archive(file) => format!("the archive {}", file.display()),
-            Self::Storage(name) => format!("container {name}"),
-        }
-    }
-}
-
-/// The stopped containers of a pod that podman keeps a checkpoint of. The pod's namespaces exist afterwards.
-fn checkpointed(program: &Path, name: &str) -> Result<Vec<From>, Failure> {
-    let pod = podman::Pod::find(program, name)?;
-    let mut found = Vec::new();
-    for member in pod.members().filter(|it| !it.runs()) {
-        if podman::is_checkpointed(program, &member.name)? {
-            found.push(From::Storage(member.name.clone()));
-        }
-    }
-    if found.is_empty() {
-        let advice = "checkpoint it with --kill, or name its archives";
-        return Err(Failure::refused(anyhow!(
-            "podman keeps no checkpoint of a stopped container of the pod {name}: {advice}"
-        )));
-    }
-    pod.start_infra(program)?;
-    Ok(found)
 }

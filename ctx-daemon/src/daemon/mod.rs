@@ -31,6 +31,7 @@ mod content;
 mod dump;
 mod gpus;
 mod grants;
+mod groups;
 mod host_memory;
 mod imports;
 mod ipc;

@@ -10,6 +10,7 @@ use super::checkpoints::Checkpoints;
 use super::clients::{Client, Registry};
 use super::connections::Connections;
 use super::grants::{Grants, ShareError};
+use super::groups::Groups;
 use super::imports::Imports;
 use super::links::Links;
 use super::lost::LostWorkers;
@@ -23,7 +24,6 @@ use super::restore::{Restores, WarmImages, Watches};
 use super::sandbox::Sandbox;
 use super::spawn::Spawner;
 use super::stage::Stage;
-use super::together::Groups;
 use super::worker_records::WorkerRecords;
 use crate::config::Config;
 

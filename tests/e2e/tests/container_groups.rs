@@ -186,7 +186,8 @@ fn a_pod_is_checkpointed_at_one_moment_and_restored() -> Result {
     goes_on(&shared)?;
 
     // A third container holds a large file that has no name any more, which CRIU does not dump.
-    let holds = "exec 3<>/tmp/big; head -c 4000000 /dev/zero >&3; rm /tmp/big; mkdir /shared/held; while :; do sleep 1; done";
+    let holds =
+        "exec 3<>/tmp/big; head -c 4000000 /dev/zero >&3; rm /tmp/big; mkdir /shared/held; while :; do sleep 1; done";
     start("holder", true, holds)?;
     until_true("the file is held", || Ok(shared.join("held").exists() && node.clients()?.len() == 2))?;
     for more in [&["--kill"][..], &[]] {

@@ -7,13 +7,13 @@ use rekindle_wire::control::{Failing, Failure, FailureKind};
 use thiserror::Error;
 
 use super::super::clients::{Client, Held};
+use super::super::groups::TogetherError;
 use super::super::ipc::SharingError;
 use super::super::moment::MomentError;
 use super::super::pidns::PidError;
 use super::super::pool::PoolError;
 use super::super::quiesce::QuiesceError;
 use super::super::suspend::SuspendError;
-use super::super::together::TogetherError;
 use super::super::worker::WorkerError;
 use crate::limit::Limit;
 

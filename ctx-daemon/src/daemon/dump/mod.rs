@@ -69,11 +69,11 @@ use self::saving::{Durable, Saving};
 use self::tree::Tree;
 use super::Daemon;
 use super::checkpoints::DumpGuard;
+use super::groups::Stage;
 use super::message::{self, MAX_REQUEST};
 use super::moment::wait_for_moment;
 use super::pidns::PidView;
 use super::sys::Credentials;
-use super::together::Stage;
 
 /// A dump. See the table above.
 enum State {

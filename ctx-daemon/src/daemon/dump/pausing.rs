@@ -11,9 +11,9 @@ use tracing::info;
 
 use super::super::checkpoints::DumpGuard;
 use super::super::clients::{Client, ClientState};
+use super::super::groups::Stage;
 use super::super::moment::wait_for_moment;
 use super::super::quiesce;
-use super::super::together::Stage;
 use super::super::{ipc, message, process, suspend, sys};
 use super::error::{DumpError, SaveError};
 use super::freeze::FreezeWatch;

@@ -10,10 +10,10 @@ use rekindle_wire::control::Reply;
 use tracing::info;
 
 use super::super::clients::{Client, Held, HoldGuard, Holder, Pending};
+use super::super::groups::{Member, Stage, TogetherError};
 use super::super::pidns::PidView;
 use super::super::process::{self, Process};
 use super::super::sys::{self, Credentials};
-use super::super::together::{Member, Stage, TogetherError};
 use super::super::{Daemon, at_once};
 use super::error::{DumpError, SaveError};
 use super::manifest::{Unattached, Whose};
