@@ -34,6 +34,7 @@ mod protocol;
 mod ps;
 mod restore;
 mod run;
+mod span;
 mod suspend;
 mod warm;
 

@@ -125,7 +125,7 @@ fn dumps(dir: &Path, failures: &[(FailureKind, &str)]) -> std::thread::JoinHandl
             let (stream, _) = listener.accept().unwrap();
             let opening = frame::receive::<Opening>(&stream).unwrap().body;
             let request = serde_json::from_value(opening.request).unwrap();
-            let Request::Checkpoint { root: 1, protocol, moment_ms: None } = request else {
+            let Request::Checkpoint { root: 1, protocol, moment_ms: None, .. } = request else {
                 assert!(matches!(request, Request::Check { pid: 1 }));
                 frame::send(&stream, &Reply::Checked(Vec::new()), &[], &[]).unwrap();
                 continue;
@@ -613,7 +613,7 @@ fn watched(dir: &Path, infos: Vec<RestoreInfo>) -> std::thread::JoinHandle<()> {
             let opening = frame::receive::<Opening>(&stream).unwrap().body;
             match serde_json::from_value(opening.request).unwrap() {
                 Request::Status => frame::send(&stream, &Reply::Status(status()), &[], &[]).unwrap(),
-                Request::WatchRestore { hears_first: false } => {
+                Request::WatchRestore { hears_first: false, .. } => {
                     frame::send(&stream, &Reply::Awaited, &[], &[]).unwrap();
                     let mut next = 0;
                     while frame::receive::<Request>(&stream).is_ok() {

@@ -18,7 +18,7 @@ use std::mem::{self, ManuallyDrop};
 use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-use rekindle_wire::control::{Reply, Request};
+use rekindle_wire::control::{Reply, Request, TRACEPARENT};
 use thiserror::Error;
 
 use crate::alarm::SuspendedAlarm;
@@ -215,7 +215,8 @@ fn pause_tree(root: i32) -> Result<Dump, DumpError> {
     // A CRIU without these symbols matters only if there are GPU processes to dump.
     let control = Control::find().and_then(|control| Ok((control.fate()?, control)));
     let leave_running = matches!(&control, Ok((fate, _)) if *fate != Fate::Dead);
-    let pause = Request::Pause { root, leave_running };
+    let traceparent = std::env::var(TRACEPARENT).ok().and_then(|it| it.parse().ok());
+    let pause = Request::Pause { root, leave_running, traceparent };
     let (daemon, reply) = match Daemon::session(&path, &pause, image_dir) {
         Ok(session) => session,
         Err(error @ DaemonError::Refused(_)) => return Err(error.into()),

@@ -67,14 +67,14 @@ fn messages() -> Vec<Vec<u8>> {
     let requests = [
         Request::Attach(attach.clone()),
         Request::Reattach { restore: 1, socket: 2, cookie: 3 },
-        Request::Pause { root: 1, leave_running: true },
+        Request::Pause { root: 1, leave_running: true, traceparent: None },
         Request::Frozen { pid: 4 },
         Request::Socket { id: 5, cookie: 6 },
         Request::Finish,
         Request::Restore,
         Request::RestoreAllowing(Allowances { other_driver: true, other_gpu: false }),
         Request::Resume { pid: 7 },
-        Request::WatchRestore { hears_first: true },
+        Request::WatchRestore { hears_first: true, span: None },
         Request::List,
         Request::Status,
     ];

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use rekindle_images::Protocol;
-use rekindle_wire::control::{CheckInfo, DumpInfo, DumpOutcome, FailureKind, Reply, Request};
+use rekindle_wire::control::{CheckInfo, CommandSpan, DumpInfo, DumpOutcome, FailureKind, Reply, Request};
 use serde_json::Value;
 
 use super::maker::Maker;
@@ -16,6 +16,7 @@ use crate::bar::Bar;
 use crate::daemon;
 use crate::daemon::Session;
 use crate::failure::Failure;
+use crate::span;
 
 /// The pause between two looks at the progress of a dump.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -35,17 +36,18 @@ pub(super) struct Attempt {
 
 /// Makes one checkpoint: the report, and whether it was made.
 pub(super) fn one(options: &Options, maker: &Maker, socket: &Path) -> Result<(Report, Result<(), Failure>), Failure> {
+    let span = span::begin();
     let mut report = Report::of(maker);
     if let Some(processes) = obstacles(socket, maker.root())? {
         report.refused(processes);
         return Ok((report, Err(Failure::refused(anyhow!("{} cannot be checkpointed now", maker.what())))));
     }
     let moment_ms = options.at_moment.then(|| options.timeout.saturating_mul(1000));
-    let mut attempt = attempt(socket, maker, options.protocol, moment_ms, Bar::new())?;
+    let mut attempt = attempt(socket, maker, options.protocol, moment_ms, (Bar::new(), span))?;
     if attempt.has_mispredicted() && options.protocol != Some(Protocol::Stop) {
         eprintln!("rekindle: {}; trying again with protocol stop", attempt.reason());
         report.again();
-        attempt = self::attempt(socket, maker, Some(Protocol::Stop), moment_ms, Bar::new())?;
+        attempt = self::attempt(socket, maker, Some(Protocol::Stop), moment_ms, (Bar::new(), span.and_then(span::again)))?;
     }
     let result = attempt.conclude(maker, &mut report);
     Ok((report, result))
@@ -60,20 +62,21 @@ pub(super) fn obstacles(socket: &Path, pid: i32) -> Result<Option<Vec<CheckInfo>
     Ok(refused.then_some(processes))
 }
 
-/// Has a program make a checkpoint.
+/// Has a program make a checkpoint, which belongs to the span.
 pub(super) fn attempt(
     socket: &Path,
     maker: &Maker,
     protocol: Option<Protocol>,
     moment_ms: Option<u64>,
-    mut bar: Bar,
+    (mut bar, span): (Bar, Option<CommandSpan>),
 ) -> Result<Attempt, Failure> {
     let protocol = protocol.map(|it| it.as_str().to_owned());
-    let (order, reply) = Session::open(socket, &Request::Checkpoint { root: maker.root(), protocol, moment_ms })?;
+    let request = Request::Checkpoint { root: maker.root(), protocol, moment_ms, span };
+    let (order, reply) = Session::open(socket, &request)?;
     if reply != Reply::Awaited {
         return Err(daemon::unexpected_answer().into());
     }
-    let mut running = maker.start()?;
+    let mut running = maker.start(span.map(|it| it.span))?;
     let status = loop {
         if let Some(status) = running.try_wait().with_context(|| format!("cannot wait for {}", maker.name()))? {
             break status;

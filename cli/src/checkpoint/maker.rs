@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, anyhow};
+use rekindle_wire::control::{TRACEPARENT, TraceParent};
 use serde_json::Value;
 
 use super::base;
@@ -98,10 +99,13 @@ impl Maker {
         }
     }
 
-    /// Starts the program, and makes the image's directory if necessary.
-    pub(super) fn start(&self) -> Result<Child, Failure> {
+    /// Starts the program, which belongs to the span, and makes the image's directory if necessary.
+    pub(super) fn start(&self, span: Option<TraceParent>) -> Result<Child, Failure> {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).env("REKINDLE_SOCKET", &self.socket).stdout(Stdio::null());
+        if let Some(span) = span {
+            command.env(TRACEPARENT, span.to_string());
+        }
         match &self.place {
             Place::Directory { dir, log, on } => {
                 fs::create_dir_all(dir).with_context(|| format!("cannot make the directory {}", dir.display()))?;

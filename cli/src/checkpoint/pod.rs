@@ -20,7 +20,7 @@ use super::report::Report;
 use crate::bar::Bar;
 use crate::daemon::{self, Session};
 use crate::failure::Failure;
-use crate::{output, podman};
+use crate::{output, podman, span};
 
 /// Checkpoints all running containers of a pod at one moment, or none of them.
 pub(super) fn checkpoint(options: &Options, name: &str, socket: &Path) -> Result<(), Failure> {
@@ -96,12 +96,13 @@ fn at_one_moment(
         return Err(daemon::unexpected_answer().into());
     }
     let mut group = Some(session);
+    let span = span::begin();
     let (tell, hear) = mpsc::channel();
     let mut attempts: Vec<_> = std::thread::scope(|scope| {
         for (index, maker) in makers.iter().enumerate() {
             let tell = tell.clone();
             scope.spawn(move || {
-                let attempt = attempt(socket, maker, protocol, None, Bar::hidden());
+                let attempt = attempt(socket, maker, protocol, None, (Bar::hidden(), span.and_then(span::again)));
                 // Somebody hears as long as this thread runs.
                 let _ = tell.send(Box::new((index, attempt)));
             });

@@ -32,7 +32,7 @@ use self::report::{Report, Restored};
 use self::watch::Watch;
 use crate::bar::Bar;
 use crate::failure::Failure;
-use crate::{cpu_image, criu, daemon, image, output};
+use crate::{cpu_image, criu, daemon, image, output, span};
 
 /// CRIU's log, in the image's directory.
 const LOG: &str = "restore.log";
@@ -124,6 +124,7 @@ fn directory(options: &Options, dir: &Path) -> (Option<Report>, Result<(), Failu
 }
 
 fn run(options: &Options, dir: &Path) -> Result<Restored, Failed> {
+    let span = span::begin();
     let socket = options.daemon.socket()?;
     let criu = criu::program(options.criu.as_deref())?;
     let libdir = criu::libdir_option()?;
@@ -137,7 +138,7 @@ fn run(options: &Options, dir: &Path) -> Result<Restored, Failed> {
     let log = dir.join(LOG);
     let _ = fs::remove_file(&log);
     let bar = Bar::new();
-    let watch = match Watch::open(&socket, bar.is_shown()) {
+    let watch = match Watch::open(&socket, bar.is_shown(), span) {
         Err(failure) if options.wait_loaded => {
             let said = format!("--wait-loaded needs a newer daemon, or other rights: {failure}");
             return Err(Failure::refused(anyhow!(said)).into());

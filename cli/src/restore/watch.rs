@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rekindle_wire::control::{Reply, Request, RestoreInfo};
+use rekindle_wire::control::{CommandSpan, Reply, Request, RestoreInfo};
 
 use crate::daemon::{Session, unexpected_answer};
 use crate::failure::Failure;
@@ -13,8 +13,8 @@ pub(super) struct Watch(Session);
 impl Watch {
     /// Asks for the news before CRIU is started. With `hears_first`, the processes wait before they run until this process has
     /// heard of it, and has asked again.
-    pub(super) fn open(socket: &Path, hears_first: bool) -> Result<Self, Failure> {
-        match Session::open(socket, &Request::WatchRestore { hears_first })? {
+    pub(super) fn open(socket: &Path, hears_first: bool, span: Option<CommandSpan>) -> Result<Self, Failure> {
+        match Session::open(socket, &Request::WatchRestore { hears_first, span })? {
             (session, Reply::Awaited) => Ok(Self(session)),
             _ => Err(unexpected_answer().into()),
         }

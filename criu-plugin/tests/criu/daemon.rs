@@ -169,7 +169,7 @@ impl Daemon {
                 state.connections.push(socket);
                 state.events.push((Instant::now(), Event::Reattach));
             }
-            Request::Pause { root, leave_running } => {
+            Request::Pause { root, leave_running, .. } => {
                 self.note(Event::Pause { root, leave_running });
                 self.dump(&socket, root, message.fds.into_iter().next().unwrap());
                 self.note(Event::DumpClosed);

@@ -11,6 +11,7 @@ use super::places::metrics_socket;
 use super::settings::{
     CheckpointConfig, DEFAULT_UIDS, GpuConfig, MetricsConfig, MetricsSocket, SandboxConfig, Spares, UidRange,
 };
+use super::tracing::TracingTable;
 use crate::limit::Limit;
 
 /// The default of `remember_s`: a kind that nobody asks for within this time costs more memory than its workers save time.
@@ -66,6 +67,8 @@ pub(super) struct File {
     pub(super) warm: WarmTable,
     #[serde(default)]
     pub(super) metrics: MetricsTable,
+    #[serde(default)]
+    pub(super) tracing: TracingTable,
 }
 
 #[derive(Debug, Default, Deserialize)]

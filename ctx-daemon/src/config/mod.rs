@@ -3,6 +3,7 @@
 //! `packaging/rekindled.toml` describes every setting and shows its default. Tests compare it with what is read here.
 //!
 //! - [`mod@file`]: the tables of the file; [`settings`]: the configuration in force; [`error`]: what can be wrong
+//! - [`tracing`]: the collector of spans
 //! - [`places`]: where things lie unless it says so
 //! - [`check`]: `rekindled check-config`; [`here`]: what a configuration asks for that this machine does not have
 
@@ -12,6 +13,7 @@ mod file;
 mod here;
 mod places;
 mod settings;
+mod tracing;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -27,6 +29,8 @@ pub(crate) use self::settings::{
     CheckpointConfig, ClientConfig, Config, ImageConfig, MetricsConfig, MetricsSocket, RestoreConfig, SandboxConfig,
     SocketConfig, Spares, Timeouts, UidRange, WorkerConfig,
 };
+
+pub(crate) use self::tracing::{Collector, TracingConfig};
 
 /// The configuration file that is read unless the command line names another.
 const DEFAULT_FILE: &str = "/etc/rekindle/rekindled.toml";
@@ -129,6 +133,7 @@ impl Config {
                 warm_memory: file.warm.memory_mib.map(|mib| mib.saturating_mul(1 << 20)),
             },
             metrics: file.metrics.checked(&socket)?,
+            tracing: file.tracing.checked(|name| std::env::var(name).ok())?,
             library_dir: library_dir(options.lib_dir)?,
             state_dir: state_dir(file.state_dir, &socket)?,
             socket: SocketConfig {

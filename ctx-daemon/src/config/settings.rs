@@ -8,6 +8,7 @@ use rekindle_images::{CompressionChoice, Protocol};
 use rekindle_wire::control::{Allowances, ContainerLimits, Limits};
 
 use super::error::ConfigError;
+use super::tracing::TracingConfig;
 use crate::limit::Limit;
 
 /// The default range of workers' users, which neither distributions nor systemd assign.
@@ -25,6 +26,7 @@ pub(crate) struct Config {
     pub(crate) image: ImageConfig,
     pub(crate) restore: RestoreConfig,
     pub(crate) metrics: MetricsConfig,
+    pub(crate) tracing: TracingConfig,
     /// The state directory for the next daemon: what containers were given, and which worker serves which client.
     pub(crate) state_dir: PathBuf,
     /// The folder of the libraries that applications map.

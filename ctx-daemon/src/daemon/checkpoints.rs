@@ -15,13 +15,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rekindle_images::Protocol;
-use rekindle_wire::control::DumpInfo;
+use rekindle_wire::control::{CommandSpan, DumpInfo, DumpOutcome, TraceParent};
 use thiserror::Error;
 
 use super::clients::Client;
 use super::dump::{Present, Progress};
 use super::metrics::Metrics;
 use super::party::Party;
+use super::spans::{Batch, Span, Spans};
 use super::{lock, process};
 
 /// The most orders of one user or container at a time.
@@ -35,6 +36,7 @@ const REST: Duration = Duration::from_secs(1);
 pub(crate) struct Checkpoints {
     inner: Mutex<Inner>,
     metrics: Arc<Metrics>,
+    spans: Arc<Spans>,
 }
 
 #[derive(Default)]
@@ -52,6 +54,8 @@ struct Order {
     root: i32,
     protocol: Option<Protocol>,
     moment: Option<Moment>,
+    /// The process of the command, and its span, if it has one.
+    command: Option<(i32, CommandSpan)>,
     /// The last dump of the tree since then.
     dump: Option<Arc<Progress>>,
 }
@@ -71,8 +75,8 @@ pub(super) struct TooManyOrders(Party);
 
 impl Checkpoints {
     /// No orders and no dumps yet.
-    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
-        Self { inner: Mutex::default(), metrics }
+    pub(crate) fn new(metrics: Arc<Metrics>, spans: Arc<Spans>) -> Self {
+        Self { inner: Mutex::default(), metrics, spans }
     }
 
     /// The dumps of programs that use a GPU which go on.
@@ -103,10 +107,13 @@ impl Checkpoints {
         dumps.iter().find(|it| it.has(client.process.pid)).map(|it| it.info())
     }
 
-    /// A dump of this tree begins; the dump is over when the result is dropped.
-    pub(crate) fn begin(&self, root: i32) -> DumpGuard<'_> {
-        let progress = Arc::new(Progress::new(Arc::clone(&self.metrics)));
+    /// A dump of this tree begins; the dump is over when the result is dropped. Its spans belong to the command that has ordered it,
+    /// or else to this span.
+    pub(crate) fn begin(&self, root: i32, traceparent: Option<TraceParent>) -> DumpGuard<'_> {
         let mut inner = lock(&self.inner);
+        let ordered = inner.orders.iter().rev().filter(|it| it.root == root).find_map(|it| it.command);
+        let parent = ordered.map(|(_, it)| it.span).or(traceparent);
+        let progress = Arc::new(Progress::new(Arc::clone(&self.metrics), Arc::clone(&self.spans), parent));
         inner.dumps.push(Arc::clone(&progress));
         for order in inner.orders.iter_mut().filter(|it| it.root == root) {
             order.dump = Some(Arc::clone(&progress));
@@ -159,6 +166,7 @@ impl Checkpoints {
         root: i32,
         protocol: Option<Protocol>,
         timeout: Option<Duration>,
+        command: Option<(i32, CommandSpan)>,
     ) -> Result<OrderGuard<'_>, TooManyOrders> {
         let mut inner = lock(&self.inner);
         let of_party = inner.orders.iter().filter(|it| it.party == party).count();
@@ -168,7 +176,7 @@ impl Checkpoints {
         inner.next += 1;
         let number = inner.next;
         let moment = timeout.map(|timeout| Moment { timeout, has_come: false });
-        inner.orders.push(Order { number, party, root, protocol, moment, dump: None });
+        inner.orders.push(Order { number, party, root, protocol, moment, command, dump: None });
         Ok(OrderGuard { checkpoints: self, number })
     }
 }
@@ -205,6 +213,19 @@ impl OrderGuard<'_> {
 
 impl Drop for OrderGuard<'_> {
     fn drop(&mut self) {
-        lock(&self.checkpoints.inner).orders.retain(|it| it.number != self.number);
+        let mut inner = lock(&self.checkpoints.inner);
+        let at = inner.orders.iter().position(|it| it.number == self.number);
+        let order = at.map(|at| inner.orders.remove(at));
+        drop(inner);
+        if let Some((pid, command)) = order.as_ref().and_then(|it| it.command).filter(|it| it.1.span.sampled) {
+            let outcome = order.and_then(|it| it.dump).and_then(|it| it.info().outcome);
+            let mut batch = Batch::new();
+            let mut span = Span::of_command("rekindle checkpoint", pid, &command, batch.at(Instant::now()));
+            if let Some(DumpOutcome::Failed(failure)) = outcome {
+                span.set("error.type", failure.kind.as_str()).failure = Some(failure.reason);
+            }
+            batch.push(span);
+            self.checkpoints.spans.send(batch);
+        }
     }
 }

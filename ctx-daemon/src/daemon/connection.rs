@@ -129,10 +129,10 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             drop(pending);
             message::reply(&stream, &check::check(daemon, peer, pid));
         }
-        Request::Checkpoint { root, protocol, moment_ms } => {
+        Request::Checkpoint { root, protocol, moment_ms, span } => {
             // This process is not about to attach.
             drop(pending);
-            let asked = orders::Asked { root, protocol, timeout: moment_ms.map(Duration::from_millis) };
+            let asked = orders::Asked { root, protocol, timeout: moment_ms.map(Duration::from_millis), span };
             orders::serve(daemon, &stream, (peer, party), &asked);
         }
         Request::Together { roots } => {
@@ -202,9 +202,9 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         Request::Pause { .. } if grants::contained(daemon, peer) => {
             message::fail(&stream, Failure::refused("a container may not dump"));
         }
-        Request::Pause { root, leave_running } => {
+        Request::Pause { root, leave_running, traceparent } => {
             drop(pending);
-            dump::serve(daemon, &stream, peer, root, leave_running, fds);
+            dump::serve(daemon, &stream, peer, (root, leave_running, traceparent), fds);
         }
         Request::Restore => {
             drop(pending);
@@ -214,9 +214,9 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             drop(pending);
             restore::serve(daemon, &stream, peer, allowed, fds);
         }
-        Request::WatchRestore { hears_first } => {
+        Request::WatchRestore { hears_first, span } => {
             drop(pending);
-            restore::watch::serve(daemon, &stream, peer, hears_first);
+            restore::watch::serve(daemon, &stream, peer, hears_first, span);
         }
         Request::Frozen { .. }
         | Request::Socket { .. }

@@ -12,6 +12,7 @@
 //!                            ├─ grant, revoke ── grants                    GPUs for containers
 //!                            ├─ gpus ───────── nvml ── helper               NVML's queries
 //!                            └─ list, status, calls, check, protocol
+//!   spans ── OTLP ──► ────── what dumps and restores took, to a collector
 //!   metrics ── HTTP ─────── what all of these record, and the registry      a monitor asks for numbers
 //! ```
 //!
@@ -60,6 +61,7 @@ mod rehearsal;
 mod restore;
 mod sandbox;
 mod service;
+mod spans;
 mod spawn;
 mod stage;
 mod stale_socket;
@@ -90,6 +92,9 @@ use crate::config::Config;
 
 /// How long dumps and restores that go on may take to be given up when the daemon stops.
 const STOP_GRACE: Duration = Duration::from_secs(10);
+
+/// How long the last spans may take to be exported.
+const SPANS_GRACE: Duration = Duration::from_secs(1);
 
 /// Why the daemon does not run.
 #[derive(Debug, Error)]
@@ -152,5 +157,6 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
     for_metrics.remove();
     daemon.pool.close();
     daemon.connections.end_all(STOP_GRACE);
+    daemon.spans.end(SPANS_GRACE);
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rekindle_images::UnknownProtocol;
-use rekindle_wire::control::{Failing, Failure, FailureKind, Reply, Request};
+use rekindle_wire::control::{CommandSpan, Failing, Failure, FailureKind, Reply, Request};
 use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
 use tracing::debug;
@@ -54,6 +54,8 @@ pub(crate) struct Asked {
     pub(crate) protocol: Option<String>,
     /// How long the dump waits for the application's moment; none if it does not wait.
     pub(crate) timeout: Option<Duration>,
+    /// The command's span.
+    pub(crate) span: Option<CommandSpan>,
 }
 
 /// Serves an order until its connection closes.
@@ -96,5 +98,5 @@ fn accept<'a>(
         Some(timeout) if timeout > MAX_MOMENT_TIMEOUT => return Err(OrderError::MomentTimeout),
         _ => {}
     }
-    Ok(daemon.checkpoints.order(party, ours, protocol, asked.timeout)?)
+    Ok(daemon.checkpoints.order(party, ours, protocol, asked.timeout, asked.span.map(|span| (peer.pid, span)))?)
 }

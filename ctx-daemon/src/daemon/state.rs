@@ -22,6 +22,7 @@ use super::oversubscribe::Oversubscription;
 use super::pool::Pool;
 use super::restore::{Restores, WarmImages, Watches};
 use super::sandbox::Sandbox;
+use super::spans::Spans;
 use super::spawn::Spawner;
 use super::stage::Stage;
 use super::worker_records::WorkerRecords;
@@ -49,6 +50,7 @@ pub(super) struct Daemon {
     /// The builds of the libraries that applications map.
     pub(super) builds: Store,
     pub(super) metrics: Arc<Metrics>,
+    pub(super) spans: Arc<Spans>,
     pub(super) stopping: AtomicBool,
 }
 
@@ -78,6 +80,7 @@ impl Daemon {
     /// There is no thread, or no memory, for them.
     pub(super) fn start(config: Config, sandbox: Sandbox) -> io::Result<Self> {
         let metrics = Arc::<Metrics>::default();
+        let spans = Arc::new(Spans::start(&config.tracing, &metrics)?);
         let daemon = Self {
             pool: Pool::new(Spawner::new(&config, &sandbox), config.workers.spares, Arc::clone(&metrics)),
             clients: Clients {
@@ -87,8 +90,8 @@ impl Daemon {
             },
             restores: Restores::default(),
             warm: WarmImages::new(config.restore.warm_memory.map_or_else(half_of_memory, Ok)?),
-            watches: Watches::new(Arc::clone(&metrics)),
-            checkpoints: Checkpoints::new(Arc::clone(&metrics)),
+            watches: Watches::new(Arc::clone(&metrics), Arc::clone(&spans)),
+            checkpoints: Checkpoints::new(Arc::clone(&metrics), Arc::clone(&spans)),
             groups: Groups::default(),
             moves: Arc::default(),
             copying: CopyResources {
@@ -104,6 +107,7 @@ impl Daemon {
             imports: Imports::default(),
             builds: Store::new(&config.library_dir),
             metrics,
+            spans,
             stopping: AtomicBool::new(false),
             config,
         };

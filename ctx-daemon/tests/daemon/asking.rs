@@ -54,7 +54,7 @@ fn a_program_that_ends_while_it_is_asked_about_has_ended_and_no_worker_of_it_has
     for when in ["ends-in-quiesce", "ends-in-save"] {
         let client = Client::attached(&daemon, when);
         let dir = tempfile::tempdir().unwrap();
-        let pause = Request::Pause { root: client.pid, leave_running: true };
+        let pause = Request::Pause { root: client.pid, leave_running: true, traceparent: None };
         let (session, mut reply) = crate::support::Session::open(&daemon, &pause, dir.path());
         if when == "ends-in-save" {
             reply = crate::support::eventually("the dump fails", || {
@@ -80,7 +80,7 @@ fn a_client_whose_worker_died_is_named_as_long_as_it_has_a_ring() {
     let found = check(&daemon, client.pid);
     assert!(found[0].reasons[0].contains("has lost its worker"), "{found:?}");
     let dir = tempfile::tempdir().unwrap();
-    let pause = Request::Pause { root: client.pid, leave_running: true };
+    let pause = Request::Pause { root: client.pid, leave_running: true, traceparent: None };
     let (_session, reply) = crate::support::Session::open(&daemon, &pause, dir.path());
     let why = reason(reply);
     assert!(why.contains(&format!("process {}", client.pid)) && why.contains("restart it"), "{why}");

@@ -10,7 +10,7 @@ use crate::support::{Client, Daemon, Session, eventually, reason};
 use crate::worker::CODE;
 
 pub(crate) fn pause(root: i32, leave_running: bool) -> Request {
-    Request::Pause { root, leave_running }
+    Request::Pause { root, leave_running, traceparent: None }
 }
 
 /// Begins a dump of a tree with these clients.
@@ -54,7 +54,7 @@ fn what_a_process_outside_has_too_is_not_dumped() {
     let one = Client::attached(&daemon, "one");
     let two = Client::attached(&daemon, "two");
     for (client, other) in [(&one, &two), (&two, &one)] {
-        let pause = Request::Pause { root: client.pid, leave_running: true };
+        let pause = Request::Pause { root: client.pid, leave_running: true, traceparent: None };
         let text = reason(Session::open(&daemon, &pause, dir.path()).1);
         assert!(text.contains(&format!("shares GPU memory with process {}", other.pid)), "{text}");
         daemon.wait_for_state(client, Some("running"));
@@ -563,7 +563,7 @@ fn progress(order: &Session) -> Option<DumpInfo> {
 fn order(daemon: &Daemon, root: i32, protocol: Option<&str>) -> Session {
     let protocol = protocol.map(str::to_owned);
     let (order, reply) =
-        Session::open(daemon, &Request::Checkpoint { root, protocol, moment_ms: None }, Path::new("/"));
+        Session::open(daemon, &Request::Checkpoint { root, protocol, moment_ms: None, span: None }, Path::new("/"));
     assert_eq!(reply, Reply::Awaited);
     order
 }
@@ -625,7 +625,7 @@ fn who_has_a_dump_made_says_how_and_hears_what_becomes_of_it() {
     let outcome = eventually("it is over", || progress(&said).and_then(|it| it.outcome));
     assert!(matches!(outcome, DumpOutcome::Failed(failure) if failure.kind == FailureKind::GivenUp));
     for (root, protocol) in [(i32::MAX, None), (client.pid, Some("cov".to_owned()))] {
-        let request = Request::Checkpoint { root, protocol, moment_ms: None };
+        let request = Request::Checkpoint { root, protocol, moment_ms: None, span: None };
         reason(Session::open(&daemon, &request, Path::new("/")).1);
     }
 }
@@ -637,7 +637,7 @@ fn a_dump_waits_for_the_moment_that_its_application_says() {
     let mut client = Client::attached(&daemon, "app");
     assert_eq!(client.ask("moment"), "moment false", "nobody waits");
     let waits = |root, moment_ms| {
-        let request = Request::Checkpoint { root, protocol: None, moment_ms: Some(moment_ms) };
+        let request = Request::Checkpoint { root, protocol: None, moment_ms: Some(moment_ms), span: None };
         let (order, reply) = Session::open(&daemon, &request, Path::new("/"));
         assert_eq!(reply, Reply::Awaited);
         order

@@ -197,7 +197,7 @@ fn orders_of_one_user_leave_places_for_operators_and_other_users() {
         return eprintln!("skipped: not root");
     }
     let mut process = process_of(nobody);
-    let order = Request::Checkpoint { root: process.id() as i32, protocol: None, moment_ms: None };
+    let order = Request::Checkpoint { root: process.id() as i32, protocol: None, moment_ms: None, span: None };
     let socket = daemon.socket();
     let open = || {
         let stream = UnixStream::connect(&socket).ok()?;
@@ -231,7 +231,7 @@ fn a_users_order_does_not_hold_an_operators_dump() {
     }
     let mut process = process_of(nobody);
     let root = process.id() as i32;
-    let order = |moment_ms| Request::Checkpoint { root, protocol: None, moment_ms: Some(moment_ms) };
+    let order = |moment_ms| Request::Checkpoint { root, protocol: None, moment_ms: Some(moment_ms), span: None };
     let (order_of_user, huge) = (order(1 << 40), order(u64::MAX));
     let (_held, reply) = as_user(nobody, || {
         let stream = UnixStream::connect(daemon.socket()).unwrap();

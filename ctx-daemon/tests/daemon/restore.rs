@@ -292,7 +292,7 @@ fn content_that_fails_after_the_process_runs_ends_the_process_and_the_log_says_w
 /// Watches the next restore of this process's.
 fn watch(daemon: &Daemon, hears_first: bool) -> Session {
     let stream = UnixStream::connect(daemon.socket()).unwrap();
-    frame::send(&stream, &Opening::new(&Request::WatchRestore { hears_first }).unwrap(), &[], &[]).unwrap();
+    frame::send(&stream, &Opening::new(&Request::WatchRestore { hears_first, span: None }).unwrap(), &[], &[]).unwrap();
     let watch = Session(stream);
     assert_eq!(watch.hear(), Reply::Awaited);
     watch

@@ -113,7 +113,7 @@ fn a_worker_that_is_stopped_when_told_of_a_moment_fails_the_dump_by_the_configur
     let daemon = daemon("");
     let client = Client::attached(&daemon, "app");
     let worker = Stopped(daemon.clients()[0].worker);
-    let request = Request::Checkpoint { root: client.pid, protocol: None, moment_ms: Some(600_000) };
+    let request = Request::Checkpoint { root: client.pid, protocol: None, moment_ms: Some(600_000), span: None };
     let (order, reply) = open(&daemon, &request, Path::new("/"));
     assert_eq!(reply, Reply::Awaited);
     stop_at(&daemon, "Moment", 0);

@@ -203,7 +203,7 @@ pub fn make(folder: &Path) -> Result {
     let stream = UnixStream::connect(node.socket())?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     let dir = File::open(folder)?;
-    let opening = Opening::new(&Request::Pause { root: pid, leave_running: true })?;
+    let opening = Opening::new(&Request::Pause { root: pid, leave_running: true, traceparent: None })?;
     frame::send(&stream, &opening, &[], &[dir.as_raw_fd()])?;
     let paused: Reply = frame::receive(&stream)?.body;
     ensure!(paused == Reply::Paused { pids: vec![pid] }, "{paused:?}");

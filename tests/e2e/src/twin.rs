@@ -86,7 +86,7 @@ impl<'a> Source<'a> {
         let stream = UnixStream::connect(self.node.socket())?;
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
         let dirs = [File::open(dir)?, File::open(&stop)?];
-        let opening = Opening::new(&Request::Pause { root, leave_running })?;
+        let opening = Opening::new(&Request::Pause { root, leave_running, traceparent: None })?;
         frame::send(&stream, &opening, &[], &dirs.each_ref().map(AsRawFd::as_raw_fd))?;
         match frame::receive(&stream)?.body {
             Reply::Paused { pids } if pids.is_empty() => return Ok(Taken::Gone),

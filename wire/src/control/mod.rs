@@ -61,6 +61,7 @@
 mod failure;
 mod info;
 mod learned;
+mod trace;
 mod worker;
 
 use serde::{Deserialize, Serialize};
@@ -68,6 +69,7 @@ use serde::{Deserialize, Serialize};
 pub use self::failure::*;
 pub use self::info::*;
 pub use self::learned::{Learned, LearnedKernel};
+pub use self::trace::{CommandSpan, NoTraceParent, TRACEPARENT, TraceParent};
 pub use self::worker::*;
 use crate::access::AccessReport;
 use crate::attach::Attach;
@@ -130,6 +132,9 @@ pub enum Request {
         root: i32,
         /// `criu dump --leave-running`.
         leave_running: bool,
+        /// The span that CRIU belongs to, if its environment names one.
+        #[serde(default)]
+        traceparent: Option<TraceParent>,
     },
     /// This task is stopped. The first of a session starts the copy.
     Frozen {
@@ -194,6 +199,9 @@ pub enum Request {
         /// If set, a dump of the tree begins only when one of its processes says `Moment`, and fails if none does for so many
         /// milliseconds.
         moment_ms: Option<u64>,
+        /// The asker's span. The spans of the dump belong to it.
+        #[serde(default)]
+        span: Option<CommandSpan>,
     },
     /// The process that holds this connection is about to have these process trees dumped at one moment: no dump of one goes on
     /// before the trees of all are frozen, and a tree is killed only when the images of all are complete. If one of the dumps
@@ -212,6 +220,9 @@ pub enum Request {
         /// Whether the restored processes are to wait for a moment until this peer has heard that they are about to run, and
         /// has asked again: it has something on their terminal to remove.
         hears_first: bool,
+        /// The asker's span. The spans of the restore belong to it.
+        #[serde(default)]
+        span: Option<CommandSpan>,
     },
     /// Report the progress of the last dump of the tree, or of the restore.
     Progress,

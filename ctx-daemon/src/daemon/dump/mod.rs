@@ -47,6 +47,7 @@ mod rehearsal;
 mod save;
 mod saving;
 mod socket;
+mod spans;
 mod tree;
 
 use std::os::fd::OwnedFd;
@@ -54,7 +55,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use rekindle_ctx_worker::transition::{machine, step};
-use rekindle_wire::control::{Failing, Failure, Reply, Request};
+use rekindle_wire::control::{Failing, Failure, Reply, Request, TraceParent};
 use rekindle_wire::frame::{self, FrameError};
 use tracing::warn;
 
@@ -112,8 +113,7 @@ pub(super) fn serve(
     daemon: &Arc<Daemon>,
     stream: &UnixStream,
     peer: Credentials,
-    root: i32,
-    leave_running: bool,
+    (root, leave_running, traceparent): (i32, bool, Option<TraceParent>),
     fds: Vec<OwnedFd>,
 ) {
     let _session = match daemon.connections.session(stream) {
@@ -121,7 +121,7 @@ pub(super) fn serve(
         Err(error) => return message::fail(stream, error),
     };
     let ours = PidView::of(peer.pid).and_then(|view| view.to_ours(root));
-    let under = daemon.checkpoints.begin(ours.unwrap_or(root));
+    let under = daemon.checkpoints.begin(ours.unwrap_or(root), traceparent);
     let member = daemon.groups.member(under.root);
     let whole = lazy_pages::wait(under.root, stream, daemon.config.timeouts.stall);
     let moment = whole.and_then(|()| Ok(wait_for_moment(daemon, stream, &under)?));

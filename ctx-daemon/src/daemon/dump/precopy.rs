@@ -14,6 +14,7 @@ use super::super::worker::WorkerError;
 use super::error::SaveError;
 use super::files::Files;
 use super::protocol::Chosen;
+use super::spans::Work;
 use crate::limit::Limit;
 
 /// The pause between two questions about how far a copy is, at first and at most.
@@ -36,6 +37,8 @@ pub(super) struct Planned {
     pub(super) files: Option<Arc<Files>>,
     /// Bytes that were copied before the quiesce, and how long that took.
     pub(super) precopied: (u64, Duration),
+    /// The rounds of that copy.
+    pub(super) rounds: Vec<Work>,
     /// The staging memory that its worker has, as long as the worker copies.
     pub(super) staged: Option<Arc<InUse>>,
     /// The client's part of its GPUs' links.
@@ -46,7 +49,17 @@ impl Planned {
     /// A client that nothing has been prepared for yet. `files` are the number of the first file, and the number of files.
     pub(super) fn new(client: Arc<Client>, files: (u32, usize), chosen: Chosen, link: Arc<Copied>) -> Self {
         let (index, count) = files;
-        Self { client, index, count, chosen, files: None, precopied: Default::default(), staged: None, link }
+        Self {
+            client,
+            index,
+            count,
+            chosen,
+            files: None,
+            precopied: Default::default(),
+            rounds: Vec::new(),
+            staged: None,
+            link,
+        }
     }
 
     /// The client's data files: the existing ones, or new ones.
@@ -87,6 +100,7 @@ impl Planned {
         let known = writer.base().map(|base| base.known(self.client.namespace_pid())).unwrap_or_default().to_bytes();
         let mut last = u64::MAX;
         for round in 0..rounds {
+            let round_began = Instant::now();
             let request = WorkerRequest::Precopy {
                 hash_key: writer.key().to_bytes(),
                 files: files.numbers(),
@@ -97,6 +111,7 @@ impl Planned {
             worker.ask_with(&request, &known, &files.descriptors(), stall).map_err(failed)?;
             let bytes = self.loop_until_saved(&files, stall, &goes_on)?;
             self.precopied.0 += bytes;
+            self.rounds.push(Work::precopy(&self.client, round_began, bytes));
             debug!(client = %self.client, round, bytes, "copied while it runs");
             if bytes <= LITTLE || bytes.saturating_mul(SHRINKS.1) >= last.saturating_mul(SHRINKS.0) {
                 break;

@@ -6,11 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rekindle_images::{Committed, Manifest, Phase, PhaseName, Protocol};
-use rekindle_wire::control::{DumpInfo, DumpOutcome, Failure, FailureKind, PhaseInfo};
+use rekindle_wire::control::{DumpInfo, DumpOutcome, Failure, FailureKind, PhaseInfo, TraceParent};
 
 use super::super::clients::Client;
 use super::super::lock;
 use super::super::metrics::{Dumped, Metrics};
+use super::super::spans::Spans;
+use super::spans::{self, Times, Work};
 
 /// The unit in which `stat` counts a file's blocks.
 const BLOCK: u64 = 512;
@@ -20,6 +22,9 @@ pub(in crate::daemon) struct Progress {
     began: Instant,
     state: Mutex<State>,
     metrics: Arc<Metrics>,
+    spans: Arc<Spans>,
+    /// The dump's span, and its parent's number; none if nobody wants its spans.
+    place: Option<(TraceParent, Option<u64>)>,
 }
 
 /// How far a dump that goes on is.
@@ -41,6 +46,8 @@ struct State {
     since: Instant,
     /// The dump waits for the application's moment.
     waits: bool,
+    /// The wait for the moment: from when, and, if it is over, until when.
+    moment: Option<(Instant, Option<Instant>)>,
     /// The clients' processes.
     pids: Vec<i32>,
     /// Bytes of GPU memory.
@@ -53,7 +60,10 @@ struct State {
     protocol: (String, String),
     /// The protocol that the dump was planned with.
     planned: Option<Protocol>,
-    phases: Vec<PhaseInfo>,
+    /// The phases, which count from this time.
+    phases: Option<(Instant, Vec<Phase>)>,
+    /// What workers have done, if anybody wants to know.
+    works: Vec<Work>,
     /// What is recorded when the image is durable.
     dumped: Option<Dumped>,
     outcome: Option<DumpOutcome>,
@@ -63,30 +73,33 @@ struct State {
 impl Default for Progress {
     /// A progress that nobody asks for.
     fn default() -> Self {
-        Self::new(Arc::default())
+        Self::new(Arc::default(), Arc::default(), None)
     }
 }
 
 impl Progress {
-    /// A dump begins; the metrics hear of its end.
-    pub(in crate::daemon) fn new(metrics: Arc<Metrics>) -> Self {
+    /// A dump begins, below this span if there is one; the metrics hear of its end.
+    pub(in crate::daemon) fn new(metrics: Arc<Metrics>, spans: Arc<Spans>, parent: Option<TraceParent>) -> Self {
         let now = Instant::now();
         let state = State {
             phase: PhaseName::Quiesce,
             since: now,
             waits: false,
+            moment: None,
             pids: Vec::new(),
             bytes: 0,
             files: Vec::new(),
             saved: 0,
             protocol: Default::default(),
             planned: None,
-            phases: Vec::new(),
+            phases: None,
+            works: Vec::new(),
             dumped: None,
             outcome: None,
             ended: None,
         };
-        Self { began: now, state: Mutex::new(state), metrics }
+        let place = spans.begin(parent).map(|place| (place, parent.map(|it| it.span)));
+        Self { began: now, state: Mutex::new(state), metrics, spans, place }
     }
 
     /// Sets the clients that are dumped, which have so much memory.
@@ -99,7 +112,10 @@ impl Progress {
     /// Sets whether the dump waits for its application's moment; the application is these processes.
     pub(in crate::daemon) fn waits(&self, waits: bool, pids: &[i32]) {
         let mut state = lock(&self.state);
-        (state.waits, state.since) = (waits, Instant::now());
+        let now = Instant::now();
+        (state.waits, state.since) = (waits, now);
+        let from = state.moment.map_or(now, |(from, _)| from);
+        state.moment = Some((from, (!waits).then_some(now)));
         state.pids = pids.to_vec();
     }
 
@@ -138,26 +154,37 @@ impl Progress {
         state.saved = state.saved.saturating_add(bytes);
     }
 
-    /// The image is complete but for its commit; takes the protocol from the manifest.
-    pub(super) fn describe(&self, manifest: &Manifest) {
-        let phase =
-            |it: &Phase| PhaseInfo { name: it.name.as_str().to_owned(), duration_ns: it.duration, bytes: it.bytes };
+    /// A worker has done something.
+    pub(super) fn worked(&self, work: impl FnOnce() -> Work) {
+        if self.place.is_some() {
+            let work = work();
+            lock(&self.state).works.push(work);
+        }
+    }
+
+    /// The image is complete but for its commit; takes the protocol and the phases, which count from this time, from the manifest.
+    pub(super) fn describe(&self, manifest: &Manifest, began: Instant) {
         let dumped = Dumped::of(manifest);
         let mut state = lock(&self.state);
         state.dumped = Some(dumped);
         state.protocol = (manifest.protocol.as_str().to_owned(), manifest.protocol_reason.clone());
-        state.phases = manifest.phases.iter().map(phase).collect();
+        state.phases = Some((began, manifest.phases.clone()));
     }
 
     /// The dump has succeeded: the image is durable, so long after the dump began.
     pub(super) fn durable(&self, committed: &Committed, took: Duration) {
         let mut state = lock(&self.state);
         let (protocol, protocol_reason) = state.protocol.clone();
-        let phases = std::mem::take(&mut state.phases);
+        let phase =
+            |it: &Phase| PhaseInfo { name: it.name.as_str().to_owned(), duration_ns: it.duration, bytes: it.bytes };
+        let phases = state.phases.iter().flat_map(|(_, phases)| phases).map(phase).collect();
         let (id, bytes) = (committed.id.to_string(), committed.bytes);
         let dumped = state.dumped.take();
         let ended = state.end(DumpOutcome::Durable { id, protocol, protocol_reason, bytes, phases });
         drop(state);
+        if ended {
+            self.trace();
+        }
         if let Some(dumped) = dumped.filter(|_| ended) {
             self.metrics.checkpoint_done(&dumped, bytes, took);
         }
@@ -169,8 +196,38 @@ impl Progress {
         let (ended, planned) = (state.end(DumpOutcome::Failed(failure.clone())), state.planned);
         drop(state);
         if ended {
+            self.trace();
             self.metrics.checkpoint_failed(failure.kind, planned);
         }
+    }
+
+    /// Exports the spans of a dump that is over.
+    fn trace(&self) {
+        let Some(place) = self.place else { return };
+        let state = lock(&self.state);
+        let (mut batch, mut all) = spans::of(&Times {
+            place,
+            began: self.began,
+            moment: state.moment.and_then(|(from, to)| Some((from, to?))),
+            phases: state.phases.as_ref().map(|(began, phases)| (*began, phases.as_slice())),
+            works: &state.works,
+        });
+        all.set("rekindle.gpu.bytes", state.bytes);
+        match &state.outcome {
+            Some(DumpOutcome::Durable { id, protocol, protocol_reason, bytes, .. }) => {
+                all.set("rekindle.image.id", id.as_str()).set("rekindle.image.bytes", *bytes);
+                all.set("rekindle.protocol", protocol.as_str());
+                all.set("rekindle.protocol.reason", protocol_reason.as_str());
+            }
+            Some(DumpOutcome::Failed(failure)) => {
+                all.set("rekindle.phase", state.phase()).set("error.type", failure.kind.as_str());
+                all.failure = Some(failure.reason.clone());
+            }
+            None => {}
+        }
+        drop(state);
+        batch.push(all);
+        self.spans.send(batch);
     }
 
     /// The dump is over, if it was not before. The outcome of a dump without clients is unknown: only CRIU knows it.

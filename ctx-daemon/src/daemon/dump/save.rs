@@ -39,6 +39,7 @@ use super::precopy::{POLL_INTERVAL, Planned};
 use super::progress::Progress;
 use super::protocol::Chosen;
 use super::rehearsal;
+use super::spans::Work;
 use crate::limit::Limit;
 
 /// The times, limits and parties of a save.
@@ -321,7 +322,7 @@ impl Shared {
         let workers = planned.iter().map(|it| it.client.worker.attached());
         let manifest = manifest::build(&timeline, &protocol_of_all(planned), workers, records, &sockets);
         let manifest = rekindle_images::Manifest { builds, ..manifest };
-        self.how.progress.describe(&manifest);
+        self.how.progress.describe(&manifest, self.how.began);
         Ok(manifest)
     }
 
@@ -434,10 +435,13 @@ impl Shared {
         };
         let known = writer.base().map(|base| base.known(client.namespace_pid())).unwrap_or_default();
         let blob = known.to_bytes();
+        let began = Instant::now();
         let answered = client.worker.call(&request, &blob, &files.descriptors(), self.how.stall).map_err(failed)?;
         let WorkerReply::Begun { code, secured } = answered.reply else {
             return Err(failed(WorkerError::Protocol("Save")));
         };
+        planned.rounds.iter().for_each(|round| self.how.progress.worked(|| round.clone()));
+        self.how.progress.worked(|| Work::secure(client, began, &secured));
         debug!(%client, ?secured, code = code.len(), "secured");
         let mut state = lock(&self.state);
         state.bytes = state.bytes.saturating_add(secured.bytes);
@@ -462,6 +466,7 @@ impl Shared {
             match answered.reply {
                 WorkerReply::Saved { bytes, waits } => {
                     debug!(%client, bytes, ?waits, "saved");
+                    self.how.progress.worked(|| Work::save(client, self.began, bytes));
                     let mut record = Record::from_bytes(&answered.blob)?;
                     if !files.have_all_of(&record) {
                         return Err(SaveError::internal(format!(

@@ -7,6 +7,8 @@ use prometheus_client::registry::Registry;
 use rekindle_images::Protocol;
 use rekindle_wire::control::FailureKind;
 
+use super::record::SpanEnd;
+
 /// The beginning of all names.
 pub(super) const PREFIX: &str = "rekindle";
 
@@ -128,6 +130,8 @@ families! {
     requests: Counters<1> = "requests", "Requests at the daemon's sockets, by name";
     connections: Counter = "connections_accepted", "Connections at the daemon's sockets";
     connections_refused: Counter = "connections_refused", "Connections that were closed at once, because there were too many";
+    trace_spans: Counters<1> = "trace_spans",
+        "Spans for OpenTelemetry: exported, refused by the collector, or dropped because the collector was away or too slow";
     scrapes: Counters<1> = "metrics_requests", "Requests for metrics, by the code of the answer";
 }
 
@@ -154,6 +158,9 @@ impl Metrics {
             for outcome in ["ready", "waited", "failed"] {
                 self.workers_taken.get_or_create(&[("kind", kind), ("outcome", outcome)]).inc_by(0);
             }
+        }
+        for end in SpanEnd::ALL {
+            self.trace_spans.get_or_create(&[("outcome", end.as_str())]).inc_by(0);
         }
         for outcome in ["attached", "refused", "failed", "gone"] {
             self.attaches.get_or_create(&[("outcome", outcome)]).inc_by(0);

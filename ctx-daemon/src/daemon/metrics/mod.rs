@@ -21,6 +21,6 @@ mod record;
 mod serve;
 
 pub(super) use self::families::Metrics;
-pub(super) use self::record::{Dumped, Restored, Start, Suspended, Taken};
+pub(super) use self::record::{Dumped, Restored, SpanEnd, Start, Suspended, Taken};
 pub(crate) use self::serve::MetricsError;
 pub(super) use self::serve::{Listeners, serve};

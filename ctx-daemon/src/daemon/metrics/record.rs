@@ -87,7 +87,8 @@ pub(in crate::daemon) enum Start {
 }
 
 impl Start {
-    fn as_str(self) -> &'static str {
+    /// The name, as in the metrics.
+    pub(in crate::daemon) fn as_str(self) -> &'static str {
         let [cold, warm, prepared, resident, none] = SOURCES;
         match self {
             Self::Unknown => none,
@@ -106,6 +107,28 @@ pub(in crate::daemon) enum Taken {
     Ready,
     Waited,
     Failed,
+}
+
+/// What has become of a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::daemon) enum SpanEnd {
+    Exported,
+    /// The collector does not want it.
+    Refused,
+    /// There was no room for it, or the collector was away for too long.
+    Dropped,
+}
+
+impl SpanEnd {
+    pub(super) const ALL: [Self; 3] = [Self::Exported, Self::Refused, Self::Dropped];
+
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Exported => "exported",
+            Self::Refused => "refused",
+            Self::Dropped => "dropped",
+        }
+    }
 }
 
 /// A request to suspend programs.
@@ -236,6 +259,17 @@ impl Metrics {
     /// A program is killed because of memory that it shares with other instances of its image.
     pub(in crate::daemon) fn shared_memory_fault(&self) {
         self.shared_faults.inc();
+    }
+
+    /// So many spans have come to this end.
+    pub(in crate::daemon) fn spans(&self, end: SpanEnd, number: usize) {
+        self.trace_spans.get_or_create(&[("outcome", end.as_str())]).inc_by(number as u64);
+    }
+
+    /// How many spans have come to this end.
+    #[cfg(test)]
+    pub(in crate::daemon) fn spans_that(&self, end: SpanEnd) -> u64 {
+        self.trace_spans.get_or_create(&[("outcome", end.as_str())]).get()
     }
 
     /// A connection has a place.

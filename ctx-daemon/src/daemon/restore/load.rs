@@ -188,6 +188,7 @@ pub(super) fn start(
             let began = Instant::now();
             let then = work.then(&worker);
             let phases = restore.phases();
+            phases.load_begins(place, worker.pid());
             worker.on_load_step({
                 let phases = Arc::clone(phases);
                 move |step| phases.step(place, step)

@@ -29,6 +29,7 @@ mod made;
 mod phases;
 mod place;
 mod shared;
+mod spans;
 mod state;
 mod warm;
 pub(super) mod watch;

@@ -16,14 +16,20 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rekindle_images::{
     Account, Checksum, Client as Record, Image, ImageDir, LastRestore, RestorePhase, RestoredClient,
 };
-use rekindle_wire::control::{Failure, FailureKind, LOAD_STEPS, LoadTimes, PhaseInfo, RestoreInfo, RestoredInfo};
+use rekindle_wire::control::{
+    Failure, FailureKind, LOAD_STEPS, LoadTimes, PhaseInfo, RestoreInfo, RestoredInfo, TraceParent,
+};
 use tracing::debug;
 
 use super::super::metrics::{Metrics, Restored, Start};
+use super::super::spans::Spans;
 use super::super::{lock, thread, wait_timeout};
+use super::spans::{self, Command, Load, Stretch};
 
 /// How long the processes wait until the watchers have heard that they are about to run.
 const HEARING: Duration = Duration::from_millis(200);
+/// The most parts that are remembered one by one: there are some for each process.
+const MOST_PARTS: usize = 256;
 /// The number of the step of a load in which content is loaded.
 const CONTENT: usize = LOAD_STEPS.len() - 1;
 
@@ -69,6 +75,10 @@ pub(in crate::daemon) struct Phases {
     state: Mutex<State>,
     heard: Condvar,
     metrics: Arc<Metrics>,
+    spans: Arc<Spans>,
+    /// The restore's span; none if nobody wants its spans.
+    place: Option<TraceParent>,
+    command: Command,
 }
 
 struct State {
@@ -76,6 +86,8 @@ struct State {
     mark: Instant,
     /// How long each of [`Part::ALL`] took.
     spent: [Duration; Part::ALL.len()],
+    /// When the parts began and ended, the first ones.
+    parts: Vec<Stretch>,
     /// The present part, until the loads have begun.
     now: Part,
     clients: Vec<Loading>,
@@ -103,6 +115,11 @@ struct Loading {
     namespace_pid: u32,
     command: String,
     pid: Option<i32>,
+    /// The worker, and when it began and ended.
+    worker: Option<(i32, Instant)>,
+    ended: Option<Instant>,
+    /// When steps began.
+    steps: Vec<(usize, Instant)>,
     /// The present step, one of [`LOAD_STEPS`], and when it began. Workers before control version 12 do not tell it.
     step: Option<(usize, Instant)>,
     /// How long the steps before took.
@@ -116,17 +133,18 @@ struct Loading {
 
 impl Default for Phases {
     fn default() -> Self {
-        Self::new(Arc::default())
+        Self::new(Arc::default(), Arc::default(), None)
     }
 }
 
 impl Phases {
-    /// A restore begins; the metrics hear of its end.
-    pub(super) fn new(metrics: Arc<Metrics>) -> Self {
+    /// A restore begins, which this command may have begun; the metrics hear of its end.
+    pub(super) fn new(metrics: Arc<Metrics>, spans: Arc<Spans>, command: Command) -> Self {
         let now = Instant::now();
         let state = State {
             mark: now,
             spent: Default::default(),
+            parts: Vec::new(),
             now: Part::Check,
             clients: Vec::new(),
             running: None,
@@ -139,7 +157,8 @@ impl Phases {
             file: None,
             unaware: 0,
         };
-        Self { began: now, state: Mutex::new(state), heard: Condvar::new(), metrics }
+        let place = spans.begin(command.map(|(_, it)| it.span));
+        Self { began: now, state: Mutex::new(state), heard: Condvar::new(), metrics, spans, place, command }
     }
 
     /// The directory has no image of Rekindle, so this is no restore of ours.
@@ -163,6 +182,13 @@ impl Phases {
         let mut state = lock(&self.state);
         state.image = dir.ok().map(|dir| (dir, image.manifest_hash()));
         state.clients = clients.map(Loading::of).collect();
+    }
+
+    /// A worker begins its load.
+    pub(super) fn load_begins(&self, place: usize, worker: i32) {
+        if let Some(client) = lock(&self.state).clients.get_mut(place) {
+            client.worker = Some((worker, Instant::now()));
+        }
     }
 
     /// A worker begins a step of its load.
@@ -195,7 +221,7 @@ impl Phases {
         if let Some(client) = lock(&self.state).clients.get_mut(place) {
             client.bytes = times.map_or(client.bytes, |it| it.bytes);
             client.done = client.bytes;
-            (client.times, client.over) = (times, true);
+            (client.times, client.over, client.ended) = (times, true, Some(Instant::now()));
         }
         self.end_if_loaded();
     }
@@ -250,6 +276,7 @@ impl Phases {
         drop(state);
         if let Some(source) = record {
             self.metrics.restore_failed(failure.kind, source);
+            self.trace();
         }
         if let Some((file, _)) = file {
             file.remove();
@@ -267,6 +294,7 @@ impl Phases {
             drop(state);
             if let Some(source) = record {
                 self.metrics.restore_failed(FailureKind::GivenUp, source);
+                self.trace();
             }
         }
     }
@@ -319,6 +347,7 @@ impl Phases {
         };
         if let Some((source, running, loaded, phases, loads)) = record {
             self.metrics.restore_done(&Restored { source, running, loaded, phases: &phases, loads: &loads });
+            self.trace();
         }
         let phases = Arc::clone(self);
         let write = move || {
@@ -333,6 +362,26 @@ impl Phases {
             debug!(%error, "cannot write an account of the restore");
             lock(&self.state).over = true;
         }
+    }
+
+    /// Exports the spans of a restore that is over.
+    fn trace(&self) {
+        let Some(place) = self.place else { return };
+        let ended = Instant::now();
+        let state = lock(&self.state);
+        let loads: Vec<_> = state.clients.iter().filter_map(|it| it.traced(ended)).collect();
+        let (mut batch, mut own) = spans::of(place, self.command, (self.began, ended), &state.parts, &loads);
+        own.set("rekindle.image.ready", state.source.as_str());
+        if let Some(running) = state.running {
+            own.set("rekindle.running.ns", nanoseconds(running));
+        }
+        if let Some(failure) = &state.failure {
+            own.set("rekindle.phase", state.phase()).set("error.type", failure.kind.as_str());
+            own.failure = Some(failure.reason.clone());
+        }
+        drop(state);
+        batch.push(own);
+        self.spans.send(batch);
     }
 
     /// The progress for a watcher.
@@ -358,6 +407,9 @@ impl State {
     }
 
     fn ends(&mut self, part: Part, now: Instant) {
+        if self.parts.len() < MOST_PARTS {
+            self.parts.push((part.as_str(), self.mark, now));
+        }
         self.spent[part as usize] += now.saturating_duration_since(self.mark);
         self.mark = now;
         self.now = match part {
@@ -411,6 +463,9 @@ impl Loading {
             namespace_pid: record.namespace_pid,
             command: record.command.clone(),
             pid: None,
+            worker: None,
+            ended: None,
+            steps: Vec::new(),
             step: None,
             spent: Default::default(),
             done: 0,
@@ -423,9 +478,23 @@ impl Loading {
     /// A step begins, and so the one before it ends.
     fn begins(&mut self, step: usize) {
         let now = Instant::now();
+        // A step begins once, unless a worker says otherwise.
+        if self.steps.len() < LOAD_STEPS.len() {
+            self.steps.push((step, now));
+        }
         if let Some((before, began)) = self.step.replace((step, now)) {
             *self.spent[before].get_or_insert_default() += now.saturating_duration_since(began);
         }
+    }
+
+    /// The load as spans are made of it; none if it has not begun.
+    fn traced(&self, now: Instant) -> Option<Load> {
+        let (worker, began) = self.worker?;
+        let ended = self.ended.unwrap_or(now);
+        let ends = self.steps.iter().skip(1).map(|(_, at)| *at).chain([ended]);
+        let steps = self.steps.iter().zip(ends).map(|((step, from), to)| (LOAD_STEPS[*step], *from, to.max(*from)));
+        let (pid, command, bytes) = (self.pid, self.command.clone(), self.bytes);
+        Some(Load { worker, pid, command, bytes, times: (began, ended), steps: steps.collect() })
     }
 
     fn info(&self) -> RestoredInfo {

@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 
-use rekindle_wire::control::{Failure, Reply, Request};
+use rekindle_wire::control::{CommandSpan, Failure, Reply, Request};
 use rekindle_wire::frame::{self, FrameError};
 use tracing::debug;
 
@@ -12,12 +12,18 @@ use super::super::sys::Credentials;
 
 /// Serves a watch until its connection closes. With `hears_first` the processes wait for a moment before they run, until the
 /// peer has heard of that and has asked again.
-pub(in crate::daemon) fn serve(daemon: &Daemon, stream: &UnixStream, peer: Credentials, hears_first: bool) {
+pub(in crate::daemon) fn serve(
+    daemon: &Daemon,
+    stream: &UnixStream,
+    peer: Credentials,
+    hears_first: bool,
+    span: Option<CommandSpan>,
+) {
     let _session = match daemon.connections.session(stream) {
         Ok(session) => session,
         Err(error) => return message::fail(stream, error),
     };
-    let watch = daemon.watches.add(peer.pid, hears_first);
+    let watch = daemon.watches.add(peer.pid, hears_first, span);
     message::reply(stream, &Reply::Awaited);
     let mut told = false;
     loop {

@@ -9,9 +9,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use rekindle_wire::control::RestoreInfo;
+use rekindle_wire::control::{CommandSpan, RestoreInfo};
 
 use super::super::metrics::Metrics;
+use super::super::spans::Spans;
 use super::super::{lock, process};
 use super::phases::{Phases, Tracked};
 
@@ -20,6 +21,7 @@ use super::phases::{Phases, Tracked};
 pub(in crate::daemon) struct Watches {
     inner: Mutex<Inner>,
     metrics: Arc<Metrics>,
+    spans: Arc<Spans>,
 }
 
 #[derive(Default)]
@@ -34,38 +36,43 @@ struct Watch {
     watcher: i32,
     /// Whether the processes wait until the watcher has heard that they are about to run.
     hears_first: bool,
+    /// The watcher's span, if it has one.
+    span: Option<CommandSpan>,
     restore: Option<Arc<Phases>>,
 }
 
 impl Watches {
     /// No watches yet.
-    pub(in crate::daemon) fn new(metrics: Arc<Metrics>) -> Self {
-        Self { inner: Mutex::default(), metrics }
+    pub(in crate::daemon) fn new(metrics: Arc<Metrics>, spans: Arc<Spans>) -> Self {
+        Self { inner: Mutex::default(), metrics, spans }
     }
 
     /// A CRIU begins a restore. A watcher watches the first one that descends from it: processes that were restored are its
     /// descendants too.
     pub(super) fn begin(&self, criu: i32) -> Tracked {
-        let phases = Arc::new(Phases::new(Arc::clone(&self.metrics)));
-        if !lock(&self.inner).watches.is_empty() {
-            let above = process::ancestry(criu);
-            let mut inner = lock(&self.inner);
-            for watch in inner.watches.iter_mut().filter(|it| it.restore.is_none() && above.contains(&it.watcher)) {
-                if watch.hears_first {
-                    phases.must_be_heard();
-                }
-                watch.restore = Some(Arc::clone(&phases));
+        let is_watched = !lock(&self.inner).watches.is_empty();
+        let above = if is_watched { process::ancestry(criu) } else { Vec::new() };
+        let mut inner = lock(&self.inner);
+        let watches = inner.watches.iter_mut();
+        let watches: Vec<_> = watches.filter(|it| it.restore.is_none() && above.contains(&it.watcher)).collect();
+        let command = watches.iter().find_map(|it| Some((it.watcher, it.span?)));
+        let phases = Arc::new(Phases::new(Arc::clone(&self.metrics), Arc::clone(&self.spans), command));
+        for watch in watches {
+            if watch.hears_first {
+                phases.must_be_heard();
             }
+            watch.restore = Some(Arc::clone(&phases));
         }
+        drop(inner);
         Tracked(phases)
     }
 
     /// A process watches, until the result is dropped.
-    pub(super) fn add(&self, watcher: i32, hears_first: bool) -> WatchGuard<'_> {
+    pub(super) fn add(&self, watcher: i32, hears_first: bool, span: Option<CommandSpan>) -> WatchGuard<'_> {
         let mut inner = lock(&self.inner);
         inner.next += 1;
         let number = inner.next;
-        inner.watches.push(Watch { number, watcher, hears_first, restore: None });
+        inner.watches.push(Watch { number, watcher, hears_first, span, restore: None });
         WatchGuard { watches: self, number }
     }
 
@@ -120,7 +127,7 @@ mod tests {
         let watches = Watches::default();
         let own = std::process::id() as i32;
         let parent = process::ancestry(own)[1];
-        let (watch, other) = (watches.add(parent, false), watches.add(i32::MAX, false));
+        let (watch, other) = (watches.add(parent, false, None), watches.add(i32::MAX, false, None));
         assert!(watch.info().is_none());
         let first = watches.begin(own);
         let second = watches.begin(own);
@@ -133,7 +140,7 @@ mod tests {
     fn a_watcher_that_is_gone_holds_nobody_up() {
         let watches = Watches::default();
         let own = std::process::id() as i32;
-        let (first, second) = (watches.add(own, true), watches.add(own, true));
+        let (first, second) = (watches.add(own, true, None), watches.add(own, true, None));
         let restore = watches.begin(own);
         first.has_heard();
         first.has_heard();

@@ -237,8 +237,8 @@ fn asks(victim: i32) -> Result<()> {
     let Ok(Request::Attach(attach)) = serde_json::from_value(hello()?.request) else { bail!("no attach") };
     let rejoin = Request::Rejoin { attach, attached };
     let requests = [
-        Request::Pause { root: victim, leave_running: true },
-        Request::Pause { root: 1, leave_running: false },
+        Request::Pause { root: victim, leave_running: true, traceparent: None },
+        Request::Pause { root: 1, leave_running: false, traceparent: None },
         Request::Restore,
         rejoin.clone(),
         Request::Frozen { pid: victim },
