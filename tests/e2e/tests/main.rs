@@ -53,5 +53,6 @@ mod soak;
 mod streams;
 mod suspend;
 mod tcp;
+mod traces;
 mod udp;
 mod warm;
