@@ -52,6 +52,12 @@ pub fn read(shared: &Shared) -> Vec<Count> {
     (0..CALL_FUNCTIONS).filter_map(count).collect()
 }
 
+/// The worker's side: the calls that were refused.
+pub fn refusals(shared: &Shared) -> u64 {
+    let counts = (0..CALL_FUNCTIONS).filter_map(|function| shared.calls(CALL_STRIPES).get(function));
+    counts.fold(0, |sum: u64, count| sum.saturating_add(count.load(Relaxed)))
+}
+
 #[cfg(test)]
 #[cfg(not(feature = "model"))]
 mod tests {
@@ -71,6 +77,7 @@ mod tests {
         let counts = read(&shared);
         let expected = [Count { function: 7, asked: 20, refused: 0 }, Count { function: 700, asked: 1, refused: 1 }];
         assert_eq!(counts, expected);
+        assert_eq!(refusals(&shared), 1);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Child;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rekindle_wire::access::AccessReport;
 use rekindle_wire::attach::Attached;
@@ -167,6 +167,10 @@ pub(crate) struct Description {
     pub(crate) idle_ms: u64,
     /// Bytes on each device that its client gives back when it is suspended.
     pub(crate) physical: Vec<u64>,
+    /// None where the worker is of an older release.
+    pub(crate) refused_calls: Option<u64>,
+    /// When the worker executed its client's first command; none before that, and where it is of an older release.
+    pub(crate) first_command: Option<Instant>,
 }
 
 /// How far a worker is with the content of a restored client.
@@ -195,6 +199,8 @@ pub(crate) struct Worker {
     changed: Condvar,
     /// None before the worker was described for the first time.
     described: Mutex<Option<Description>>,
+    /// When the restore of its client began, until the time to the first command is told.
+    restored: Mutex<Option<Instant>>,
     on_death: Mutex<Option<Action>>,
     on_need: Mutex<Option<OnNeed>>,
     on_load_step: Mutex<Option<StepAction>>,
@@ -254,6 +260,7 @@ impl Worker {
             state: Mutex::new(State::Idle),
             changed: Condvar::new(),
             described: Mutex::default(),
+            restored: Mutex::default(),
             on_death: Mutex::default(),
             on_need: Mutex::default(),
             on_load_step: Mutex::default(),

@@ -455,6 +455,8 @@ impl Worker {
                     // A file per client says how long it has been idle.
                     idle_ms: self.number("idle", 0),
                     physical: vec![if self.suspended.is_some() { 0 } else { MEMORY as u64 }],
+                    refused_calls: Some(3),
+                    first_command_ago_ns: Some(1),
                 });
             }
             WorkerRequest::ConfirmQuiesced if self.is("went-on") => self.failed("it has gone on by itself"),

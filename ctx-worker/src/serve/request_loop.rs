@@ -84,6 +84,8 @@ pub(super) struct Server {
     caller_spin_us: u32,
     /// When the client had a command, or something ran for it, last.
     last_work: Instant,
+    /// When the client's first command, of those that this worker executes, was executed.
+    first_command: Option<Instant>,
 }
 
 /// Serves until the client or the daemon of a spare worker is gone.
@@ -151,6 +153,7 @@ impl Server {
             spin: if few_cores { Duration::ZERO } else { WORKER_SPIN },
             caller_spin_us: if few_cores { 0 } else { CALLER_SPIN_US },
             last_work: Instant::now(),
+            first_command: None,
         }
     }
 
@@ -230,6 +233,9 @@ impl Server {
             }
             if worked || self.executor.is_waiting() {
                 self.last_work = Instant::now();
+            }
+            if worked {
+                self.first_command.get_or_insert(self.last_work);
             }
             if self.channel.news.load(Ordering::Acquire) {
                 break;
@@ -635,6 +641,10 @@ impl Server {
                 },
                 idle_ms: self.idle_for(state).as_millis() as u64,
                 physical: self.executor.memory.physical(),
+                refused_calls: Some(self.executor.call.session.shared.as_ref().map_or(0, calls::refusals)),
+                first_command_ago_ns: self
+                    .first_command
+                    .map(|it| u64::try_from(it.elapsed().as_nanos()).unwrap_or(u64::MAX)),
             },
             (WorkerRequest::Remember { protocol }, _) => {
                 self.channel.remember(protocol);

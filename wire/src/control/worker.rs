@@ -543,6 +543,14 @@ pub enum WorkerReply {
         /// before [`MAKES_ROOM`].
         #[serde(default)]
         physical: Vec<u64>,
+        /// Calls that were refused because Rekindle does not support them, as the client has counted them. None from workers before
+        /// this field.
+        #[serde(default)]
+        refused_calls: Option<u64>,
+        /// How many nanoseconds ago this worker executed its client's first command. None before that, and from workers before this
+        /// field.
+        #[serde(default)]
+        first_command_ago_ns: Option<u64>,
     },
     /// To `Suspend`: the memory has gone back to the devices.
     Suspended {

@@ -1,5 +1,7 @@
 //! The counters and histograms: their names, labels, and what they mean.
 
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
@@ -22,6 +24,13 @@ pub(super) type Histograms<const N: usize> = Family<Labels<N>, Histogram, fn() -
 /// The bounds of durations, in seconds: from the stall of a small program to the copy of a large one to a slow disk.
 const BOUNDS: [f64; 18] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0];
+
+/// The bounds of rates, in bytes a second: from a slow network's disk to host memory.
+const RATES: [f64; 12] = [1e7, 2.5e7, 5e7, 1e8, 2.5e8, 5e8, 1e9, 2.5e9, 5e9, 1e10, 2.5e10, 5e10];
+
+/// A histogram of bytes a second.
+#[derive(Clone, Debug)]
+pub(super) struct Rate(pub(super) Histogram);
 
 /// The value of a label that does not apply.
 pub(super) const NONE: &str = "none";
@@ -52,6 +61,22 @@ impl<const N: usize> New for Counters<N> {
 impl<const N: usize> New for Histograms<N> {
     fn new() -> Self {
         Self::new_with_constructor(|| Histogram::new(BOUNDS))
+    }
+}
+
+impl New for Rate {
+    fn new() -> Self {
+        Self(Histogram::new(RATES))
+    }
+}
+
+impl EncodeMetric for Rate {
+    fn encode(&self, encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        self.0.encode(encoder)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
     }
 }
 
@@ -100,12 +125,16 @@ families! {
         "Content of GPU and pinned memory in images, before compression: stored there, in the image built on, or zero";
     checkpoint_stored: Counter = "checkpoint_stored_bytes", "Bytes that the stored content takes in images, after compression";
     checkpoint_written: Counter = "checkpoint_written_bytes", "Bytes of all files of images, without CRIU's";
+    checkpoint_sink: Rate = "checkpoint_sink_bytes_per_second",
+        "The rate at which the GPU memory of a dump got to its disk: bytes in the image's files, by the time of copy and write";
     restores: Counters<3> = "restore_operations",
         "Restores of programs that use a GPU, by outcome, kind of failure, and what was ready for the image";
     restore_running: Histograms<1> = "restore_running_duration_seconds",
         "Time from CRIU's first request until the processes run";
     restore_loaded: Histograms<1> = "restore_loaded_duration_seconds",
         "Time from CRIU's first request until all GPU memory is loaded";
+    restore_first_command: Histograms<0> = "restore_first_command_duration_seconds",
+        "Time from CRIU's first request until a restored program's first command for the GPU was executed, of programs that a scrape has met";
     restore_phases: Histograms<1> = "restore_phase_duration_seconds",
         "Time of each phase of a restore until the processes run";
     restore_steps: Histograms<1> = "restore_load_step_duration_seconds",
@@ -187,7 +216,7 @@ pub(super) fn protocol(protocol: Option<Protocol>) -> &'static str {
 #[cfg(test)]
 fn full_name(name: &str, of_type: &str) -> String {
     // Only histograms' types name their type so.
-    let suffix = if of_type.contains("Histogram") { "" } else { "_total" };
+    let suffix = if of_type.contains("Histogram") || of_type.ends_with("Rate") { "" } else { "_total" };
     format!("{}_{name}{suffix}", PREFIX)
 }
 

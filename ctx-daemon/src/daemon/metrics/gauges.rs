@@ -42,6 +42,7 @@ gauges! {
     GPU_RESIDENT = "gpu_memory_resident_bytes", "Memory that programs have on each GPU now, without what is given back while they are suspended";
     CLIENT_MEMORY = "client_gpu_memory_bytes", "Memory that a program has allocated on a GPU, also while it is suspended";
     CLIENT_SUSPENDED = "client_suspended_bytes", "GPU memory that a suspended program has given back";
+    CLIENT_REFUSED = "client_refused_calls", "Driver calls of a program that were refused because Rekindle does not support them";
     SUSPENDED = "suspended_bytes", "GPU memory that all suspended programs have given back";
     DUMPS = "checkpoints_in_progress", "Dumps that go on, by phase; moment: the dump waits for its program's moment";
     DUMP_PHASE = "checkpoint_in_phase_seconds", "How long the dump that has been longest in this phase has been in it";
@@ -150,6 +151,9 @@ fn clients(daemon: &Daemon, page: &mut Page) {
     let workers: Vec<_> = running.iter().map(|it| &*it.worker).collect();
     for (client, described) in running.iter().zip(describe_at_a_glance(&workers)) {
         page.add(&WORKERS_SILENT, [], u64::from(described.is_none()));
+        if let Some(time) = client.worker.time_to_first_command() {
+            daemon.metrics.first_command(time);
+        }
         let described = described.or_else(|| client.worker.last_description());
         let suspended = described.as_ref().and_then(|it| it.suspended);
         page.add(&CLIENTS, [("state", suspended.map_or(ClientState::Running.as_str(), |_| SUSPENDED_STATE))], 1);
@@ -163,7 +167,7 @@ fn clients(daemon: &Daemon, page: &mut Page) {
 
 /// The memory of a client, if its worker has ever told it.
 fn memory(page: &mut Page, client: &Client, described: Option<Description>) {
-    let Some(Description { device_memory, suspended, physical, .. }) = described else { return };
+    let Some(Description { device_memory, suspended, physical, refused_calls, .. }) = described else { return };
     let user = process::user(client.process.pid).map(|it| it.to_string()).unwrap_or_default();
     let container = client.allowed.container.as_deref().map_or("", |it| &*it.id);
     let pid = client.process.pid.to_string();
@@ -178,6 +182,9 @@ fn memory(page: &mut Page, client: &Client, described: Option<Description>) {
         // Of older workers only this is known.
         let here = if suspended.is_some() { 0 } else { *bytes };
         page.add(&GPU_RESIDENT, [("gpu", &gpu)], physical.get(place).copied().unwrap_or(here));
+    }
+    if let Some(refused) = refused_calls.filter(|it| *it > 0) {
+        page.add(&CLIENT_REFUSED, labels, refused);
     }
     if let Some(suspended) = suspended {
         page.add(&CLIENT_SUSPENDED, labels, suspended.bytes);

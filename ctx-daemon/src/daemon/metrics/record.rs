@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rekindle_images::{Manifest, Protocol, Storage};
+use rekindle_images::{Manifest, PhaseName, Protocol, Storage};
 use rekindle_wire::control::{FailureKind, LoadTimes, Request};
 
 use super::families::{self, Metrics, SOURCES, end};
@@ -36,6 +36,18 @@ impl Dumped {
             phases: phases.map(|it| (it.name.as_str(), Duration::from_nanos(it.duration), it.bytes)).collect(),
             content: Content::of(manifest),
         }
+    }
+}
+
+impl Dumped {
+    /// Bytes a second of what is in the image's files, from the beginning of the copy until the disk has all. None where there is
+    /// nothing, or where some of it was copied before.
+    fn rate(&self) -> Option<f64> {
+        let took = |name| self.phases.iter().find(|it| it.0 == name).map_or(Duration::ZERO, |it| it.1);
+        let before = self.phases.iter().any(|it| it.0 == PhaseName::PreCopy.as_str());
+        let time = took(PhaseName::Copy.as_str()) + took(PhaseName::Write.as_str());
+        let is_known = !before && !time.is_zero() && self.content.compressed > 0;
+        is_known.then(|| self.content.compressed as f64 / time.as_secs_f64())
     }
 }
 
@@ -159,6 +171,9 @@ impl Metrics {
         }
         self.checkpoint_stored.inc_by(compressed);
         self.checkpoint_written.inc_by(written);
+        if let Some(rate) = dumped.rate() {
+            self.checkpoint_sink.0.observe(rate);
+        }
     }
 
     /// A dump has failed, which was planned with this protocol, if it was.
@@ -272,6 +287,11 @@ impl Metrics {
         self.trace_spans.get_or_create(&[("outcome", end.as_str())]).get()
     }
 
+    /// A restored program has executed its first command, so long after the restore began.
+    pub(in crate::daemon) fn first_command(&self, after: Duration) {
+        self.restore_first_command.get_or_create(&[]).observe(after.as_secs_f64());
+    }
+
     /// A connection has a place.
     pub(in crate::daemon) fn connection(&self) {
         self.connections.inc();
@@ -330,7 +350,7 @@ fn name(request: &Request) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rekindle_images::{Allocation, Client, Compression, Extent, Piece, PieceHash, Pinned};
+    use rekindle_images::{Allocation, Client, Compression, Extent, Phase, Piece, PieceHash, Pinned};
 
     #[test]
     fn content_is_what_is_stored_zero_or_in_the_base() {
@@ -356,6 +376,20 @@ mod tests {
         assert_eq!((metrics.checkpoint_stored.get(), metrics.checkpoint_written.get()), (130, 1000));
         let done = [("outcome", "done"), ("kind", "none"), ("protocol", "cow")];
         assert_eq!(metrics.checkpoints.get_or_create(&done).get(), 1);
+    }
+
+    #[test]
+    fn the_sink_takes_what_is_in_the_files_from_the_copys_begin_until_all_is_on_disk() {
+        let phase = |name, ms: u64| Phase { name, start: 0, duration: ms * 1_000_000, bytes: 0 };
+        let mut manifest = Manifest::new(0, Protocol::Cow);
+        manifest.phases =
+            vec![phase(PhaseName::Copy, 300), phase(PhaseName::Write, 200), phase(PhaseName::Freeze, 900)];
+        let mut dumped = Dumped::of(&manifest);
+        assert_eq!(dumped.rate(), None);
+        dumped.content.compressed = 1_000_000;
+        assert_eq!(dumped.rate(), Some(2e6));
+        manifest.phases.push(phase(PhaseName::PreCopy, 100));
+        assert_eq!(Dumped { content: dumped.content, ..Dumped::of(&manifest) }.rate(), None);
     }
 
     #[test]

@@ -211,6 +211,7 @@ pub(super) fn start(
                 // The next `Resume` reports the error.
                 Err(error) => debug!(worker = worker.pid(), "{name}: {error}"),
             }
+            worker.was_restored(phases.began());
             restore.loaded(place, result);
             drop(until_loaded);
         })?;

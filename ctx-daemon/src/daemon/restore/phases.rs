@@ -191,6 +191,11 @@ impl Phases {
         }
     }
 
+    /// When the restore began.
+    pub(super) fn began(&self) -> Instant {
+        self.began
+    }
+
     /// A worker begins a step of its load.
     pub(super) fn step(&self, place: usize, name: &str) {
         let step = LOAD_STEPS.iter().position(|it| *it == name);

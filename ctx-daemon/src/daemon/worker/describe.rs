@@ -5,7 +5,7 @@
 
 use std::sync::TryLockError;
 use std::sync::mpsc::Receiver;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rekindle_wire::control::{Suspension, WorkerReply, WorkerRequest};
 use rekindle_wire::frame;
@@ -87,6 +87,18 @@ impl Worker {
         lock(&self.described).as_ref()?.suspended
     }
 
+    /// The restore that has loaded its client began at this time.
+    pub(crate) fn was_restored(&self, began: Instant) {
+        *lock(&self.restored) = Some(began);
+    }
+
+    /// The time from the beginning of the restore of its client to the client's first command, which the worker has told by now. It
+    /// is told once.
+    pub(crate) fn time_to_first_command(&self) -> Option<Duration> {
+        let first = lock(&self.described).as_ref()?.first_command?;
+        Some(first.saturating_duration_since(lock(&self.restored).take()?))
+    }
+
     /// The memory of its client on each device when the worker was last described.
     pub(crate) fn device_memory_then(&self) -> Vec<u64> {
         self.last_description().unwrap_or_default().device_memory
@@ -104,12 +116,31 @@ impl Worker {
 
     /// Notes a description.
     fn note(&self, answered: Answered) -> Option<Description> {
-        let WorkerReply::Description { device_memory, pinned_memory, commands, suspended, idle_ms, physical } =
-            answered.reply
+        let WorkerReply::Description {
+            device_memory,
+            pinned_memory,
+            commands,
+            suspended,
+            idle_ms,
+            physical,
+            refused_calls,
+            first_command_ago_ns,
+        } = answered.reply
         else {
             return None;
         };
-        let description = Description { device_memory, pinned_memory, commands, suspended, idle_ms, physical };
+        let ago = first_command_ago_ns.map(Duration::from_nanos);
+        let first_command = ago.and_then(|it| Instant::now().checked_sub(it));
+        let description = Description {
+            device_memory,
+            pinned_memory,
+            commands,
+            suspended,
+            idle_ms,
+            physical,
+            refused_calls,
+            first_command,
+        };
         *lock(&self.described) = Some(description.clone());
         Some(description)
     }
