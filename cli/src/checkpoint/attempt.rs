@@ -47,7 +47,8 @@ pub(super) fn one(options: &Options, maker: &Maker, socket: &Path) -> Result<(Re
     if attempt.has_mispredicted() && options.protocol != Some(Protocol::Stop) {
         eprintln!("rekindle: {}; trying again with protocol stop", attempt.reason());
         report.again();
-        attempt = self::attempt(socket, maker, Some(Protocol::Stop), moment_ms, (Bar::new(), span.and_then(span::again)))?;
+        attempt =
+            self::attempt(socket, maker, Some(Protocol::Stop), moment_ms, (Bar::new(), span.and_then(span::again)))?;
     }
     let result = attempt.conclude(maker, &mut report);
     Ok((report, result))
