@@ -214,6 +214,7 @@ fn a_dump_is_counted_with_its_phases_and_bytes_when_it_is_durable() {
     assert_eq!([content("stored"), content("zero"), content("base")], [MEMORY as f64, 0.0, 0.0]);
     assert_eq!(after.get("rekindle_checkpoint_stored_bytes_total"), MEMORY as f64);
     assert!(after.get("rekindle_checkpoint_written_bytes_total") > MEMORY as f64);
+    assert_eq!(after.get("rekindle_checkpoint_sink_bytes_per_second_count"), 1.0);
     assert_eq!(after.get("rekindle_attach_operations_total{outcome=\"attached\"}"), 1.0);
     assert_eq!(after.get("rekindle_attach_duration_seconds_count"), 1.0);
     let requests = after.changes(&before, "rekindle_requests_total{request=\"pause\"}");
@@ -318,6 +319,12 @@ fn a_restore_is_counted_when_it_is_loaded_and_by_what_was_ready() {
         assert_eq!(after.get(&format!("rekindle_restore_phase_duration_seconds_count{{phase=\"{phase}\"}}")), 1.0);
     }
     assert_eq!(after.get("rekindle_restore_load_step_duration_seconds_count{step=\"content\"}"), 1.0);
+    // The worker tells it when it is asked.
+    let first = shows(&daemon, "the first command", |it| {
+        it.find("rekindle_restore_first_command_duration_seconds_count") == Some(1.0)
+    });
+    assert!(first.get("rekindle_restore_first_command_duration_seconds_sum") > 0.0);
+    assert_eq!(of_client(&first, "rekindle_client_refused_calls", &process), Some(3.0));
     process.kill();
 
     let info = warm(&daemon, dir.path(), 1, Some(Resident::Each)).unwrap();
