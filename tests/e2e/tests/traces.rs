@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use anyhow::{Context, ensure};
@@ -44,7 +44,7 @@ impl Collector {
         thread::spawn(move || {
             for peer in listener.incoming().flatten() {
                 match take(peer) {
-                    Ok(json) => kept.lock().unwrap().push(json),
+                    Ok(json) => kept.lock().unwrap_or_else(PoisonError::into_inner).push(json),
                     Err(error) => eprintln!("the collector has not understood a request: {error}"),
                 }
             }
@@ -59,7 +59,7 @@ impl Collector {
 
     fn spans(&self) -> Result<Vec<Span>> {
         let mut spans = Vec::new();
-        for json in self.got.lock().unwrap().iter() {
+        for json in self.got.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             for program in list(&json["resourceSpans"]) {
                 let service = attributes(&program["resource"])["service.name"].clone();
                 for scope in list(&program["scopeSpans"]) {
@@ -205,8 +205,8 @@ fn one_trace_shows_the_phases_of_a_checkpoint_and_another_those_of_a_restore() -
     })?;
     ensure!(root.trace != TRACE, "{root:?}");
     let all = collector.spans()?;
-    let children = all.iter().filter(|it| it.parent == root.id && it.name == "restore" && !it.failed);
-    let restore = children.last().context("no span of the daemon's")?;
+    let mut children = all.iter().filter(|it| it.parent == root.id && it.name == "restore" && !it.failed);
+    let restore = children.next_back().context("no span of the daemon's")?;
     ensure!(restore.trace == root.trace && restore.end <= root.end, "{restore:?} {root:?}");
     let parts = below(&all, restore)?;
     for name in ["check", "workers", "prepare", "criu", "connect", "open", "load"] {
