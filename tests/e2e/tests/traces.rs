@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use anyhow::{Context, ensure};
@@ -44,7 +44,7 @@ impl Collector {
         thread::spawn(move || {
             for peer in listener.incoming().flatten() {
                 match take(peer) {
-                    Ok(json) => kept.lock().unwrap_or_else(PoisonError::into_inner).push(json),
+                    Ok(json) => lock(&kept).push(json),
                     Err(error) => eprintln!("the collector has not understood a request: {error}"),
                 }
             }
@@ -59,7 +59,7 @@ impl Collector {
 
     fn spans(&self) -> Result<Vec<Span>> {
         let mut spans = Vec::new();
-        for json in self.got.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for json in lock(&self.got).iter() {
             for program in list(&json["resourceSpans"]) {
                 let service = attributes(&program["resource"])["service.name"].clone();
                 for scope in list(&program["scopeSpans"]) {
@@ -78,6 +78,10 @@ impl Collector {
             Ok(self.spans()?.into_iter().find(|it| it.name == name))
         })
     }
+}
+
+fn lock(got: &Mutex<Vec<Value>>) -> MutexGuard<'_, Vec<Value>> {
+    got.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reads one request, and says that it is taken.
@@ -189,7 +193,7 @@ fn one_trace_shows_the_phases_of_a_checkpoint_and_another_those_of_a_restore() -
     let inspected = node.rekindle(&["inspect".as_ref(), "--json".as_ref(), dir.as_os_str()])?;
     let inspected: Value = serde_json::from_slice(&inspected.stdout)?;
     assert_eq!(inspected["id"], dump.attributes["rekindle.image.id"]);
-    ensure!(worker > 0 && collector.got.lock().unwrap().iter().any(|it| it.to_string().contains(&worker.to_string())));
+    ensure!(worker > 0 && lock(&collector.got).iter().any(|it| it.to_string().contains(&worker.to_string())));
 
     // Without a caller, the command begins a trace.
     let output = until("the numbers of the killed threads are free", || {

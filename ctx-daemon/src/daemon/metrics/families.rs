@@ -9,8 +9,6 @@ use prometheus_client::registry::Registry;
 use rekindle_images::Protocol;
 use rekindle_wire::control::FailureKind;
 
-use super::record::SpanEnd;
-
 /// The beginning of all names.
 pub(super) const PREFIX: &str = "rekindle";
 
@@ -40,6 +38,28 @@ const PROTOCOLS: [&str; 6] = ["stop", "clone", "cow", "recopy", "auto", NONE];
 pub(super) const SOURCES: [&str; 5] = ["cold", "warm", "prepared", "resident", NONE];
 /// The kinds of workers.
 pub(super) const KINDS: [&str; 3] = ["usual", "gpus", "settings"];
+
+/// What has become of a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::daemon) enum SpanEnd {
+    Exported,
+    /// The collector does not want it.
+    Refused,
+    /// There was no room for it, or the collector was away for too long.
+    Dropped,
+}
+
+impl SpanEnd {
+    pub(super) const ALL: [Self; 3] = [Self::Exported, Self::Refused, Self::Dropped];
+
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Exported => "exported",
+            Self::Refused => "refused",
+            Self::Dropped => "dropped",
+        }
+    }
+}
 
 /// A metric without numbers as yet.
 trait New {

@@ -20,7 +20,7 @@ mod http;
 mod record;
 mod serve;
 
-pub(super) use self::families::Metrics;
-pub(super) use self::record::{Dumped, Restored, SpanEnd, Start, Suspended, Taken};
+pub(super) use self::families::{Metrics, SpanEnd};
+pub(super) use self::record::{Dumped, Restored, Start, Suspended, Taken};
 pub(crate) use self::serve::MetricsError;
 pub(super) use self::serve::{Listeners, serve};

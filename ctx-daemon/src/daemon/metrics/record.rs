@@ -5,7 +5,7 @@ use std::time::Duration;
 use rekindle_images::{Manifest, PhaseName, Protocol, Storage};
 use rekindle_wire::control::{FailureKind, LoadTimes, Request};
 
-use super::families::{self, Metrics, SOURCES, end};
+use super::families::{self, Metrics, SOURCES, SpanEnd, end};
 
 /// A dump whose image is complete but for its commit.
 #[derive(Clone, Debug)]
@@ -119,28 +119,6 @@ pub(in crate::daemon) enum Taken {
     Ready,
     Waited,
     Failed,
-}
-
-/// What has become of a span.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::daemon) enum SpanEnd {
-    Exported,
-    /// The collector does not want it.
-    Refused,
-    /// There was no room for it, or the collector was away for too long.
-    Dropped,
-}
-
-impl SpanEnd {
-    pub(super) const ALL: [Self; 3] = [Self::Exported, Self::Refused, Self::Dropped];
-
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Exported => "exported",
-            Self::Refused => "refused",
-            Self::Dropped => "dropped",
-        }
-    }
 }
 
 /// A request to suspend programs.
