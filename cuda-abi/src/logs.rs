@@ -5,6 +5,7 @@
 //!          └──> the last 25,600 bytes of messages ── from an iterator on ──> a buffer or a file
 //! ```
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -37,6 +38,13 @@ struct State {
     bytes: usize,
     listeners: Vec<Listener>,
     next_handle: u64,
+    /// How many threads call callbacks now.
+    calling: usize,
+}
+
+thread_local! {
+    /// Whether this thread is in a callback.
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
 impl State {
@@ -60,7 +68,14 @@ impl Logs {
     /// A log without messages.
     #[must_use]
     pub const fn new() -> Self {
-        Self(Mutex::new(State { messages: VecDeque::new(), next: 0, bytes: 0, listeners: Vec::new(), next_handle: 1 }))
+        Self(Mutex::new(State {
+            messages: VecDeque::new(),
+            next: 0,
+            bytes: 0,
+            listeners: Vec::new(),
+            next_handle: 1,
+            calling: 0,
+        }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -68,8 +83,9 @@ impl Logs {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a message of one line, and tells it to all callbacks. These may call the driver.
+    /// Adds a message of one line, and tells it to all callbacks. What these do with the driver adds messages, but is not told.
     pub fn write(&self, message: &str) {
+        let nested = IN_CALLBACK.get();
         let listeners = {
             let mut state = self.state();
             let line = format!("{message}\n");
@@ -81,16 +97,24 @@ impl Logs {
             {
                 state.bytes -= oldest.len();
             }
+            if nested || state.listeners.is_empty() {
+                return;
+            }
+            state.calling += 1;
             state.listeners.clone()
         };
+        IN_CALLBACK.set(true);
         for listener in listeners {
             let mut text = message.as_bytes().to_vec();
             text.push(0);
-            // SAFETY: who registered the function promised that it may be called with this data; the text ends in a NUL.
+            // SAFETY: who registered the function promised that it may be called with this data until it is unregistered, and
+            // `unregister` waits for this call; the text ends in a NUL.
             unsafe {
                 (listener.function)(listener.data as *mut c_void, ERROR, text.as_mut_ptr().cast(), message.len())
             };
         }
+        IN_CALLBACK.set(false);
+        self.state().calling -= 1;
     }
 
     /// `cuLogsRegisterCallback`: returns a handle.
@@ -105,7 +129,7 @@ impl Logs {
         handle
     }
 
-    /// `cuLogsUnregisterCallback`.
+    /// `cuLogsUnregisterCallback`. Calls of the function in other threads have ended when it returns, unless a callback unregisters.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for a handle of no callback.
@@ -113,7 +137,15 @@ impl Logs {
         let mut state = self.state();
         let before = state.listeners.len();
         state.listeners.retain(|it| it.handle != handle);
-        if state.listeners.len() < before { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+        if state.listeners.len() == before {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        while state.calling > 0 && !IN_CALLBACK.get() {
+            drop(state);
+            std::thread::yield_now();
+            state = self.state();
+        }
+        Ok(())
     }
 
     /// `cuLogsCurrent`: where the next message will be.
@@ -136,6 +168,9 @@ impl Logs {
         let skipped = state.messages.len().saturating_sub(wanted);
         let lost = wanted > state.messages.len();
         let lines: Vec<&str> = state.messages.iter().skip(skipped).map(String::as_str).collect();
+        if lines.is_empty() {
+            return Ok((String::new(), state.next));
+        }
         let all: usize = lines.iter().map(|line| line.len()).sum();
         let is_cut = lost || all > room;
         let mut left = if is_cut { room.saturating_sub(TRUNCATED.len()) } else { room };
@@ -145,7 +180,7 @@ impl Logs {
             fits
         };
         let count = lines.iter().rev().take_while(fits).count();
-        if count == 0 && !lines.is_empty() {
+        if count == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let head = if is_cut { TRUNCATED } else { "" };
@@ -165,12 +200,17 @@ impl Logs {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::Ordering::Relaxed;
+
     use super::*;
 
     #[test]
     fn an_iterator_gets_the_messages_behind_it() {
         let logs = Logs::new();
         assert_eq!(logs.read(None, 0), Ok((String::new(), 0)));
+        // A number that no iterator had.
+        assert_eq!(logs.read(Some(77), 0), Ok((String::new(), 0)));
         logs.write("one");
         let iterator = logs.current();
         logs.write("two");
@@ -178,6 +218,10 @@ mod tests {
         assert_eq!(logs.read(Some(iterator), 100), Ok(("two\nthree\n".to_owned(), 3)));
         assert_eq!(logs.read(None, 100), Ok(("one\ntwo\nthree\n".to_owned(), 3)));
         assert_eq!(logs.read(Some(3), 0), Ok((String::new(), 3)));
+        for room in 0..60 {
+            let text = logs.read(Some(77), room).map_or(String::new(), |(text, _)| text);
+            assert!(text.len() <= room, "{text} in {room}");
+        }
     }
 
     #[test]
@@ -208,6 +252,25 @@ mod tests {
         };
         assert_eq!((text.len(), level), (length, ERROR));
         heard.lock().unwrap().push(text);
+    }
+
+    static NESTED: Logs = Logs::new();
+
+    unsafe extern "C" fn call_the_driver(data: *mut c_void, _: u32, _: *mut c_char, _: usize) {
+        NESTED.write("of the callback");
+        // SAFETY: the test's own handle.
+        let handle = unsafe { &*data.cast::<AtomicU64>() };
+        NESTED.unregister(handle.load(Relaxed)).unwrap();
+    }
+
+    #[test]
+    fn a_callback_may_call_the_driver_and_unregister_itself() {
+        let handle = AtomicU64::new(0);
+        // SAFETY: the handle outlives the registration.
+        handle.store(unsafe { NESTED.register(call_the_driver, (&raw const handle) as *mut c_void) }, Relaxed);
+        NESTED.write("first");
+        assert_eq!(NESTED.unregister(handle.load(Relaxed)), Err(CUDA_ERROR_INVALID_VALUE));
+        assert_eq!(NESTED.read(None, 100).unwrap().0, "first\nof the callback\n");
     }
 
     #[test]

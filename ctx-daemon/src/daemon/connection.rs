@@ -75,7 +75,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         Err(error) => return debug!(%error, "a connection whose process is gone"),
     };
     let pending = daemon.clients.registry.connected(process);
-    if !wait_for_opening(daemon, &stream, peer) {
+    if !wait_for_peer(daemon, &stream, peer) {
         return debug!(pid = peer.pid, "a connection that said nothing");
     }
     let message = match receive_opening(&stream) {
@@ -180,6 +180,9 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             // The peer is a client, and not about to become one.
             drop(pending);
             message::reply(&stream, &ipc::import(daemon, process, &token));
+            // CRIU fails ("Unix socket without peer") if an end of a stopped process's connection closes while it lists sockets: the
+            // peer closes first.
+            wait_for_peer(daemon, &stream, peer);
         }
         Request::Gpus | Request::GpuMemory { .. } | Request::GpuProcesses { .. } | Request::GpuAsk(_) => {
             // As above.
@@ -188,6 +191,8 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             // A daemon that stops sends no failures: a peer whose connection closes asks again, and the next daemon answers.
             if !(daemon.is_stopping() && matches!(answer, Reply::Failed(_))) {
                 message::reply(&stream, &answer);
+                // As above.
+                wait_for_peer(daemon, &stream, peer);
             }
         }
         Request::Pause { .. } | Request::Restore | Request::RestoreAllowing(_) | Request::WatchRestore { .. }
@@ -244,8 +249,9 @@ fn peer(stream: &UnixStream) -> std::io::Result<(Credentials, Process)> {
     }
 }
 
-/// Waits for the opening. A process that CRIU has stopped cannot speak, so it has time until its dump is over.
-fn wait_for_opening(daemon: &Daemon, stream: &UnixStream, peer: Credentials) -> bool {
+/// Waits until the peer says something, or closes its end. A process that CRIU has stopped can do neither, so it has time until its
+/// dump is over.
+fn wait_for_peer(daemon: &Daemon, stream: &UnixStream, peer: Credentials) -> bool {
     loop {
         match sys::wait_readable([stream.as_fd()], Some(OPENING_TIMEOUT)) {
             Ok([true]) => return true,
