@@ -43,19 +43,19 @@ pub(crate) unsafe fn cuMemAdvise_v2(address: CUdeviceptr, count: usize, advice: 
     advise((address, count), advice, passed(location))
 }
 
-/// Checks a call that would enqueue a move.
-fn enqueued(client: &'static Client, on: CUstream) -> Result<(), CUresult> {
+/// Checks a call that would enqueue something. Its flags must be 0.
+fn enqueued(client: &'static Client, on: CUstream, flags: u64) -> Result<(), CUresult> {
+    if flags != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
     stream::context_of(on)?;
     hook::not_capturable(on)?;
     standing_error(client)
 }
 
-fn prefetch(range: (CUdeviceptr, usize), location: CUmemLocation, flags: u32, on: CUstream) -> CUresult {
+fn prefetch(range: (CUdeviceptr, usize), location: CUmemLocation, flags: u64, on: CUstream) -> CUresult {
     code(client::get().and_then(|client| {
-        if flags != 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        enqueued(client, on)?;
+        enqueued(client, on, flags)?;
         client.managed.said.prefetch(range, location, is_device(client))
     }))
 }
@@ -77,7 +77,7 @@ pub(crate) unsafe fn cuMemPrefetchAsync_v2(
     flags: u32,
     on: CUstream,
 ) -> CUresult {
-    prefetch((address, count), passed(location), flags, on)
+    prefetch((address, count), passed(location), flags.into(), on)
 }
 
 /// Reads the ranges of a batch.
@@ -111,10 +111,7 @@ pub(crate) unsafe fn cuMemPrefetchBatchAsync(
             (ranges, values(locations, location_count)?, values(starts, location_count)?)
         };
         let places = places(count, &locations, &starts)?;
-        if flags != 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        enqueued(client, on)?;
+        enqueued(client, on, flags)?;
         let mut each = ranges.into_iter().zip(places);
         each.try_for_each(|(range, place)| client.managed.said.prefetch(range, place, is_device(client)))
     }))
@@ -131,10 +128,7 @@ pub(crate) unsafe fn cuMemDiscardBatchAsync(
     code(client::get().and_then(|client| {
         // SAFETY: the caller's promise by cuda.h.
         let ranges = unsafe { ranges(addresses, sizes, count) }?;
-        if flags != 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        enqueued(client, on)?;
+        enqueued(client, on, flags)?;
         ranges.into_iter().try_for_each(|range| client.managed.said.discard(range))
     }))
 }
@@ -191,7 +185,7 @@ pub(crate) unsafe fn cuMemRangeGetAttributes(
 /// Whatever a stream is attached to, the GPU and the program may both use managed memory at any time.
 pub(crate) unsafe fn cuStreamAttachMemAsync(on: CUstream, address: CUdeviceptr, length: usize, flags: u32) -> CUresult {
     code(client::get().and_then(|client| {
-        enqueued(client, on)?;
+        enqueued(client, on, 0)?;
         let range = client.managed.said.at(address).filter(|range| range.start == address);
         let is_default = matches!(named_stream(on), CU_STREAM_LEGACY | CU_STREAM_PER_THREAD);
         check_attachment(&range.ok_or(CUDA_ERROR_INVALID_VALUE)?, length, flags, is_default)

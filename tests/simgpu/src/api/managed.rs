@@ -38,17 +38,17 @@ pub fn cuMemAdvise_v2(address: CUdeviceptr, count: usize, advice: u32, location:
     self::advise((address, count), advice, passed(location))
 }
 
-/// Checks the stream of a call that moves memory.
-fn enqueued(stream: CUstream) -> Result<()> {
+/// Checks a call that would enqueue something. Its flags must be 0.
+fn enqueued(stream: CUstream, flags: u64) -> Result<()> {
+    ensure(flags == 0, CUDA_ERROR_INVALID_VALUE)?;
     let context = current::stream(stream)?.context()?;
     hook::not_capturable(stream)?;
     context.check()
 }
 
-fn prefetch(range: (CUdeviceptr, usize), location: CUmemLocation, flags: u32, stream: CUstream) -> CUresult {
+fn prefetch(range: (CUdeviceptr, usize), location: CUmemLocation, flags: u64, stream: CUstream) -> CUresult {
     status(|| {
-        ensure(flags == 0, CUDA_ERROR_INVALID_VALUE)?;
-        enqueued(stream)?;
+        enqueued(stream, flags)?;
         SAID.prefetch(range, location, is_device)
     })
 }
@@ -64,7 +64,7 @@ pub fn cuMemPrefetchAsync_v2(
     flags: u32,
     stream: CUstream,
 ) -> CUresult {
-    prefetch((address, count), passed(location), flags, stream)
+    prefetch((address, count), passed(location), flags.into(), stream)
 }
 
 fn ranges(addresses: InArray<CUdeviceptr>, sizes: InArray<usize>, count: Count) -> Result<Vec<(CUdeviceptr, usize)>> {
@@ -86,8 +86,7 @@ pub fn cuMemPrefetchBatchAsync(
     status(|| {
         let ranges = ranges(addresses, sizes, count)?;
         let places = places(ranges.len(), &locations.values(location_count)?, &starts.values(location_count)?)?;
-        ensure(flags == 0, CUDA_ERROR_INVALID_VALUE)?;
-        enqueued(stream)?;
+        enqueued(stream, flags)?;
         ranges.into_iter().zip(places).try_for_each(|(range, place)| SAID.prefetch(range, place, is_device))
     })
 }
@@ -101,8 +100,7 @@ pub fn cuMemDiscardBatchAsync(
 ) -> CUresult {
     status(|| {
         let ranges = ranges(addresses, sizes, count)?;
-        ensure(flags == 0, CUDA_ERROR_INVALID_VALUE)?;
-        enqueued(stream)?;
+        enqueued(stream, flags)?;
         ranges.into_iter().try_for_each(|range| SAID.discard(range))
     })
 }
@@ -151,7 +149,7 @@ pub unsafe fn cuMemRangeGetAttributes(
 
 pub fn cuStreamAttachMemAsync(stream: CUstream, address: CUdeviceptr, length: usize, flags: u32) -> CUresult {
     status(|| {
-        enqueued(stream)?;
+        enqueued(stream, 0)?;
         let range = SAID.at(address).filter(|range| range.start == address);
         check_attachment(&range.ok_or(CUDA_ERROR_INVALID_VALUE)?, length, flags, stream <= 2)
     })
