@@ -109,7 +109,7 @@ impl Config {
                 start_timeout: file.pool.start_timeout_ms.map_or(DEFAULT_START, Duration::from_millis),
                 silence_timeout: file.silence_timeout_ms.map_or(DEFAULT_SILENCE, Duration::from_millis),
                 sandbox: file.sandbox.checked()?,
-                report_access: file.access.limit()?,
+                report_access: file.access.mode()?,
             },
             clients: ClientConfig {
                 max: file.pool.max,
@@ -190,6 +190,8 @@ mod tests {
 
     use super::file::{DEFAULT_IDLE, DEFAULT_ROOM};
     use super::settings::DEFAULT_UIDS;
+    use rekindle_ctx_worker::Reporting;
+
     use super::*;
 
     fn parse(text: &str) -> Result<Config, String> {
@@ -353,8 +355,19 @@ mod tests {
     #[test]
     fn accesses_are_reported_only_where_that_is_asked_for() {
         assert_eq!(parse("").unwrap().workers.report_access, None);
-        assert_eq!(parse("[access]\nreport = true").unwrap().workers.report_access, Some(1 << 30));
-        assert_eq!(parse("[access]\nreport = true\nlimit_mib = 2").unwrap().workers.report_access, Some(2 << 20));
+        assert_eq!(
+            parse("[access]\nreport = true").unwrap().workers.report_access,
+            Some(Reporting::Writes { limit: 1 << 30 })
+        );
+        assert_eq!(
+            parse("[access]\nreport = true\nlimit_mib = 2").unwrap().workers.report_access,
+            Some(Reporting::Writes { limit: 2 << 20 })
+        );
+        assert_eq!(
+            parse("[access]\nreport = true\nreads = true").unwrap().workers.report_access,
+            Some(Reporting::Reads)
+        );
+        assert_eq!(parse("[access]\nreads = true").unwrap().workers.report_access, None);
         assert!(parse("[access]\nlimit_mib = 0").unwrap_err().contains("access.limit_mib"));
     }
 

@@ -1,5 +1,6 @@
 //! The configuration in force.
 
+use rekindle_ctx_worker::Reporting;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -67,8 +68,8 @@ pub(crate) struct WorkerConfig {
     /// How long the daemon may be silent before a quiesced worker goes on by itself.
     pub(crate) silence_timeout: Duration,
     pub(crate) sandbox: SandboxConfig,
-    /// How many bytes are hashed around commands, in the reporting mode.
-    pub(crate) report_access: Option<u64>,
+    /// What workers report of accesses to memory.
+    pub(crate) report_access: Option<Reporting>,
 }
 
 /// How many clients there may be, and how much each may have.
