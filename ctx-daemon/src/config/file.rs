@@ -274,6 +274,7 @@ pub(super) struct ContainersTable {
     pub(super) pinned_memory_mib: Option<u64>,
     pub(super) workers: Option<u32>,
     pub(super) need_grant: Option<bool>,
+    pub(super) charge: Option<String>,
 }
 
 impl ContainersTable {

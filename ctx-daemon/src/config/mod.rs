@@ -26,7 +26,7 @@ use self::file::{File, configured};
 pub(crate) use self::here::Host;
 use self::places::{library_dir, state_dir};
 pub(crate) use self::settings::{
-    CheckpointConfig, ClientConfig, Config, ImageConfig, MetricsConfig, MetricsSocket, RestoreConfig, SandboxConfig,
+    Charge, CheckpointConfig, ClientConfig, Config, ImageConfig, MetricsConfig, MetricsSocket, RestoreConfig, SandboxConfig,
     SocketConfig, Spares, Timeouts, UidRange, WorkerConfig,
 };
 
@@ -116,6 +116,7 @@ impl Config {
                 limits: file.limits.bytes(),
                 of_container: file.containers.limits(),
                 grants_required: file.containers.need_grant.unwrap_or(true),
+                charge: file.containers.charge.map(Charge::parse).transpose()?.unwrap_or_default(),
             },
             timeouts: Timeouts {
                 quiesce: configured(file.quiesce_timeout_ms, DEFAULT_QUIESCE, "quiesce_timeout_ms"),
@@ -305,6 +306,17 @@ mod tests {
         assert_eq!(parse("").unwrap().socket.connections, 256);
         assert_eq!(parse("[limits]\nconnections = 7").unwrap().socket.connections, 7);
         assert!(parse("[limits]\nconnections = 0").unwrap_err().contains("limits.connections"));
+    }
+
+    #[test]
+    fn workers_are_charged_to_the_daemon_unless_it_is_said_otherwise() {
+        let charge = |text: &str| parse(&format!("[containers]\n{text}")).map(|it| it.clients.charge);
+        assert_eq!((charge(""), charge("charge = \"no\"")), (Ok(Charge::No), Ok(Charge::No)));
+        assert_eq!(charge("charge = \"parent\""), Ok(Charge::Parent));
+        for odd in ["", "container", "Parent"] {
+            let error = charge(&format!("charge = {odd:?}")).unwrap_err();
+            assert!(error.contains("containers.charge") && error.contains("\"parent\""), "{error}");
+        }
     }
 
     #[test]

@@ -83,6 +83,32 @@ pub(crate) struct ClientConfig {
     pub(crate) of_container: ContainerLimits,
     /// Whether a process in another pid namespace must have been given something.
     pub(crate) grants_required: bool,
+    /// What pays for the workers of containers.
+    pub(crate) charge: Charge,
+}
+
+/// To which cgroup the memory and the processors that a container's workers use are charged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Charge {
+    /// The daemon's own.
+    #[default]
+    No,
+    /// One beside the container's, so that the limits of what both are in hold.
+    Parent,
+}
+
+impl Charge {
+    pub(super) fn parse(text: String) -> Result<Self, ConfigError> {
+        match text.as_str() {
+            "no" => Ok(Self::No),
+            "parent" => Ok(Self::Parent),
+            _ => Err(ConfigError::Value {
+                what: "containers.charge",
+                value: text,
+                problem: "is neither \"no\" nor \"parent\"",
+            }),
+        }
+    }
 }
 
 /// How long workers may take.
