@@ -6,6 +6,7 @@ mod attacks;
 mod builds;
 mod chance;
 mod checkpoint;
+mod container_charge;
 mod container_crun;
 mod container_gpus;
 mod container_groups;

@@ -163,7 +163,10 @@ impl Charges {
         let mut inner = lock(&self.inner);
         if inner.made.insert(path.to_owned()) {
             // Noted before it is made: no daemon leaves a cgroup that the next one does not know.
-            self.keep(&inner).inspect_err(|_| drop(inner.made.remove(path)))?;
+            if let Err(error) = self.keep(&inner) {
+                inner.made.remove(path);
+                return Err(error);
+            }
         }
         let joined = match fs::create_dir(&folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
