@@ -26,8 +26,8 @@ use self::file::{File, configured};
 pub(crate) use self::here::Host;
 use self::places::{library_dir, state_dir};
 pub(crate) use self::settings::{
-    Charge, CheckpointConfig, ClientConfig, Config, ImageConfig, MetricsConfig, MetricsSocket, RestoreConfig, SandboxConfig,
-    SocketConfig, Spares, Timeouts, UidRange, WorkerConfig,
+    Charge, CheckpointConfig, ClientConfig, Config, ImageConfig, MetricsConfig, MetricsSocket, RestoreConfig,
+    SandboxConfig, SocketConfig, Spares, Timeouts, UidRange, WorkerConfig,
 };
 
 pub(crate) use self::tracing::{Collector, TracingConfig};

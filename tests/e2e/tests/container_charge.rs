@@ -144,7 +144,11 @@ fn workers_beside_a_container_of_crun_are_not_either() -> Result {
 fn workers_stay_with_the_daemon_unless_it_is_said_otherwise() -> Result {
     let node = Node::at_default_socket()?;
     let podman = Podman::new(&node)?;
-    podman.run("job", &["--annotation", "dev.rekindle/enable=true"], &["globals", "--iterations", "1000000", "--sleep-us", "4000"])?;
+    podman.run(
+        "job",
+        &["--annotation", "dev.rekindle/enable=true"],
+        &["globals", "--iterations", "1000000", "--sleep-us", "4000"],
+    )?;
     let pid = podman.pid("job")?;
     let worker = until("the container has a worker", || Ok(node.client(pid).ok().map(|it| it.worker)))?;
     assert_eq!(cgroup(worker)?, cgroup(node.daemon_pid()?)?);

@@ -84,7 +84,9 @@ fn explained(error: &io::Error) -> String {
         Some(libc::EACCES | libc::EPERM) => "; rekindled must be root, outside of user namespaces",
         Some(libc::EOPNOTSUPP) => "; the cgroup above is threaded, and holds threads of processes that are elsewhere",
         Some(libc::EAGAIN | libc::ENOSPC) => "; a limit above it is reached (cgroup.max.depth, cgroup.max.descendants)",
-        Some(libc::EBUSY) => "; the cgroup has controllers for cgroups below it (cgroup.subtree_control), so it takes no processes",
+        Some(libc::EBUSY) => {
+            "; the cgroup has controllers for cgroups below it (cgroup.subtree_control), so it takes no processes"
+        }
         _ => "",
     };
     format!("{error}{advice}")

@@ -82,7 +82,10 @@ mod tests {
             // crun's processes are below the scope, and a container's may be in cgroups that it has made.
             ("/machine.slice/libpod-0123abcd.scope/container", "/machine.slice/rekindle-0123abcd"),
             ("/machine.slice/libpod-0123abcd.scope/container/inner/more", "/machine.slice/rekindle-0123abcd"),
-            ("/kubepods.slice/kubepods-pod7.slice/crio-0123abcd.scope", "/kubepods.slice/kubepods-pod7.slice/rekindle-0123abcd"),
+            (
+                "/kubepods.slice/kubepods-pod7.slice/crio-0123abcd.scope",
+                "/kubepods.slice/kubepods-pod7.slice/rekindle-0123abcd",
+            ),
             ("/docker/0123abcd", "/docker/rekindle-0123abcd"),
             ("/libpod-0123abcd", "/rekindle-0123abcd"),
         ] {
@@ -92,9 +95,15 @@ mod tests {
 
     #[test]
     fn a_restored_container_may_be_named_after_its_cgroup() {
-        assert_eq!(beside_one("/a.slice/libpod-1.scope/container", "container").unwrap(), "/a.slice/rekindle-container");
+        assert_eq!(
+            beside_one("/a.slice/libpod-1.scope/container", "container").unwrap(),
+            "/a.slice/rekindle-container"
+        );
         assert_eq!(beside_one("/a/libpod-1", "libpod-1").unwrap(), "/a/rekindle-libpod-1");
-        assert_eq!(beside_one("/a.slice/libpod-1.scope", "libpod-1.scope").unwrap(), "/a.slice/rekindle-libpod-1.scope");
+        assert_eq!(
+            beside_one("/a.slice/libpod-1.scope", "libpod-1.scope").unwrap(),
+            "/a.slice/rekindle-libpod-1.scope"
+        );
         // The process is in the cgroup of another name; the engine's own counts.
         assert_eq!(beside(["/p/libpod-old", "/p/libpod-new"].into_iter(), "new").unwrap(), "/p/rekindle-new");
     }
@@ -114,7 +123,9 @@ mod tests {
             beside_one(path, "1").unwrap(),
             "/user.slice/user-1000.slice/user@1000.service/user.slice/rekindle-1"
         );
-        for id in ["1000.slice", "user@1000.service", "slice", "1000.service", "", "..", "a/b", "a\nb", &"x".repeat(201)] {
+        for id in
+            ["1000.slice", "user@1000.service", "slice", "1000.service", "", "..", "a/b", "a\nb", &"x".repeat(201)]
+        {
             beside_one(path, id).unwrap_err();
         }
     }
