@@ -17,6 +17,7 @@ mod containers;
 mod daemon;
 mod data_files;
 mod deep;
+mod docker;
 mod dump;
 mod failures;
 mod foreign;
