@@ -105,18 +105,18 @@ fn are_not_disturbed(runtime: &'static str) -> Result {
     let again = worker_beside(&node, &podman, "job")?;
     ensure!(again == (worker, beside.clone()), "it was worker {worker} in {beside}, and is {again:?}");
 
-    podman.call(&["kill", "job"])?;
+    // With its container a worker ends, and the last one takes the cgroup with it. A restored container's worker is charged, too.
     let gone = |cgroup: &str| until_true(&format!("{cgroup} is removed"), || Ok(!folder(cgroup).exists()));
+    podman.call(&["container", "checkpoint", "job"])?;
     gone(&beside)?;
-
-    // A restored container's worker is charged, too. With its container a worker ends, and the last one takes the cgroup with it.
+    podman.call(&["container", "restore", "job"])?;
+    goes_on(&file)?;
+    let (_, beside) = worker_beside(&node, &podman, "job")?;
+    podman.call(&["kill", "job"])?;
+    gone(&beside)?;
+    // CRIU puts the processes of a container with another name into their former cgroup, which has the same parent.
     podman.will_restore("other");
     podman.call(&["container", "restore", "--import", &export, "--name", "other"])?;
-    goes_on(&file)?;
-    let (_, beside) = worker_beside(&node, &podman, "other")?;
-    podman.call(&["container", "checkpoint", "other"])?;
-    gone(&beside)?;
-    podman.call(&["container", "restore", "other"])?;
     goes_on(&file)?;
     let (worker, beside) = worker_beside(&node, &podman, "other")?;
     // A daemon that is not there when a worker ends leaves the cgroup to the next.

@@ -15,7 +15,7 @@ use rekindle_e2e::{Node, Result, stage};
 use serde_json::Value;
 
 const IMAGE: &str = "rekindle-e2e-docker";
-const ARGUMENTS: [&str; 4] = ["--iterations", "1500", "--sleep-us", "4000"];
+const ARGUMENTS: [&str; 4] = ["--iterations", "600", "--sleep-us", "4000"];
 
 /// Docker's daemon, and the containers of a test, whose node is at the default socket and so has the host. Dropping this value removes the containers and ends the daemon.
 struct Docker<'a> {
@@ -135,7 +135,7 @@ fn progress(file: &Path) -> Result<u64> {
 fn program(node: &Node, docker: &Docker) -> Result<(PathBuf, Hold)> {
     let shared = node.path("shared");
     fs::create_dir(&shared)?;
-    let hold = Hold::new(shared.join("hold"), 1400)?;
+    let hold = Hold::new(shared.join("hold"), 500)?;
     let volume = format!("{}:/shared", shared.display());
     let options = ["--device", "rekindle.dev/gpu=all", "--volume", &volume, "--env", "APP_HOLD=/shared/hold"];
     let mut program = vec!["/apps/globals", "--progress", "/shared/progress"];
