@@ -52,7 +52,7 @@ enum ChargeError {
     Unmounted,
     #[error(transparent)]
     NoPlace(#[from] NoPlace),
-    #[error("cannot make {}: {}", .path.display(), explained(.source))]
+    #[error("cannot make cgroups in {}: {}", .path.display(), explained(.source))]
     Make { path: PathBuf, source: io::Error },
     #[error("cannot move it to {}: {}", .path.display(), explained(.source))]
     Move { path: PathBuf, source: io::Error },
@@ -79,7 +79,7 @@ impl ChargeError {
 fn explained(error: &io::Error) -> String {
     let advice = match error.raw_os_error() {
         Some(libc::EROFS) => {
-            "; cgroups are read-only for rekindled: its service needs ProtectControlGroups=no, its container a writable cgroup mount"
+            "; a service of systemd's may write there with ProtectControlGroups=no (`systemctl edit rekindled`)"
         }
         Some(libc::EACCES | libc::EPERM) => "; rekindled must be root, outside of user namespaces",
         Some(libc::EOPNOTSUPP) => "; the cgroup above is threaded, and holds threads of processes that are elsewhere",
@@ -127,7 +127,20 @@ impl Charges {
         let made = kept(&dir);
         let charges = Self { charge, root, dir, inner: Mutex::new(Inner { made, said: HashSet::new() }) };
         charges.sweep();
+        if charge == Charge::Parent
+            && let Err(error) = charges.probe()
+        {
+            warn!("workers are not charged to their containers' pods and slices (containers.charge): {error}");
+            lock(&charges.inner).said.insert(error.key());
+        }
         charges
+    }
+
+    /// Whether cgroups can be made at all.
+    fn probe(&self) -> Result<(), ChargeError> {
+        let root = self.root.as_deref().ok_or(ChargeError::Unmounted)?;
+        let may_write = rustix::fs::access(root, rustix::fs::Access::WRITE_OK);
+        may_write.map_err(|error| ChargeError::Make { path: root.to_owned(), source: error.into() })
     }
 
     /// Charges a worker that has got a client to the pod or slice of the client's container. Clients of the host have none.
@@ -172,7 +185,8 @@ impl Charges {
         }
         let joined = match fs::create_dir(&folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                Err(ChargeError::Make { path: folder.clone(), source: error })
+                let path = folder.parent().unwrap_or(root).to_owned();
+                Err(ChargeError::Make { path, source: error })
             }
             made => {
                 if made.is_ok() {
@@ -407,7 +421,7 @@ mod tests {
         let charges = Charges::at(Charge::Parent, Some(state.path().join("absent")), state.path().join(FOLDER));
         let own = Process::with_pid(std::process::id() as i32).unwrap();
         let error = charges.join(&state.path().join("absent"), "/p/rekindle-c1", own).unwrap_err();
-        assert!(error.to_string().contains("cannot make"), "{error}");
+        assert!(error.to_string().contains("cannot make cgroups in"), "{error}");
         assert!(charges.inner.lock().unwrap().made.is_empty());
         let advice = |code| explained(&io::Error::from_raw_os_error(code));
         assert!(advice(libc::EROFS).contains("ProtectControlGroups=no") && advice(libc::EPERM).contains("root"));
