@@ -146,7 +146,7 @@ impl Charges {
     /// Charges a worker that has got a client to the pod or slice of the client's container. Clients of the host have none.
     pub(crate) fn put(&self, allowed: &Allowed, client: Process, worker: Process) {
         let (Charge::Parent, Some(container)) = (self.charge, &allowed.container) else { return };
-        let (id, worker) = (&container.id, worker);
+        let id = &container.id;
         match self.try_put(container, client, worker) {
             // Its death is dealt with elsewhere.
             Ok(()) | Err(ChargeError::Gone) => {}
@@ -167,7 +167,8 @@ impl Charges {
         let root = self.root.as_deref().ok_or(ChargeError::Unmounted)?;
         let now = fs::read_to_string(format!("/proc/{}/cgroup", client.pid)).unwrap_or_default();
         let now = now.lines().find_map(|line| line.strip_prefix("0::"));
-        let path = place::beside(now.into_iter().chain(container.unified()), &container.id)?;
+        // The engine's own counts first: a client may be able to make cgroups below it, and name them as it likes.
+        let path = place::beside(container.unified().chain(now), &container.id)?;
         self.join(root, &path, worker)
     }
 
