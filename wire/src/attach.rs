@@ -87,6 +87,9 @@ pub struct Device {
     pub attributes: Vec<(i32, i32)>,
     /// `cuCtxGetStreamPriorityRange`: least, greatest.
     pub stream_priorities: (i32, i32),
+    /// `cuDeviceCanAccessPeer` for each of the worker's devices; empty where the worker does not say it.
+    #[serde(default)]
+    pub peers: Vec<bool>,
 }
 
 /// Announces the memfd that comes with it, before the ring's `PINNED_MAP`.
@@ -96,6 +99,9 @@ pub struct Pinned {
     pub address: u64,
     /// Its size in bytes, a multiple of the page size.
     pub size: u64,
-    /// Unique among the client's memfds, and the end of its name: an address may be used again.
+    /// Unique among the client's memfds, and the end of its name: an address may be used again. 0 for another file.
     pub serial: u64,
+    /// The offset of the mapping in a file that is no memfd of ours, but one that the client has mapped. Only the daemon says this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_offset: Option<u64>,
 }

@@ -46,6 +46,7 @@ mod tests {
             pci_bus_id: String::new(),
             attributes: Vec::new(),
             stream_priorities: (0, 0),
+            peers: Vec::new(),
         };
         [0xa0, 0xa1, 0xb0].map(device).to_vec()
     }

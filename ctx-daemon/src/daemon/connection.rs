@@ -24,7 +24,8 @@ use super::process::{self, Process};
 use super::sys::{self, Credentials};
 use super::together;
 use super::{
-    Daemon, attach, check, dump, gpus, grants, ipc, list, orders, protocol, restore, suspend, takeover, thread,
+    Daemon, attach, check, dump, gpus, grants, ipc, list, orders, protocol, registered, restore, suspend, takeover,
+    thread,
 };
 
 /// How long a connection may stay silent.
@@ -182,6 +183,12 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             message::reply(&stream, &ipc::import(daemon, process, &token));
             // CRIU fails ("Unix socket without peer") if an end of a stopped process's connection closes while it lists sockets: the
             // peer closes first.
+            wait_for_peer(daemon, &stream, peer);
+        }
+        Request::Register { address, size } => {
+            // As above.
+            drop(pending);
+            message::reply(&stream, &registered::register(daemon, process, address, size));
             wait_for_peer(daemon, &stream, peer);
         }
         Request::Gpus | Request::GpuMemory { .. } | Request::GpuProcesses { .. } | Request::GpuAsk(_) => {

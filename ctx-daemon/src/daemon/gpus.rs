@@ -198,8 +198,25 @@ fn ask(peer: &Peer<'_>, question: Question) -> Result<Reply, Failure> {
         return Err(Failure::refused(format!("{}: arguments that are none of it", question.function)));
     }
     let gpus = peer.devices().map(|device| name(&device.uuid)).collect();
-    let answer = peer.daemon.nvml.ask(&HelperQuestion { question, gpus });
+    let peers = between_peers(peer, &question);
+    let answer = peer.daemon.nvml.ask(&HelperQuestion { question, gpus }).or(peers);
     Ok(Reply::GpuAnswer(answer.unwrap_or(Answer { result: NOT_SUPPORTED, buffers: Vec::new() })))
+}
+
+/// What the CUDA driver says of access between two GPUs, for a machine without NVML; it says nothing of NVLink and of atomics.
+fn between_peers(peer: &Peer<'_>, question: &Question) -> Option<Answer> {
+    const OK: u32 = 0;
+    const STATUS_NOT_SUPPORTED: u32 = 5;
+    const READ_OR_WRITE: std::ops::RangeInclusive<u64> = 0..=1;
+    let ("nvmlDeviceGetP2PStatus", [Argument::Device(one), Argument::Device(other), Argument::Number(what), _]) =
+        (question.function.as_str(), &question.arguments[..])
+    else {
+        return None;
+    };
+    let ((_, device), (other, _)) = (peer.gpu(*one).ok()?, peer.gpu(*other).ok()?);
+    let can = READ_OR_WRITE.contains(what) && *device.peers.get(other)?;
+    let status = if can { OK } else { STATUS_NOT_SUPPORTED };
+    Some(Answer { result: SUCCESS, buffers: vec![status.to_ne_bytes().to_vec()] })
 }
 
 /// Asks the machine's NVML about one GPU; returns the buffers if the call succeeds.

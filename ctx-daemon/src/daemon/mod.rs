@@ -59,6 +59,7 @@ mod pool;
 mod process;
 mod protocol;
 mod quiesce;
+mod registered;
 mod rehearsal;
 mod restore;
 mod sandbox;

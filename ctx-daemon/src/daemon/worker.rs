@@ -10,8 +10,9 @@
 //! A thread of its own reads the channel, so that a death is noticed at once and threads that wait for a reply wake up. No
 //! thread holds a lock while it waits.
 
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::process::Child;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -19,11 +20,11 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rekindle_wire::access::AccessReport;
-use rekindle_wire::attach::Attached;
+use rekindle_wire::attach::{Attached, Pinned};
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{
-    Failing, Failure, FailureKind, LOADS_BESIDE, Learned, LoadTimes, MAKES_ROOM, MOVES, SUSPENDS, Suspension,
-    TemplatePiece, WorkerReply, WorkerRequest,
+    Failing, Failure, FailureKind, LOADS_BESIDE, Learned, LoadTimes, MAKES_ROOM, MOVES, REGISTERS_FILES, SUSPENDS,
+    Suspension, TemplatePiece, WorkerReply, WorkerRequest,
 };
 use rekindle_wire::frame::{self, FrameError, MAX_FDS, Message};
 use rekindle_wire::ipc::{MAX_PIECES, PIECES_AT_A_TIME, PieceId, Shared, Token};
@@ -631,6 +632,16 @@ impl Worker {
         Ok(())
     }
 
+    /// Gives it a file that its client has mapped, and is about to register.
+    pub(crate) fn registers(&self, pinned: Pinned, file: &File) -> Result<(), WorkerError> {
+        self.ask(&WorkerRequest::Registers { pinned }, &[file.as_raw_fd()], ASK_TIMEOUT)
+    }
+
+    /// Whether it maps files that its client has mapped.
+    pub(crate) fn registers_files(&self) -> bool {
+        self.wire >= REGISTERS_FILES
+    }
+
     /// The memory of its devices.
     pub(crate) fn memory(&self) -> Result<Vec<Memory>, WorkerError> {
         match self.call(&WorkerRequest::Memory, &[], &[], DESCRIBE_TIMEOUT)?.reply {
@@ -840,6 +851,7 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Memory => "Memory",
         WorkerRequest::Export { .. } => "Export",
         WorkerRequest::Import { .. } => "Import",
+        WorkerRequest::Registers { .. } => "Registers",
         WorkerRequest::Shares => "Shares",
         WorkerRequest::MakeShared { .. } => "MakeShared",
         WorkerRequest::TakeShared { .. } => "TakeShared",

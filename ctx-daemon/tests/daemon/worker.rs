@@ -121,6 +121,7 @@ fn attached(dir: &std::path::Path) -> Attached {
             pci_bus_id: "0000:01:00.0".to_owned(),
             attributes,
             stream_priorities: (0, -5),
+            peers: Vec::new(),
         }],
     }
 }
@@ -438,7 +439,9 @@ impl Worker {
             WorkerRequest::MakeShared { .. } => {
                 self.reply(&WorkerReply::MadeShared { count: 0, ids: Vec::new(), needed: Vec::new() });
             }
-            WorkerRequest::Import { .. } | WorkerRequest::TakeShared { .. } => self.reply(&WorkerReply::Done),
+            WorkerRequest::Registers { .. } | WorkerRequest::Import { .. } | WorkerRequest::TakeShared { .. } => {
+                self.reply(&WorkerReply::Done)
+            }
             WorkerRequest::Describe => {
                 if self.is("meets") {
                     self.meet("Describe");

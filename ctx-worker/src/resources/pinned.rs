@@ -1,5 +1,5 @@
-//! Pinned host memory on the worker's side: memfds that came over the connection, mapped at the client's addresses and
-//! registered with the driver.
+//! Pinned host memory on the worker's side: memfds that came over the connection, and files that the client has mapped and the
+//! daemon has brought, mapped at the client's addresses and registered with the driver.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -31,6 +31,10 @@ impl Arrived {
     /// Adds a memfd that has come. `false` where a client sends more memfds than it maps.
     pub(crate) fn put(&self, pinned: Pinned, file: OwnedFd) -> bool {
         let Ok(mut files) = self.files.lock() else { return false };
+        if pinned.file_offset.is_some() {
+            // An earlier one was never mapped.
+            files.retain(|(p, _)| p.address != pinned.address || p.file_offset.is_none());
+        }
         files.push((pinned, file));
         self.more.notify_all();
         files.len() <= MAX_ARRIVED
@@ -39,14 +43,14 @@ impl Arrived {
     /// Takes the memfd for an address (and serial number, if one is given), and waits a moment for it: the memfd was sent
     /// before the command, but over another channel. Other memfds for the same address belong to earlier allocations, and
     /// are dropped.
-    pub(crate) fn take(&self, address: u64, serial: Option<u64>) -> Option<(u64, OwnedFd)> {
+    pub(crate) fn take(&self, address: u64, serial: Option<u64>) -> Option<(Pinned, OwnedFd)> {
         let mut files = self.files.lock().ok()?;
         for _ in 0..50 {
             let wanted = |p: &Pinned| p.address == address && serial.is_none_or(|s| s == p.serial);
             if let Some(i) = files.iter().position(|(p, _)| wanted(p)) {
                 let (pinned, file) = files.remove(i);
                 files.retain(|(p, _)| p.address != address || p.serial > pinned.serial);
-                return Some((pinned.size, file));
+                return Some((pinned, file));
             }
             files = self.more.wait_timeout(files, Duration::from_millis(100)).ok()?.0;
         }
@@ -138,14 +142,16 @@ impl PinnedMemory {
     }
 
     fn try_map(&mut self, driver: &Driver, address: u64, serial: Option<u64>, allocation: Allocation) -> CUresult {
-        let Some((size, file)) = self.arrived.take(address, serial) else { return CUDA_ERROR_INVALID_VALUE };
+        let Some((pinned, file)) = self.arrived.take(address, serial) else { return CUDA_ERROR_INVALID_VALUE };
+        let Pinned { size, file_offset, .. } = pinned;
         let end = address.checked_add(allocation.size);
         let inside = end.is_some_and(|end| address >= window::PINNED_BASE && end <= window::pinned().end);
         let aligned = address.is_multiple_of(4096) && allocation.size.is_multiple_of(4096);
-        if size != allocation.size || !inside || !aligned || !is_sealed(&file, size) {
+        // A file that the client truncates has its pages until it is unregistered. This process does not touch them.
+        if size != allocation.size || !inside || !aligned || !(file_offset.is_some() || is_sealed(&file, size)) {
             return CUDA_ERROR_INVALID_VALUE;
         }
-        if !map_fixed(&file, address, size) {
+        if !map_fixed(&file, address, size, file_offset.unwrap_or(0)) {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         // SAFETY: the range was mapped just now and stays until `unmap`.
@@ -206,11 +212,12 @@ pub(crate) fn is_sealed(file: &OwnedFd, size: u64) -> bool {
     }
 }
 
-fn map_fixed(file: &OwnedFd, address: u64, size: u64) -> bool {
+fn map_fixed(file: &OwnedFd, address: u64, size: u64, offset: u64) -> bool {
+    let Ok(offset) = libc::off_t::try_from(offset) else { return false };
     let (protection, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_POPULATE);
     // SAFETY: MAP_FIXED_NOREPLACE replaces nothing.
-    let got = unsafe { libc::mmap(address as *mut _, size as usize, protection, flags, file.as_raw_fd(), 0) };
+    let got = unsafe { libc::mmap(address as *mut _, size as usize, protection, flags, file.as_raw_fd(), offset) };
     if got != libc::MAP_FAILED && got as u64 != address {
         // SAFETY: an old kernel took the address as a hint; this mapping is nobody's.
         unsafe { libc::munmap(got, size as usize) };
@@ -221,5 +228,5 @@ fn map_fixed(file: &OwnedFd, address: u64, size: u64) -> bool {
 
 /// Maps a file shared at an address that nothing else uses.
 pub(crate) fn map_at(file: &OwnedFd, address: u64, size: u64) -> Option<*mut u8> {
-    map_fixed(file, address, size).then_some(address as *mut u8)
+    map_fixed(file, address, size, 0).then_some(address as *mut u8)
 }

@@ -336,6 +336,8 @@ fn read_connection(connection: &UnixStream, arrived: &Arrived, handed_over: &Mut
         }
         match frame::receive::<Pinned>(connection) {
             Ok(Message { body, mut fds, .. }) => {
+                // Only the daemon may bring other files than memfds.
+                let body = Pinned { file_offset: None, ..body };
                 let accepted = fds.pop().is_some_and(|file| arrived.put(body, file));
                 if accepted {
                     continue;

@@ -624,6 +624,14 @@ impl Server {
                 self.executor.memory.arrived.put(ticket, shared, fds.collect())?;
                 WorkerReply::Done
             }
+            (
+                WorkerRequest::Registers { pinned },
+                State::Open(_) | State::Closing(_) | State::Quiesced(_) | State::Filling(_) | State::Suspended(_),
+            ) => {
+                let file = fds.next().ok_or(Refusal::Lacks("no file came with the mapping"))?;
+                self.executor.memory.pinned.arrived.put(pinned, file);
+                WorkerReply::Done
+            }
             (WorkerRequest::TakeShared { ids }, State::Spare(_)) => {
                 self.executor.memory.take_shared(ids, fds.collect());
                 WorkerReply::Done

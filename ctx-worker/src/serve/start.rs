@@ -112,7 +112,7 @@ fn try_start(driver: &'static Driver, driver_build: String) -> Result<Executor, 
             checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
             checked("cuCtxGetApiVersion", (driver.cuCtxGetApiVersion)(primary, &raw mut api_version))?;
         }
-        let description = describe(driver, device)?;
+        let description = describe(driver, device, (count as usize).min(MAX_DEVICES))?;
         let attribute = |n: usize| description.attributes.get(n).map_or(0, |a| a.1 as u32);
         let capability = (attribute(CAPABILITY_MAJOR), attribute(CAPABILITY_MINOR));
         devices.push(Device {
@@ -150,7 +150,7 @@ fn try_start(driver: &'static Driver, driver_build: String) -> Result<Executor, 
     Ok(executor)
 }
 
-fn describe(driver: &Driver, device: CUdevice) -> Result<attach::Device, CallFailed> {
+fn describe(driver: &Driver, device: CUdevice, count: usize) -> Result<attach::Device, CallFailed> {
     let mut name = [0; 256];
     let mut pci = [0; 32];
     let mut uuid = [0; 16];
@@ -173,6 +173,13 @@ fn describe(driver: &Driver, device: CUdevice) -> Result<attach::Device, CallFai
             (result, value)
         })
         .collect();
+    let peers = (0..count as CUdevice).map(|other| {
+        let mut can = 0;
+        // SAFETY: the out parameter is a local.
+        let result = unsafe { (driver.cuDeviceCanAccessPeer)(&raw mut can, device, other) };
+        result == CUDA_SUCCESS && can != 0
+    });
+    let peers = peers.collect();
     let text = |bytes: &[std::ffi::c_char]| {
         let bytes: Vec<u8> = bytes.iter().map(|b| *b as u8).collect();
         CStr::from_bytes_until_nul(&bytes).map(|c| c.to_string_lossy().into_owned()).unwrap_or_default()
@@ -184,5 +191,6 @@ fn describe(driver: &Driver, device: CUdevice) -> Result<attach::Device, CallFai
         pci_bus_id: text(&pci),
         attributes,
         stream_priorities: (least, greatest),
+        peers,
     })
 }

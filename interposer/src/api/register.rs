@@ -1,7 +1,8 @@
 //! Memory of the application that it registers. Its pages are moved into a memfd that the worker maps too (see
 //! [`crate::process::moves`]), so that copies and kernels use it in place. The device has another address for it, in the
-//! pinned window (attribute 91 says that host pointers cannot be used for it). Pages that cannot be moved, because they are
-//! shared with other processes, stay: copies of them go through the bounce buffer, and they have no device pointer.
+//! pinned window (attribute 91 says that host pointers cannot be used for it). Pages that are shared with other processes stay where
+//! they are, and the worker maps their file too (see [`crate::operations::shared_memory`]). Pages for which neither can be done stay
+//! as well: copies of them go through the bounce buffer, and they have no device pointer.
 
 use std::ffi::c_void;
 use std::sync::Mutex;
@@ -12,6 +13,7 @@ use rekindle_wire::command::{PINNED_UNMAP, PinnedUnmap};
 use super::{code, put};
 use crate::call::{perform, standing_error};
 use crate::operations::pinned::{self, Pages};
+use crate::operations::shared_memory;
 use crate::process::log;
 use crate::process::moves::{self, Refusal};
 use crate::state::client::{self, Client};
@@ -22,6 +24,9 @@ const IO_MEMORY: u32 = 4;
 const FLAGS: u32 = 0xf;
 
 const PAGE: u64 = 4096;
+
+/// In place of a memfd's serial number: the memory is shared, and stays where it is.
+const SHARED: u64 = 0;
 
 /// One registration or its end at a time.
 static REGISTERING: Mutex<()> = Mutex::new(());
@@ -64,6 +69,17 @@ pub(crate) unsafe fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, fl
                 moved.free(client)?;
                 match refusal {
                     Refusal::Unmapped => return Err(CUDA_ERROR_INVALID_VALUE),
+                    Refusal::Shared => {
+                        if let Ok(alias) = shared_memory::register(client, &pages, flags) {
+                            let alias = alias + (base - pages.start);
+                            client.memory.insert(registered(alias, SHARED));
+                            client.memory.insert(Allocation::Mapped { base: alias, size, host: base, context });
+                            return Ok(());
+                        }
+                        log::note(&format!(
+                            "registered memory at {base:#x} has no device pointer: the daemon cannot give its file to the worker"
+                        ));
+                    }
                     Refusal::Kind | Refusal::System(_) => {
                         log::note(&format!(
                             "registered memory at {base:#x} is not moved, so it has no device pointer: {refusal}"
@@ -108,6 +124,9 @@ pub(super) fn take_back(client: &Client, registered: &Allocation) {
     }
     let pages = base & !(PAGE - 1)..(base + size).next_multiple_of(PAGE);
     let mapped = alias & !(PAGE - 1);
+    if serial == SHARED {
+        return shared_memory::unmap(client, mapped, pages.end - pages.start);
+    }
     match moves::move_out(&pages, mapped, serial) {
         Ok(()) => pinned::unmap(client, mapped, pages.end - pages.start),
         // They stay in the memfd, where they are as good until a fork; its other mapping must stay too.

@@ -75,6 +75,8 @@ pub(crate) unsafe fn cuMemGetAllocationGranularity(
         // The driver looks neither at the device nor at the kind of memory.
         let device = match wanted.location_type {
             0 | CU_MEM_LOCATION_TYPE_DEVICE => client.devices.number(wanted.location_id).unwrap_or(0),
+            // NCCL takes a failure here for success, and only then one of `cuMemCreate`.
+            CU_MEM_LOCATION_TYPE_HOST..=CU_MEM_LOCATION_TYPE_LAST => 0,
             kind => device_of(client, kind, wanted.location_id, "cuMemGetAllocationGranularity of host memory")?,
         };
         let mut call = Call::new(PIECE_GRANULARITY)?;

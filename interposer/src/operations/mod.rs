@@ -14,5 +14,6 @@ pub(crate) mod host_box;
 pub(crate) mod launch;
 pub(crate) mod managed;
 pub(crate) mod pinned;
+pub(crate) mod shared_memory;
 pub(crate) mod stream;
 pub(crate) mod words;

@@ -42,7 +42,7 @@ impl Pages {
             .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
         // The call begins first: if that fails, no memfd is announced that the worker would never take.
         let result = Call::in_context(PINNED_MAP).and_then(|mut call| {
-            client.connection.announce_pinned(Pinned { address: base, size, serial }, &file)?;
+            client.connection.announce_pinned(Pinned { address: base, size, serial, file_offset: None }, &file)?;
             call.put(&PinnedMap { address: base, size, flags, serial });
             check(call.wait().0)
         });

@@ -24,7 +24,9 @@ use super::{maps, stop};
 pub(crate) enum Refusal {
     /// Not all of the range is mapped.
     Unmapped,
-    /// The memory is shared with other processes, or unreadable.
+    /// The memory is one mapping that is shared with other processes, and writable.
+    Shared,
+    /// The memory is shared with other processes otherwise, or unreadable.
     Kind,
     /// Other threads could not be stopped, or mappings not made.
     System(std::io::Error),
@@ -34,7 +36,8 @@ impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Unmapped => f.write_str("not all of it is mapped"),
-            Self::Kind => f.write_str("it is shared or unreadable memory"),
+            Self::Shared => f.write_str("it is shared memory"),
+            Self::Kind => f.write_str("it is memory that is shared for reading or in parts, or unreadable"),
             Self::System(error) => write!(f, "threads or mappings: {error}"),
         }
     }
@@ -90,10 +93,12 @@ pub(crate) fn meets(range: &Range<u64>) -> bool {
 
 /// The mappings that cover a range; `Unmapped` if they do not cover all of it.
 fn parts(range: &Range<u64>) -> Result<Vec<(Range<u64>, i32)>, Refusal> {
-    let (mut parts, mut at, mut kind) = (Vec::new(), range.start, true);
+    const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+    let (mut parts, mut at, mut kind, mut shared) = (Vec::new(), range.start, true, true);
     maps::each(|mapping| {
         if let Some(part) = mapping.within(range) {
             kind &= !mapping.shared && mapping.protection & libc::PROT_READ != 0;
+            shared &= mapping.shared && mapping.protection & READ_WRITE == READ_WRITE;
             at = if part.start == at { part.end } else { at };
             parts.push((part, mapping.protection));
         }
@@ -101,6 +106,7 @@ fn parts(range: &Range<u64>) -> Result<Vec<(Range<u64>, i32)>, Refusal> {
     .map_err(Refusal::System)?;
     match (at == range.end, kind) {
         (true, true) => Ok(parts),
+        (true, false) if shared && parts.len() == 1 => Err(Refusal::Shared),
         (true, false) => Err(Refusal::Kind),
         (false, _) => Err(Refusal::Unmapped),
     }

@@ -93,6 +93,7 @@ mod tests {
                 pci_bus_id: String::new(),
                 attributes: Vec::new(),
                 stream_priorities: (0, 0),
+                peers: Vec::new(),
             })
             .collect()
     }

@@ -293,6 +293,14 @@ pub enum Request {
         token: Token,
     },
 
+    /// Give the asker's worker the file that the asker has mapped shared and writable at this address of the pinned window.
+    Register {
+        /// Where the mapping begins.
+        address: u64,
+        /// Bytes of the mapping.
+        size: u64,
+    },
+
     /// Which GPUs may the asker see?
     Gpus,
     /// How much memory of this GPU is free?
@@ -428,6 +436,8 @@ pub enum Reply {
         /// Whether the memory is the asker's own.
         own: bool,
     },
+    /// To `Register`: the worker has the file.
+    Registered,
     /// To `Import`: no process that the asker may share with has memory of this name.
     NotShared,
     /// To `Gpus`.

@@ -316,6 +316,12 @@ pub enum WorkerRequest {
         /// The shared object.
         shared: Shared,
     },
+    /// Keep this file, which the client has mapped shared and registers: it will have it mapped. Only for workers of
+    /// [`REGISTERS_FILES`] or later.
+    Registers {
+        /// Where the client has mapped it, and the place in the file.
+        pinned: crate::attach::Pinned,
+    },
     /// Which memory does the client share, or may it have shared?
     Shares,
     /// For the client that the blob describes, which is to be loaded: make the memory whose content this client has and that
@@ -353,6 +359,9 @@ pub const MOVES: u32 = 12;
 
 /// The first control version whose workers borrow memory from a template: `Borrow`, `Learned`.
 pub const LENDS: u32 = 13;
+
+/// The first control version whose workers map files that their client has mapped: `Registers`, [`crate::attach::Pinned::file_offset`].
+pub const REGISTERS_FILES: u32 = 15;
 
 /// A data file of an image, or of an image that it builds on.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]

@@ -66,6 +66,7 @@ mod tests {
             pci_bus_id: String::new(),
             attributes: Vec::new(),
             stream_priorities: (0, 0),
+            peers: Vec::new(),
         };
         let devices = [1, 2, 3].map(device);
         let chosen = |names: &[&str]| {

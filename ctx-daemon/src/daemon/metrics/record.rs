@@ -317,6 +317,7 @@ fn name(request: &Request) -> &'static str {
         Request::WarmImages => "warm_images",
         Request::ForgetWarm => "forget_warm",
         Request::ForgetWarmNamed { .. } => "forget_warm_named",
+        Request::Register { .. } => "register",
         Request::Import { .. } => "import",
         Request::Gpus => "gpus",
         Request::GpuMemory { .. } => "gpu_memory",

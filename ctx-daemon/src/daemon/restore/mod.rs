@@ -54,7 +54,7 @@ use self::load::{Mode, Work};
 use self::made::Maker;
 use self::phases::{Part, Phases};
 pub(super) use self::place::choose;
-pub(super) use self::shared::{SharedError, SharedMemory, take as take_memory};
+pub(super) use self::shared::{SharedError, SharedMemory, registered, take as take_memory};
 use self::state::Restore;
 pub(super) use self::state::Restores;
 pub(super) use self::warm::{Wanted, WarmImages, forget, forget_named, list, warm};

@@ -63,6 +63,7 @@ mod tests {
             pci_bus_id: format!("0000:{number:02x}:00.0"),
             attributes: vec![(0, 9); 77],
             stream_priorities: (0, 0),
+            peers: Vec::new(),
         }
     }
 

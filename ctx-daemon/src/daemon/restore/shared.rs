@@ -1,12 +1,15 @@
 //! The memory that a restored process shares with its worker, taken from its mappings.
 //!
 //! CRIU gives a process new memfds. The daemon may open anything through `/proc/PID/map_files`, and could then write to it. So
-//! the daemon hands on only files that are mapped shared and writable, are memfds with the names of ours, and have our seals
-//! and size: no process, and no image, can have it open another file.
+//! the daemon hands on only files that are mapped shared and writable. They are memfds with the names of ours, and have our seals
+//! and size; or the process has them mapped in the pinned window, where interposers map files that programs register, and they are
+//! the very files that the list of mappings names. So no process, and no image, can have the daemon open a file that the process
+//! could not write itself.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 
 use rekindle_wire::attach::Pinned;
 use rekindle_wire::control::{Failing, FailureKind};
@@ -31,6 +34,8 @@ pub(in crate::daemon) enum SharedError {
     Memory(#[from] MemfdError),
     #[error("pinned memory at {0:#x} is not what was dumped")]
     Pinned(u64),
+    #[error("no regular file is mapped shared and writable at {0:#x}")]
+    NoFile(u64),
 }
 
 impl Failing for SharedError {
@@ -39,6 +44,7 @@ impl Failing for SharedError {
             Self::Maps(error) => Failing::kind(error),
             Self::Open { source, .. } => Failing::kind(source),
             Self::Count(_) | Self::Pinned(_) => FailureKind::BadImage,
+            Self::NoFile(_) => FailureKind::Refused,
             Self::Memory(error) => error.kind(),
         }
     }
@@ -76,6 +82,9 @@ pub(in crate::daemon) fn take(pid: i32, dumped: &[(u64, u64)]) -> Result<SharedM
     for mappings in files(&maps, |it| it.pinned_serial().is_some()).into_values() {
         pinned.push(take_pinned(pid, &mappings)?);
     }
+    for mapping in maps.iter().filter(|it| it.is_registered()) {
+        pinned.push(mapping.registered(pid)?);
+    }
     let found = |(address, size): &&(u64, u64)| {
         let mut found = pinned.iter().map(|(it, _)| it);
         !found.any(|it| it.address == *address && it.size == *size)
@@ -84,6 +93,13 @@ pub(in crate::daemon) fn take(pid: i32, dumped: &[(u64, u64)]) -> Result<SharedM
         return Err(SharedError::Pinned(*address));
     }
     Ok(SharedMemory { ring, staging, pinned })
+}
+
+/// The file that a process has mapped shared and writable at an address of the pinned window.
+pub(in crate::daemon) fn registered(pid: i32, address: u64, size: u64) -> Result<(Pinned, File), SharedError> {
+    let maps = read_maps(pid)?;
+    let is_it = |it: &&Mapping| it.is_registered() && it.start == address && it.end.checked_sub(it.start) == Some(size);
+    maps.iter().find(is_it).ok_or(SharedError::NoFile(address))?.registered(pid)
 }
 
 /// One memfd of pinned memory. Its mapping may be in parts, where the process has changed the protection of some.
@@ -102,7 +118,7 @@ fn take_pinned(pid: i32, mappings: &[&Mapping]) -> Result<(Pinned, File), Shared
         return Err(SharedError::Pinned(address));
     }
     let serial = mappings[0].pinned_serial().unwrap_or_default();
-    Ok((Pinned { address, size, serial }, file))
+    Ok((Pinned { address, size, serial, file_offset: None }, file))
 }
 
 /// The mappings of each memfd among those that are wanted.
@@ -139,6 +155,24 @@ impl Mapping {
     /// The serial number of pinned memory.
     fn pinned_serial(&self) -> Option<u64> {
         self.name()?.strip_prefix(PINNED_NAME)?.parse().ok()
+    }
+
+    /// Whether it is a mapping of a file that the program has registered: all other mappings there are of our memfds.
+    fn is_registered(&self) -> bool {
+        let window = window::pinned();
+        self.start >= window.start && self.end <= window.end && self.pinned_serial().is_none()
+    }
+
+    fn registered(&self, pid: i32) -> Result<(Pinned, File), SharedError> {
+        let (address, size) = (self.start, self.end - self.start);
+        let file = self.open(pid, "registered memory")?;
+        let about = file.metadata().map_err(SharedError::Maps)?;
+        // Another file may be mapped there by now, for reading only.
+        let device = format!("{:02x}:{:02x}", libc::major(about.dev()), libc::minor(about.dev()));
+        if !about.is_file() || about.ino() != self.inode || device != self.device {
+            return Err(SharedError::NoFile(address));
+        }
+        Ok((Pinned { address, size, serial: 0, file_offset: Some(self.offset) }, file))
     }
 
     fn open(&self, pid: i32, what: &'static str) -> Result<File, SharedError> {
@@ -235,7 +269,7 @@ mod tests {
         let taken = take(own, &[(address, 3 * PAGE)]).unwrap();
         let what: Vec<_> = taken.pinned.iter().map(|it| it.0).collect();
         let size = 3 * PAGE;
-        assert_eq!(what, [Pinned { address, size, serial: 7 }]);
+        assert_eq!(what, [Pinned { address, size, serial: 7, file_offset: None }]);
         // The result is the same file, not a copy.
         use std::os::unix::fs::MetadataExt;
         let inode = |file: &File| file.metadata().unwrap().ino();

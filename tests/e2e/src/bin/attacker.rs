@@ -426,7 +426,7 @@ fn memory() -> Result<()> {
     let (good, unsealed) = (memfd(c"rekindle-pinned-1", size, SEALS)?, memfd(c"rekindle-pinned-1", size, 0)?);
     let zero = File::options().read(true).write(true).open("/dev/zero")?;
     let (socket, _other) = UnixStream::pair()?;
-    let own = |address, size| Pinned { address, size, serial: 1 };
+    let own = |address, size| Pinned { address, size, serial: 1, file_offset: Some(0) };
     let attacks = [
         (unsealed.as_raw_fd(), own(address, size)),
         (zero.as_raw_fd(), own(address, size)),
@@ -445,7 +445,9 @@ fn memory() -> Result<()> {
     // Descriptors in any number, without a command that takes them.
     let client = Client::attach()?;
     for serial in 0..3000 {
-        if frame::send(&client.socket, &Pinned { address, size, serial }, &[], &[good.as_raw_fd()]).is_err() {
+        if frame::send(&client.socket, &Pinned { address, size, serial, file_offset: None }, &[], &[good.as_raw_fd()])
+            .is_err()
+        {
             break;
         }
     }
