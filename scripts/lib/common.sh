@@ -8,7 +8,8 @@ tree=$root/.trixie/root      # a Debian trixie root directory with CRIU 4.1 and 
 criu_next=$root/.trixie/criu-4.2 # files of CRIU 4.2, a layer over the tree
 mpi_layer=$root/.trixie/openmpi  # files of Open MPI, a layer over the tree
 systemd_layer=$root/.trixie/systemd # files of systemd, a layer over the tree
-: "$target" "$toolchain" "$tree" "$criu_next" "$mpi_layer" "$systemd_layer"
+bookworm=$root/.trixie/bookworm  # a Debian bookworm root directory, which has no CRIU that does
+: "$target" "$toolchain" "$tree" "$criu_next" "$mpi_layer" "$systemd_layer" "$bookworm"
 
 # Name of the running script, for messages.
 me=${0##*/}
