@@ -44,6 +44,15 @@ fn text(report: &AccessReport) -> String {
     if let Some(why) = &report.stopped {
         text += &format!("not watched any more: {}\n", output::plain(why));
     }
+    if let Some(uses) = &report.first_uses {
+        let (used, content) = (output::size(uses.used), output::size(uses.content));
+        text += &format!("used so far: {used} of {content}, by {} commands\n", uses.commands);
+        return text
+            + &match &uses.fault {
+                Some(by) => format!("used what it had not named: {}\n", output::plain(by)),
+                None => "uses of what was not named: none\n".to_owned(),
+            };
+    }
     if report.outside.is_empty() {
         return text + "writes outside of what was named: none\n";
     }
@@ -57,6 +66,8 @@ fn text(report: &AccessReport) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rekindle_wire::access::FirstUses;
+
     use super::*;
 
     #[test]
@@ -72,5 +83,16 @@ mod tests {
             "{}",
             text(&report)
         );
+    }
+
+    #[test]
+    fn first_uses_are_told() {
+        let mut uses = FirstUses { content: 2048, ..FirstUses::default() };
+        [1024, 0].into_iter().for_each(|bytes| uses.used(bytes));
+        let mut report = AccessReport { first_uses: Some(uses), ..AccessReport::default() };
+        let said = "used so far: 1.00 KiB of 2.00 KiB, by 2 commands\nuses of what was not named: none\n";
+        assert!(text(&report).ends_with(said), "{}", text(&report));
+        report.first_uses.as_mut().unwrap().fault = Some("bad\x1b[2Jname".to_owned());
+        assert!(text(&report).ends_with("used what it had not named: bad\u{fffd}[2Jname\n"), "{}", text(&report));
     }
 }

@@ -22,6 +22,7 @@ mod criu;
 mod daemon;
 mod descriptors;
 mod doctor;
+mod engine;
 mod failure;
 mod flatten;
 mod image;

@@ -17,7 +17,7 @@ pub(crate) struct Options {
     /// List the driver calls of this process, refused ones first
     #[arg(long, value_name = "PID")]
     calls: Option<i32>,
-    /// Show what this process's commands were predicted to write, and what they wrote (needs `access.report` in the
+    /// Show what this process's commands were predicted to write or use, and what they did (needs `access.report` in the
     /// daemon's configuration)
     #[arg(long, value_name = "PID", conflicts_with = "calls")]
     access: Option<i32>,

@@ -8,8 +8,9 @@ use anyhow::Context;
 use clap::Args;
 use rekindle_wire::control::{Reply, Request, SuspendedInfo};
 
+use crate::engine::Engine;
 use crate::failure::Failure;
-use crate::{daemon, output, podman};
+use crate::{daemon, output};
 
 /// The processes that are suspended or resumed.
 #[derive(Debug, Args)]
@@ -59,7 +60,7 @@ impl Which {
     fn root(&self) -> Result<i32, Failure> {
         match (self.pid, &self.container) {
             (Some(pid), _) => Ok(pid),
-            (None, Some(name)) => podman::pid(&podman::program(self.podman.as_deref()), name),
+            (None, Some(name)) => Engine::podman(self.podman.as_deref()).pid(name),
             (None, None) => Err(anyhow::anyhow!("give a process, or --container").into()),
         }
     }

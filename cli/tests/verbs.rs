@@ -248,6 +248,104 @@ fn options_of_checkpoints_and_restores_fit_together() {
 }
 
 #[test]
+fn options_that_an_engine_does_not_have_are_named() {
+    for (verb, engine, arguments, word) in [
+        ("checkpoint", "docker", &["--container", "c"][..], "give --checkpoint NAME"),
+        ("checkpoint", "docker", &["--container", "c", "--checkpoint", "../x"], "is no name of a checkpoint"),
+        ("checkpoint", "docker", &["--container", "c", "--checkpoint", "x", "--export", "f"], "--export"),
+        ("checkpoint", "nerdctl", &["--pod", "p", "--checkpoint", "x"], "--pod"),
+        ("checkpoint", "nerdctl", &["--all", "--checkpoint", "x", "--print-stats"], "--print-stats"),
+        ("checkpoint", "docker", &["--all", "--checkpoint", "x", "--tcp-established"], "`tcp-established`"),
+        ("checkpoint", "podman", &["--container", "c", "--checkpoint", "x"], "leave out --checkpoint"),
+        ("checkpoint", "docker", &["1", "dir"], "--container"),
+        ("checkpoint", "lxc", &["--container", "c"], "lxc"),
+        ("restore", "docker", &["--container", "c"], "--checkpoint"),
+        ("restore", "docker", &["--container", "c", "--checkpoint", "x", "--name", "n"], "--name"),
+        ("restore", "nerdctl", &["--container", "c", "--checkpoint", "-x"], "-x"),
+        ("restore", "nerdctl", &["--container", "c", "--checkpoint", "x", "--file-locks"], "`file-locks`"),
+        ("restore", "nerdctl", &["--container", "c", "--checkpoint", "x", "--lazy"], "nerdctl does not pass it on"),
+        (
+            "restore",
+            "docker",
+            &["--container", "c", "--checkpoint", "x", env!("CARGO_BIN_EXE_rekindle")],
+            "no archives",
+        ),
+        ("restore", "podman", &["--container", "c", "--checkpoint", "x"], "leave out --checkpoint"),
+    ] {
+        let (code, _, err) = ran(rekindle().args([verb, "--engine", engine]).args(arguments));
+        assert!(code == 2 && err.contains(word), "{verb} {engine} {arguments:?}: {code} {err}");
+    }
+    let dir = TempDir::new().unwrap();
+    let one = ["--engine", "docker", "--container", "c", "--checkpoint", "x"];
+    let (code, _, err) = ran(rekindle().arg("checkpoint").args(one).env("PATH", dir.path()));
+    assert!(code == 3 && err.contains("cannot run docker") && err.contains("docker.io"), "{code} {err}");
+}
+
+/// A program that stands for nerdctl or Docker. It keeps its arguments, and whether its container runs.
+fn fake_engine(dir: &Path, name: &str) -> Command {
+    let script = format!(
+        r#"#!/bin/sh
+cd '{}'
+echo "$@" >>told
+case $1 in
+    container) if [ -e stopped ]; then echo exited 0; else echo running 1; fi ;;
+    checkpoint) case " $* " in *" --leave-running "*) ;; *) echo >stopped ;; esac; echo "${{*##* }}" ;;
+    start) rm stopped ;;
+    *) exit 7 ;;
+esac
+"#,
+        dir.display()
+    );
+    std::fs::write(dir.join(name), script).unwrap();
+    std::fs::set_permissions(dir.join(name), PermissionsExt::from_mode(0o755)).unwrap();
+    let mut command = rekindle();
+    let path = format!("{}:{}", dir.display(), std::env::var("PATH").unwrap());
+    command.env("PATH", path).env("REKINDLE_SOCKET", dir.join("s"));
+    command
+}
+
+#[test]
+fn docker_and_nerdctl_get_the_arguments_that_they_take() {
+    for engine in ["docker", "nerdctl"] {
+        let dir = TempDir::new().unwrap();
+        let run = |verb, arguments: &[&str]| {
+            let of = ["--engine", engine, "--container", "job", "--checkpoint", "one"];
+            let ended = ran(fake_engine(dir.path(), engine).arg(verb).args(of).args(arguments));
+            std::fs::remove_file(dir.path().join("s")).unwrap();
+            ended
+        };
+        let told = || {
+            let told = std::fs::read_to_string(dir.path().join("told")).unwrap();
+            std::fs::remove_file(dir.path().join("told")).unwrap();
+            told.lines().filter(|line| !line.starts_with("container inspect")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let daemon = dumps(dir.path(), &[]);
+        let (code, out, err) = run("checkpoint", &["--", "--checkpoint-dir", "/d"]);
+        assert!(code == 0 && out.starts_with("checkpointed container job (process 1) as one: "), "{code} {out} {err}");
+        assert_eq!(told(), ["checkpoint create --leave-running --checkpoint-dir /d job one"]);
+        daemon.join().unwrap();
+
+        let daemon = answers(dir.path(), Reply::Status(status()));
+        let (code, _, err) = run("restore", &[]);
+        assert!(code == 3 && err.contains(&format!("`{engine} stop job` first")), "{code} {err}");
+        assert!(told().is_empty(), "a container that runs is not started");
+        daemon.join().unwrap();
+
+        let daemon = dumps(dir.path(), &[]);
+        let (code, _, err) = run("checkpoint", &["--kill"]);
+        assert_eq!((code, told()), (0, vec!["checkpoint create job one".to_owned()]), "{err}");
+        daemon.join().unwrap();
+
+        let daemon = answers(dir.path(), Reply::Status(status()));
+        let (code, out, err) = run("restore", &["--json", "--", "--checkpoint-dir", "/d"]);
+        assert_eq!((code, told()), (0, vec!["start --checkpoint one --checkpoint-dir /d job".to_owned()]), "{err}");
+        let said: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(said, serde_json::json!({"container": "job", "checkpoint": "one", "outcome": "done"}));
+        daemon.join().unwrap();
+    }
+}
+
+#[test]
 fn calls_are_listed_with_what_was_refused_first() {
     let call = |call: &str, how: &str, asked, refused| CallInfo { call: call.into(), how: how.into(), asked, refused };
     let calls = vec![

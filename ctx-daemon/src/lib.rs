@@ -62,9 +62,9 @@ enum Command {
         /// The privileges to give up, as JSON [default: none]
         #[arg(long)]
         confined: Option<Confinement>,
-        /// Compare what commands write with the prediction, up to this many bytes of GPU memory
+        /// Compare what commands write with the prediction, up to this many bytes of GPU memory; or `reads`
         #[arg(long)]
-        report_access: Option<u64>,
+        report_access: Option<worker::Reporting>,
     },
     /// Ask the machine's NVML; started by the daemon only
     #[command(hide = true)]

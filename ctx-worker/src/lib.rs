@@ -57,17 +57,17 @@ use std::process::ExitCode;
 use rekindle_wire::control::WorkerReply;
 use tracing::error;
 
+pub use crate::checkpoint::access::mode::Reporting;
 use crate::serve::confinement::Confinement;
 use crate::serve::{request_loop, start};
 
 /// Runs a worker until its client is gone. `channel` leads to the daemon. `cuda_driver` is the library to load. `confined`
-/// describes the rights that the worker gives up before there is a client. `report_access` is the amount of memory that is
-/// compared around commands in the reporting mode.
+/// describes the rights that the worker gives up before there is a client. `report_access` is the reporting mode.
 pub fn main(
     channel: UnixStream,
     cuda_driver: PathBuf,
     confined: Option<Confinement>,
-    report_access: Option<u64>,
+    report_access: Option<Reporting>,
 ) -> ExitCode {
     // Stderr may become the application's, so a panic goes to the log.
     std::panic::set_hook(Box::new(|panic| error!("{panic}")));

@@ -13,6 +13,7 @@
               own pages when it touches them, and the others meanwhile
     driver    the driver's own checkpoint: CRIU brings the memory back into the process, the driver puts it on the device
     start     no restore: the program is started afresh, up to its first step
+    uses      as ours, and until the third step the daemon records when which memory is used first (`access.reads`); nothing is timed
     suspend   no restore: `rekindle suspend --hold` and `rekindle resume`, to host memory and to a folder beside the images
 
 Each workload runs under Rekindle, is dumped and killed, and restored again and again from that image. `running` is when
@@ -41,20 +42,24 @@ from checkpoint_runs import CRIU_OPTIONS, MS, Driver, Failed, Place, Work, forge
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 WAYS = ("ours", "waiting", "cold", "files", "warm", "resident", "once", "shared", "lazy", "warm-lazy", "resident-lazy", "shared-lazy", DRIVER,
-        "start", "suspend")
+        "start", "uses", "suspend")
 # The ways in which the daemon keeps the image ready, and how it is asked to.
 KEPT = {"files": ("--copies", "0"), "warm": (), "resident": ("--resident",), "once": ("--resident=once",), "shared": ("--resident=shared",),
         "warm-lazy": (), "resident-lazy": ("--resident",), "shared-lazy": ("--resident=shared",)}
 # Kinds, GiB, and whether the driver's way is measured too.
 ORDER = (("decode13b", DECODE_13B, True), ("train", 1, True), ("train", 4, True), ("train", 16, False), ("gptsmall", 2, True),
-         ("llama13b", 26, False), ("train", 40, False), ("train", 100, False))
+         ("llama13b", 26, False), ("experts", 25, False), ("train", 40, False), ("train", 100, False))
 # So many steps a process makes that is to teach what it writes.
 LEARNS = 8
 WAITING = "[restore]\nrun_before_loaded = false\n"
+WATCHED = "[access]\nreport = true\nreads = true\n"
+# So many steps are watched.
+WATCHES = 3
 LOADED = re.compile(r"^(\S+) +INFO phase load: .* ms=(\d+)", re.MULTILINE)
 # Lines of CRIU's log at the ends of its parts.
 CRIU_PARTS = (("criu_init_ms", "Running pre-restore scripts"), ("criu_processes_ms", "Running post-restore scripts"),
               ("criu_resume_ms", "Running pre-resume scripts"))
+PHASES_OF_SUSPENSION = re.compile(r"INFO phases of suspension: .*?((?: ?\w+=\d+)+)\s*$", re.MULTILINE)
 PHASES = re.compile(r"INFO phases of load: .*?((?: ?\w+=\d+)+)\s*$", re.MULTILINE)
 
 
@@ -71,6 +76,10 @@ def gone(pid, limit=60):
         except ChildProcessError:
             pass
         time.sleep(0.005)
+
+
+def gone_now(pid):
+    return not os.path.exists(f"/proc/{pid}")
 
 
 def kill(pid):
@@ -144,14 +153,21 @@ def copy(image, folder):
     return target
 
 
+def phases(log, pattern):
+    """The numbers in the last line of a daemon's log that matches."""
+    found = {}
+    for text in pattern.findall(log)[-1:]:
+        found.update({name: int(value) for name, value in (it.split("=") for it in text.split()) if name != "worker"})
+    return found
+
+
 def load_phases(log, began):
     """What the daemon's log says of the last load: `began` is the wall clock's time when `criu restore` did."""
     found = {}
     for when, _ in LOADED.findall(log)[-1:]:
         at = datetime.datetime.fromisoformat(when.replace("Z", "+00:00")).timestamp()
         found["loaded_ms"] = (at - began) * 1e3
-    for text in PHASES.findall(log)[-1:]:
-        found.update({name: int(value) for name, value in (it.split("=") for it in text.split()) if name != "worker"})
+    found.update(phases(log, PHASES))
     if found.get("content_ms"):
         found["content_gb_s"] = found["bytes"] / found["content_ms"] / 1e6
     return found
@@ -161,7 +177,7 @@ class Bench:
     def __init__(self, o, place, end):
         self.o, self.place, self.end = o, place, end
         self.ways = [it for it in o.ways.split(",") if it in WAYS]
-        self.found, self.notes, self.left_out = {}, [], []
+        self.found, self.uses, self.notes, self.left_out = {}, [], [], []
 
     def left(self):
         return self.end - time.monotonic()
@@ -208,7 +224,7 @@ class Bench:
     def item(self, item, by_driver):
         if not self.allows(item.start_guess() + 5, item.name):
             return
-        if any(it in self.ways for it in ("ours", "waiting", "cold", "lazy", "suspend", *KEPT)):
+        if any(it in self.ways for it in ("ours", "waiting", "cold", "lazy", "uses", "suspend", *KEPT)):
             self.by_us(item)
         if by_driver and DRIVER in self.ways and self.place.real:
             for _ in range(self.o.rounds):
@@ -230,7 +246,7 @@ class Bench:
             step_ms = sorted(b - a for a, b in zip(steps, steps[1:]))[(len(steps) - 1) // 2] / MS
             if "suspend" in self.ways:
                 self.suspended(item, work, daemon)
-            if not any(it in self.ways for it in ("ours", "waiting", "cold", "lazy", *KEPT)):
+            if not any(it in self.ways for it in ("ours", "waiting", "cold", "lazy", "uses", *KEPT)):
                 return
             criu(self.place, "dump", image, ["-t", str(work.pid), "--libdir", plugins], "dump.log", self.limit(), daemon.socket)
             work.process.wait()
@@ -260,6 +276,11 @@ class Bench:
                 daemon.wait_ready()
                 for _ in range(self.o.rounds):
                     self.one("waiting", item, work, image, daemon, plugins, about_image)
+            if "uses" in self.ways:
+                self.configure(WATCHED)
+                daemon.restart()
+                daemon.wait_ready()
+                self.first_uses(*restore)
         except (Failed, OSError) as error:
             self.note(f"{item.name}: {error}")
         finally:
@@ -268,6 +289,28 @@ class Bench:
             forget(image)
             if daemon:
                 daemon.stop()
+
+    def first_uses(self, item, work, image, daemon, plugins, about_image):
+        """One restore, and what memory the first steps use."""
+        count = about_image["steps"]
+        work.times.back_to(count)
+        self.wait_until_free(item)
+        steps, report = [], {}
+        try:
+            criu(self.place, "restore", image, ["-d", "--libdir", plugins], "restore.log", self.limit(), daemon.socket)
+            for step in range(1, WATCHES + 1):
+                self.until(lambda: work.times.count() >= count + step or gone_now(work.pid), "the restored process makes no steps")
+                if gone_now(work.pid):
+                    self.note(f"{item.name}: the restored process has ended: {daemon.said()[-600:]}")
+                    break
+                report = self.rekindle(daemon, "ps", "--access", str(work.pid))
+                steps.append({name: report["first_uses"][name] for name in ("commands", "used")})
+                say(f"{item.name}, uses: {step} steps, {steps[-1]}, {report['watched']} watched of {report['first_uses']['content']} bytes")
+            self.uses.append({"name": item.name, "steps": steps, **report})
+        except Failed as error:
+            self.note(f"{item.name}, uses: {error}")
+        finally:
+            kill(work.pid)
 
     def rekindle(self, daemon, *words):
         """What a command of Rekindle's prints."""
@@ -291,7 +334,7 @@ class Bench:
                     if not self.allows(5 + item.size / 2e9, f"{item.name}, {name}"):
                         break
                     self.until(lambda: sinks.available() > room - 2 * GIB, "the memory of a suspension is not given back")
-                    before = used()
+                    before, logged = used(), len(daemon.said())
                     out = ask("suspend", str(work.pid), "--hold", "--to", to)
                     given_back = before - used()
                     count, begin = work.times.count(), time.monotonic_ns()
@@ -299,6 +342,8 @@ class Bench:
                     sample = {"suspend_ms": out["ms"], "resume_ms": back["ms"], "bytes": out["bytes"], "given_back_bytes": given_back,
                               "suspend_gb_s": out["bytes"] / out["ms"] / 1e6, "resume_gb_s": back["bytes"] / back["ms"] / 1e6}
                     sample.update(self.first_step(work, count, begin))
+                    log = daemon.said()[logged:]
+                    sample.update(phases(log, PHASES_OF_SUSPENSION), **{f"resume_{name}": it for name, it in phases(log, PHASES).items()})
                     if turn > 0:
                         self.keep(item, name, sample)
         finally:
@@ -424,7 +469,7 @@ def report(o, place, bench, rates, seconds):
     workloads = [{"name": name, "ways": {way: {"figures": figures(samples), "samples": samples} for way, samples in ways.items()}}
                  for name, ways in bench.found.items()]
     write_json(o.out, {**about(o, "restore"), "criu": criu_version(place.criu), "images": place.images_are, "rates": rates,
-                       "workloads": workloads, "notes": bench.notes, "left_out": bench.left_out, "seconds": round(seconds, 1)})
+                       "workloads": workloads, "first_uses": bench.uses, "notes": bench.notes, "left_out": bench.left_out, "seconds": round(seconds, 1)})
     columns = ("running_ms", "first_step_ms", "loaded_ms", "criu_init_ms", "criu_processes_ms", "criu_resume_ms", "code_ms", "replay_ms", "map_ms", "content_ms", "hash_ms", "content_gb_s",
                "gpu_mib", "suspend_ms", "resume_ms", "suspend_gb_s", "resume_gb_s")
     if "link_to_device" in rates:
@@ -461,7 +506,7 @@ def main():
                 bench.item(item, by_driver)
         finally:
             report(o, place, bench, rates, time.monotonic() - start)
-    return 0 if bench.found else 1
+    return 0 if bench.found or bench.uses else 1
 
 
 def memory_written(folder):

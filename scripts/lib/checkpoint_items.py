@@ -10,6 +10,7 @@
     pinned     as idle, with 64 MiB on the device and its size in pinned memory of the host
     llama13b, gpt   PyTorch: decoding with a model of Llama 13B's shape, training of 1.3 billion parameters with AdamW
     gptsmall   the same of 0.1 billion
+    experts    PyTorch: decoding with a mixture of experts, of which a token uses an eighth
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ INCREMENTAL = "incremental"  # by clone, on an image by clone
 DRIVER = "driver"
 # What of the configuration is changed for some.
 ALWAYS_FIRST, NEVER_FIRST, IN_HOST_MEMORY = "always first", "never first", "in host memory"
-TORCH = {"llama13b": 26, "gpt": 24, "gptsmall": 2}  # GiB on the GPU, about
+TORCH = {"llama13b": 26, "gpt": 24, "gptsmall": 2, "experts": 25}  # GiB on the GPU, about
 DECODE_13B = 24.25  # GiB: 26 GB of weights
 # What the program is told: percent written in a step, microseconds of computing, and more.
 STEPS = {

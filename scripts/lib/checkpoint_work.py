@@ -13,6 +13,7 @@ from step_times import Times
 WORKLOADS = {
     "llama13b": lambda: overhead_work.llama(5120, 40, 40, 13824),
     "gpt": lambda: overhead_work.gpt(2048, 24, 8, 1024),
+    "experts": lambda: overhead_work.experts(2048, 5632, 24, 16, 2),
     "gptsmall": lambda: overhead_work.gpt(768, 12, 8, 1024),
 }
 

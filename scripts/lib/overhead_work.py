@@ -101,6 +101,31 @@ def llama(hidden, layers, heads, inner, graph=False):
     return replay
 
 
+def experts(hidden, inner, layers, count, chosen):
+    """Decodes with a mixture of experts, each a module of its own; a token goes through a few of each layer."""
+    nn, kinds = torch.nn, {"device": "cuda", "dtype": torch.bfloat16}
+    linear = lambda a, b: nn.Linear(a, b, bias=False, **kinds)
+    expert = lambda: nn.ModuleList([linear(hidden, inner), linear(hidden, inner), linear(inner, hidden)])
+    layer = lambda: nn.ModuleDict({"norm": nn.RMSNorm(hidden, **kinds), "mix": linear(hidden, hidden), "router": linear(hidden, count),
+                                   "experts": nn.ModuleList(expert() for _ in range(count))})
+    embedding, out = nn.Embedding(32000, hidden, **kinds), linear(hidden, 32000)
+    model = [layer() for _ in range(layers)]
+    state = {"token": torch.zeros(1, dtype=torch.int64, device="cuda")}
+
+    @torch.no_grad()
+    def step():
+        x = embedding(state["token"])
+        for layer in model:
+            y = layer["norm"](x)
+            y = y + layer["mix"](y)
+            weights, best = layer["router"](y).softmax(-1).topk(chosen)
+            for weight, number in zip(weights[0], best[0].tolist()):
+                gate, up, down = layer["experts"][number]
+                x = x + weight * down(nn.functional.silu(gate(y)) * up(y))
+        state["token"] = (out(x).argmax(-1) + 7919 * state["token"] + 1) % 32000
+    return step
+
+
 def small():
     x, y = torch.randn(64, 64, device="cuda"), torch.randn(64, 64, device="cuda")
 

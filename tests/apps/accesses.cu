@@ -90,17 +90,19 @@ int main(int argc, char **argv) {
     Options options(argc, argv);
     const char *which = options.text("--case", "all"), *until = options.text("--until", nullptr);
     const char *progress_file = options.text("--progress", nullptr);
+    bool apart = options.number("--apart", 0);
     options.done();
 
     uint32_t start[N];
     uint32_t **table;
     for (int i = 0; i < N; i++) start[i] = (uint32_t)mix(i);
-    // In one slab, side by side.
+    // In one slab, side by side; or each in physical memory of its own.
+    size_t size = apart ? 4 << 20 : sizeof start;
     for (uint32_t **of : {&a, &b, &c, &d}) {
-        CHECK(cudaMalloc(of, sizeof start));
+        CHECK(cudaMalloc(of, size));
         CHECK(cudaMemcpy(*of, start, sizeof start, cudaMemcpyHostToDevice));
     }
-    CHECK(cudaMalloc(&table, 4 * sizeof *table));
+    CHECK(cudaMalloc(&table, apart ? size : 4 * sizeof *table));
     CHECK(cudaMemset(table, 0, 4 * sizeof *table));
 
     if (wanted(which, "const")) {

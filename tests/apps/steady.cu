@@ -3,8 +3,9 @@
 // with an event between them, and allocates and frees. A ballast of device memory is written once and compared at the end.
 // Its copy in the processor's memory is compared all the time, a word in each step, in every Nth step by a new process too.
 //
-//   steady [--steps N] [--until FILE] [--words N] [--ballast-kib N] [--fork-steps N] [--sleep-us N] [--progress FILE]
-//          50, none: it ends after N steps; with FILE when that exists, 512, 64, 0 (never), 0, none
+//   steady [--steps N] [--until FILE] [--words N] [--ballast-kib N] [--pieces N] [--fork-steps N] [--sleep-us N]
+//          [--progress FILE]
+//          50, none: it ends after N steps; with FILE when that exists, 512, 64, 1: allocations of the ballast, 0 (never), 0, none
 //
 // Prints "steady ok". A value that is not what the processor computed ends it with status 4. FILE holds the steps done.
 #include "app.h"
@@ -69,17 +70,21 @@ int main(int argc, char **argv) {
     const char *until = options.text("--until", nullptr), *progress_file = options.text("--progress", nullptr);
     uint32_t words = (uint32_t)options.number("--words", 512);
     size_t ballast_words = options.number("--ballast-kib", 64) * 256;
+    size_t pieces = options.number("--pieces", 1);
     uint64_t fork_steps = options.number("--fork-steps", 0);
     options.done();
-    REQUIRE(words > 0);
+    REQUIRE(words > 0 && pieces > 0 && ballast_words % pieces == 0);
+    size_t piece_words = ballast_words / pieces;
 
-    uint32_t *data, *ballast, *shown, *expected = (uint32_t *)calloc(words, 4);
-    REQUIRE(expected);
+    uint32_t *data, **ballast = (uint32_t **)calloc(pieces, sizeof *ballast), *shown, *expected = (uint32_t *)calloc(words, 4);
+    REQUIRE(expected && ballast);
     CHECK(cudaMalloc(&data, words * 4));
     CHECK(cudaMemset(data, 0, words * 4));
-    CHECK(cudaMalloc(&ballast, ballast_words * 4 + 4));
     uint32_t *pattern = ballast_of(ballast_words);
-    CHECK(cudaMemcpy(ballast, pattern, ballast_words * 4, cudaMemcpyHostToDevice));
+    for (size_t i = 0; i < pieces; i++) {
+        CHECK(cudaMalloc(&ballast[i], piece_words * 4 + 4));
+        CHECK(cudaMemcpy(ballast[i], pattern + i * piece_words, piece_words * 4, cudaMemcpyHostToDevice));
+    }
     CHECK(cudaMallocHost(&shown, words * 4));
     cudaStream_t first, second;
     cudaEvent_t made;
@@ -122,11 +127,13 @@ int main(int argc, char **argv) {
         REQUIRE(shown[i] == (expected[i] ^ i));
     }
     memset(pattern, 0, ballast_words * 4);
-    CHECK(cudaMemcpy(pattern, ballast, ballast_words * 4, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < pieces; i++) {
+        CHECK(cudaMemcpy(pattern + i * piece_words, ballast[i], piece_words * 4, cudaMemcpyDeviceToHost));
+        CHECK(cudaFree(ballast[i]));
+    }
     uint32_t *again = ballast_of(ballast_words);
     REQUIRE(memcmp(pattern, again, ballast_words * 4) == 0);
     CHECK(cudaFree(data));
-    CHECK(cudaFree(ballast));
     CHECK(cudaFreeHost(shown));
     printf("steady ok\n");
     return 0;

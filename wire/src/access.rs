@@ -28,6 +28,43 @@ pub struct AccessReport {
     pub outside: Vec<Outside>,
     /// Why nothing is watched any more, if so.
     pub stopped: Option<String>,
+    /// In which order memory was used, where reads are watched.
+    pub first_uses: Option<FirstUses>,
+}
+
+/// When commands may first have used the memory that there was before the first command.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct FirstUses {
+    /// Bytes of that memory.
+    pub content: u64,
+    /// Commands that use memory, so far.
+    pub commands: u64,
+    /// Bytes that they may have used, together.
+    pub used: u64,
+    /// Commands that were the first to use some memory: their number, and the bytes. After the first [`MOST_FIRST`] of them, the last
+    /// entry takes the others' bytes in.
+    pub order: Vec<(u64, u64)>,
+    /// The command that used memory which it had not named; it was the last one.
+    pub fault: Option<String>,
+}
+
+/// The most entries in [`FirstUses::order`].
+pub const MOST_FIRST: usize = 4096;
+
+impl FirstUses {
+    /// A command uses so many bytes that no command has used before.
+    pub fn used(&mut self, bytes: u64) {
+        self.commands += 1;
+        if bytes == 0 {
+            return;
+        }
+        self.used += bytes;
+        let is_full = self.order.len() >= MOST_FIRST;
+        match self.order.last_mut() {
+            Some((_, last)) if is_full => *last += bytes,
+            _ => self.order.push((self.commands, bytes)),
+        }
+    }
 }
 
 /// Launches by how what they may use was found.
@@ -104,6 +141,10 @@ mod tests {
         report.count_outside("kernel", 512, 4);
         report.count_outside("kernel", 512, 4);
         report.count_outside("other", 512, 4);
+        let mut uses = FirstUses { content: 30, ..FirstUses::default() };
+        [0, 10, 0, 5].into_iter().for_each(|bytes| uses.used(bytes));
+        assert_eq!((uses.commands, uses.used, uses.order.as_slice()), (4, 15, [(2, 10), (4, 5)].as_slice()));
+        report.first_uses = Some(uses);
         assert_eq!(report.outside.iter().map(|it| it.times).collect::<Vec<_>>(), [2, 1]);
         let text = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<AccessReport>(&text).unwrap(), report);

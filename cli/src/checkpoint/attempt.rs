@@ -1,4 +1,4 @@
-//! One checkpoint of one tree, by CRIU or by podman.
+//! One checkpoint of one tree, by CRIU or by an engine of containers.
 
 use std::path::Path;
 use std::process::ExitStatus;
@@ -115,6 +115,7 @@ impl Attempt {
     /// Reports the outcome.
     pub(super) fn conclude(mut self, maker: &Maker, report: &mut Report) -> Result<(), Failure> {
         if self.status.success() {
+            maker.wait_until_stopped();
             report.done(self.info.as_ref(), self.statistics.take());
             return Ok(());
         }

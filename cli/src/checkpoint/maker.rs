@@ -1,10 +1,11 @@
-//! The program that makes the checkpoint: CRIU, or podman, which runs CRIU.
+//! The program that makes the checkpoint: CRIU, or the engine of containers, which runs CRIU.
 
 use std::ffi::OsString;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use rekindle_wire::control::{TRACEPARENT, TraceParent};
@@ -13,12 +14,15 @@ use serde_json::Value;
 use super::base;
 use super::options::{Fate, Options};
 use crate::criu;
+use crate::engine::Engine;
 use crate::failure::Failure;
-use crate::podman;
 use crate::process::Process;
 
 /// CRIU's log, in the image's directory.
 const LOG: &str = "dump.log";
+/// How often, and in which intervals, to look whether a container has stopped.
+const POLLS: u32 = 200;
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A program that makes a checkpoint, and its arguments.
 pub(super) struct Maker {
@@ -32,8 +36,8 @@ pub(super) struct Maker {
 enum Place {
     /// The directory of CRIU's images and log.
     Directory { dir: PathBuf, log: PathBuf, on: Option<PathBuf> },
-    /// A checkpoint of a container, which podman may also write to a file.
-    Podman { container: String, export: Option<PathBuf> },
+    /// A checkpoint of a container, which podman may also write to a file, and which other engines keep under a name.
+    Container { container: String, engine: Engine, export: Option<PathBuf>, checkpoint: Option<String>, stops: bool },
 }
 
 impl Maker {
@@ -45,23 +49,31 @@ impl Maker {
         }
     }
 
-    /// Podman, for this container.
+    /// The engine, for this container.
     pub(super) fn of_container(options: &Options, name: &str, socket: &Path) -> Result<Self, Failure> {
-        let program = podman::program(options.podman.podman.as_deref());
-        let root = podman::pid(&program, name)?;
-        let export = options.podman.file(name);
-        let mut arguments: Vec<OsString> = vec!["container".into(), "checkpoint".into()];
-        if options.fate() == Fate::Running {
+        let of = &options.containers;
+        let engine = of.engine();
+        let root = engine.pid(name)?;
+        let (export, checkpoint) = (of.file(name), of.checkpoint.clone());
+        let mut arguments: Vec<OsString> = if engine.kind.names_checkpoints() {
+            vec!["checkpoint".into(), "create".into()]
+        } else {
+            vec!["container".into(), "checkpoint".into()]
+        };
+        let stops = options.fate() != Fate::Running;
+        if !stops {
             arguments.push("--leave-running".into());
         }
         if let Some(file) = &export {
             arguments.extend(["--export".into(), file.into()]);
         }
         arguments.extend(options.common());
-        arguments.extend(options.podman.arguments());
+        arguments.extend(of.arguments());
         arguments.extend(options.more.iter().cloned());
         arguments.push(name.into());
-        let place = Place::Podman { container: name.to_owned(), export };
+        arguments.extend(checkpoint.iter().map(Into::into));
+        let program = engine.program.clone();
+        let place = Place::Container { container: name.to_owned(), engine, export, checkpoint, stops };
         Ok(Self { program, arguments, socket: socket.to_owned(), root, place })
     }
 
@@ -74,7 +86,15 @@ impl Maker {
     pub(super) fn container(&self) -> Option<&str> {
         match &self.place {
             Place::Directory { .. } => None,
-            Place::Podman { container, .. } => Some(container),
+            Place::Container { container, .. } => Some(container),
+        }
+    }
+
+    /// The name under which the engine keeps the checkpoint, if it has one.
+    pub(super) fn checkpoint(&self) -> Option<&str> {
+        match &self.place {
+            Place::Directory { .. } => None,
+            Place::Container { checkpoint, .. } => checkpoint.as_deref(),
         }
     }
 
@@ -91,11 +111,11 @@ impl Maker {
         self.program.display().to_string()
     }
 
-    /// The image's directory or file; none where podman keeps the image.
+    /// The image's directory or file; none where the engine keeps the image.
     pub(super) fn image(&self) -> Option<&Path> {
         match &self.place {
             Place::Directory { dir, .. } => Some(dir),
-            Place::Podman { export, .. } => export.as_deref(),
+            Place::Container { export, .. } => export.as_deref(),
         }
     }
 
@@ -118,7 +138,7 @@ impl Maker {
                 command.stdin(Stdio::null()).stderr(Stdio::null());
             }
             // The program writes a few lines, for which a pipe has room.
-            Place::Podman { export, .. } => {
+            Place::Container { export, .. } => {
                 if let Some(dir) = export.as_deref().and_then(Path::parent).filter(|it| !it.as_os_str().is_empty()) {
                     fs::create_dir_all(dir).with_context(|| format!("cannot make the directory {}", dir.display()))?;
                 }
@@ -128,11 +148,24 @@ impl Maker {
         Ok(command.spawn().with_context(|| format!("cannot run {}", self.name()))?)
     }
 
+    /// Waits until the engine knows that it has stopped the container, if it had to: Docker returns before, and would take a
+    /// container that is to be restored for one that runs.
+    pub(super) fn wait_until_stopped(&self) {
+        let Place::Container { container, engine, stops: true, .. } = &self.place else { return };
+        for _ in 0..POLLS {
+            if !engine.kind.names_checkpoints() || !engine.runs(container).unwrap_or(false) {
+                return;
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        eprintln!("rekindle: {} has not stopped yet", self.what());
+    }
+
     /// The errors that the program, which has ended, has reported.
     pub(super) fn errors(&self, ended: &mut Child) -> Vec<String> {
         match &self.place {
             Place::Directory { log, .. } => criu::errors(&String::from_utf8_lossy(&fs::read(log).unwrap_or_default())),
-            Place::Podman { .. } => podman::errors(&said(ended.stderr.take())),
+            Place::Container { engine, .. } => engine.errors(&said(ended.stderr.take())),
         }
     }
 

@@ -11,9 +11,9 @@
 mod attempt;
 mod base;
 mod maker;
+mod of_containers;
 mod options;
 mod pod;
-mod podman;
 mod report;
 mod several;
 
@@ -24,12 +24,12 @@ use crate::output;
 
 /// Makes a checkpoint, or several.
 pub(crate) fn checkpoint(options: &Options) -> Result<(), Failure> {
-    options.podman.check()?;
+    options.containers.check(options.common())?;
     let socket = options.daemon.socket()?;
-    let maker = match (&options.podman.pod, options.podman.single()) {
+    let maker = match (&options.containers.pod, options.containers.single()) {
         (Some(pod), _) => return pod::checkpoint(options, pod, &socket),
         (None, Some(name)) => Maker::of_container(options, name, &socket)?,
-        (None, None) if options.podman.are_meant() => return several::checkpoint(options, &socket),
+        (None, None) if options.containers.are_meant() => return several::checkpoint(options, &socket),
         (None, None) => Maker::of_process(options, &socket)?,
     };
     let (report, result) = attempt::one(options, &maker, &socket)?;

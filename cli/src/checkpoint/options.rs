@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use rekindle_images::Protocol;
 
-use super::podman::OfPodman;
+use super::of_containers::OfContainers;
 use crate::daemon;
 
 /// The options of `rekindle checkpoint`.
@@ -53,11 +53,11 @@ pub(crate) struct Options {
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
-    /// More options for `criu dump` or `podman container checkpoint`
+    /// More options for `criu dump`, `podman container checkpoint` or `docker checkpoint create`
     #[arg(last = true)]
     pub(super) more: Vec<OsString>,
     #[command(flatten)]
-    pub(super) podman: OfPodman,
+    pub(super) containers: OfContainers,
 }
 
 /// The state in which the processes are left.

@@ -24,8 +24,8 @@ use crate::{output, podman, span};
 
 /// Checkpoints all running containers of a pod at one moment, or none of them.
 pub(super) fn checkpoint(options: &Options, name: &str, socket: &Path) -> Result<(), Failure> {
-    let program = podman::program(options.podman.podman.as_deref());
-    let pod = podman::Pod::find(&program, name)?;
+    let engine = options.containers.engine();
+    let pod = podman::Pod::find(&engine, name)?;
     let makers = pod.members().filter(|it| it.runs()).map(|it| Maker::of_container(options, &it.name, socket));
     let makers = makers.collect::<Result<Vec<_>, _>>()?;
     if makers.is_empty() {

@@ -18,8 +18,11 @@ pub(super) struct Report {
     pid: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     container: Option<String>,
-    /// The directory or file; none where podman keeps it.
+    /// The directory or file; none where the engine keeps it.
     image: Option<PathBuf>,
+    /// The name under which the engine keeps it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checkpoint: Option<String>,
     /// How many dumps were tried.
     attempts: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,6 +59,7 @@ impl Report {
             pid: Some(maker.root()),
             container: maker.container().map(str::to_owned),
             image: maker.image().map(Into::into),
+            checkpoint: maker.checkpoint().map(str::to_owned),
             attempts: 1,
             dump: None,
             podman: None,
@@ -79,6 +83,7 @@ impl Report {
             pid: None,
             container: Some(container.to_owned()),
             image: None,
+            checkpoint: None,
             attempts: 0,
             dump: None,
             podman: None,
@@ -148,7 +153,11 @@ impl Report {
     }
 
     fn line(&self) -> String {
-        let place = self.image.as_ref().map(|it| format!(" to {}", it.display())).unwrap_or_default();
+        let place = match (&self.image, &self.checkpoint) {
+            (Some(image), _) => format!(" to {}", image.display()),
+            (None, Some(name)) => format!(" as {name}"),
+            (None, None) => String::new(),
+        };
         let Some(dump) = &self.dump else {
             return format!(
                 "checkpointed {}{place}: no process of its tree uses a GPU\n{}",
@@ -189,6 +198,7 @@ mod tests {
             pid: Some(7),
             container: None,
             image: Some("/i".into()),
+            checkpoint: None,
             attempts: 1,
             dump: Some(Dump {
                 id: "x".to_owned(),

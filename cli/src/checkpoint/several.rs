@@ -10,12 +10,15 @@ use super::maker::Maker;
 use super::options::Options;
 use super::report::Report;
 use crate::failure::Failure;
-use crate::{daemon, output, podman};
+use crate::{daemon, output};
 
 /// Checkpoints the containers that are named, or all that use GPUs. Fails if one of them fails.
 pub(super) fn checkpoint(options: &Options, socket: &Path) -> Result<(), Failure> {
-    let names =
-        if options.podman.all { with_gpu_processes(options, socket)? } else { options.podman.container.clone() };
+    let names = if options.containers.all {
+        with_gpu_processes(options, socket)?
+    } else {
+        options.containers.container.clone()
+    };
     let (mut reports, mut failed) = (Vec::new(), Vec::new());
     let count = names.len();
     for name in names {
@@ -45,16 +48,16 @@ pub(super) fn checkpoint(options: &Options, socket: &Path) -> Result<(), Failure
 
 /// The running containers with processes that use a GPU through Rekindle.
 fn with_gpu_processes(options: &Options, socket: &Path) -> Result<Vec<String>, Failure> {
-    let program = podman::program(options.podman.podman.as_deref());
+    let engine = options.containers.engine();
     let mut found = Vec::new();
-    for name in podman::running(&program)? {
+    for name in engine.running()? {
         // A container that has ended since then has no processes.
-        let Ok(pid) = podman::pid(&program, &name) else { continue };
+        let Ok(pid) = engine.pid(&name) else { continue };
         match daemon::ask(socket, &Request::Check { pid }) {
             Ok(Reply::Checked(processes)) if processes.is_empty() => {}
             Ok(Reply::Checked(_)) => found.push(name),
             Ok(_) => return Err(daemon::unexpected_answer().into()),
-            Err(failure) if podman::pid(&program, &name).is_ok() => return Err(failure),
+            Err(failure) if engine.pid(&name).is_ok() => return Err(failure),
             Err(_) => {}
         }
     }

@@ -1,4 +1,5 @@
-//! Restores of containers: podman does them, from archives that it has exported, or from its own storage.
+//! Restores of containers: their engine does them. podman does from archives that it has exported or from its own storage, Docker
+//! and nerdctl from checkpoints that they keep under names.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use anyhow::{Context, anyhow};
 use serde_json::Value;
 
 use super::options::Options;
+use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::{output, podman};
 
@@ -15,21 +17,21 @@ use crate::{output, podman};
 #[derive(Debug)]
 enum From {
     Archive(PathBuf),
-    /// The checkpoint that podman keeps for this container.
+    /// The checkpoint that the engine keeps for this container.
     Storage(String),
 }
 
 /// Containers that are to be restored.
 pub(super) struct Containers<'a> {
     options: &'a Options,
-    program: PathBuf,
+    engine: Engine,
     from: Vec<From>,
 }
 
 impl<'a> Containers<'a> {
     /// The containers that the options mean, with these archives among the images. None if only directories are meant.
     pub(super) fn of(options: &'a Options, archives: &[PathBuf]) -> Result<Option<Self>, Failure> {
-        let of = &options.podman;
+        let of = &options.containers;
         if archives.is_empty() && !of.is_used() {
             return Ok(None);
         }
@@ -37,14 +39,15 @@ impl<'a> Containers<'a> {
         let mut from: Vec<_> = given.collect();
         let from_archives = !from.is_empty();
         from.extend(of.container.iter().map(|it| From::Storage(it.clone())));
-        let program = podman::program(of.podman.as_deref());
+        let engine = of.engine();
+        of.check_engine(!archives.is_empty(), &options.common())?;
         if of.import_previous.is_some() {
             let why = "Rekindle's checkpoints need no earlier one of podman's: leave out --import-previous";
             return Err(Failure::refused(anyhow!(why)));
         }
         let of_criu = options.options_of_criu();
         if let Some(option) = of_criu.first() {
-            let why = format!("{option} is for images in directories: podman does not pass it on to CRIU");
+            let why = format!("{option} is for images in directories: {} does not pass it on to CRIU", of.engine);
             return Err(Failure::usage(anyhow!(why)));
         }
         if of.name.is_some() && (from.len() != 1 || !from_archives) {
@@ -59,7 +62,7 @@ impl<'a> Containers<'a> {
                     "--pod is for archives, or for all containers of the pod: leave out --container"
                 )));
             }
-            Some(pod) if !from_archives && of.container.is_empty() => from = checkpointed(&program, pod)?,
+            Some(pod) if !from_archives && of.container.is_empty() => from = checkpointed(&engine, pod)?,
             Some(_) if !from_archives => {
                 return Err(Failure::usage(anyhow!(
                     "a container that podman keeps is in its pod already: leave out --pod"
@@ -70,13 +73,13 @@ impl<'a> Containers<'a> {
         if from.is_empty() {
             return Err(Failure::usage(anyhow!("give an archive, --container or --pod")));
         }
-        Ok(Some(Self { options, program, from }))
+        Ok(Some(Self { options, engine, from }))
     }
 
     /// Restores them: those of a pod at the same time, since they may wait for each other, and others one after the other. One
     /// that fails does not stop the others.
     pub(super) fn restore(&self, socket: &Path) -> Vec<(Value, Result<(), Failure>)> {
-        if self.options.podman.pod.is_none() {
+        if self.options.containers.pod.is_none() {
             return self.from.iter().map(|from| self.conclude(from, self.start(from, socket))).collect();
         }
         let started: Vec<_> = self.from.iter().map(|from| (from, self.start(from, socket))).collect();
@@ -84,14 +87,28 @@ impl<'a> Containers<'a> {
     }
 
     fn start(&self, from: &From, socket: &Path) -> Result<Child, Failure> {
-        let mut command = Command::new(&self.program);
-        command.args(["container", "restore"]).args(self.arguments(from)).env("REKINDLE_SOCKET", socket);
+        let mut command = Command::new(&self.engine.program);
+        match (&self.options.containers.checkpoint, from) {
+            (Some(checkpoint), From::Storage(name)) => {
+                // Otherwise the engine would say that it has started the container.
+                if self.engine.runs(name)? {
+                    let stop = format!("`{} stop {name}` first", self.engine.kind);
+                    return Err(Failure::refused(anyhow!(
+                        "container {name} runs, and a checkpoint is restored into a stopped one: {stop}"
+                    )));
+                }
+                command.args(["start", "--checkpoint", checkpoint]).args(&self.options.more).arg(name);
+            }
+            _ => {
+                command.args(["container", "restore"]).args(self.arguments(from)).env("REKINDLE_SOCKET", socket);
+            }
+        }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Ok(command.spawn().with_context(|| format!("cannot run {}", self.program.display()))?)
+        Ok(command.spawn().with_context(|| self.engine.no_program())?)
     }
 
     fn arguments(&self, from: &From) -> Vec<OsString> {
-        let of = &self.options.podman;
+        let of = &self.options.containers;
         let from_archive = matches!(from, From::Archive(_));
         let flags = [
             ("--keep", of.keep),
@@ -118,26 +135,35 @@ impl<'a> Containers<'a> {
         all
     }
 
-    /// Waits for podman. Podman tells the id of the container, or statistics.
+    /// Waits for the engine. podman tells the id of the container, or statistics.
     fn conclude(&self, from: &From, child: Result<Child, Failure>) -> (Value, Result<(), Failure>) {
         let mut report = match from {
             From::Archive(file) => serde_json::json!({ "image": file }),
             From::Storage(name) => serde_json::json!({ "container": name }),
         };
-        let ended = child.and_then(|it| Ok(it.wait_with_output().context("cannot wait for podman")?));
+        let checkpoint = self.options.containers.checkpoint.as_deref();
+        if let Some(checkpoint) = checkpoint {
+            report["checkpoint"] = checkpoint.into();
+        }
+        let engine = self.engine.kind;
+        let ended =
+            child.and_then(|it| Ok(it.wait_with_output().with_context(|| format!("cannot wait for {engine}"))?));
         let failure = match ended {
             Ok(output) if output.status.success() => {
                 let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
                 report["outcome"] = "done".into();
                 match serde_json::from_str::<Value>(&said) {
                     Ok(statistics) if statistics.is_object() => report["podman"] = statistics,
+                    // Docker says the name that it was told.
+                    _ if checkpoint.is_some() => {}
                     _ => report["id"] = said.into(),
                 }
                 return (report, Ok(()));
             }
             Ok(output) => {
-                let errors = podman::errors(&output.stderr);
-                let reason = errors.first().cloned().unwrap_or_else(|| format!("podman ended with {}", output.status));
+                let errors = self.engine.errors(&output.stderr);
+                let reason =
+                    errors.first().cloned().unwrap_or_else(|| format!("{engine} ended with {}", output.status));
                 report["reason"] = reason.as_str().into();
                 report["errors"] = errors.into();
                 anyhow!("cannot restore {}: {reason}", from.what()).into()
@@ -161,6 +187,9 @@ pub(super) fn print(report: &Value) -> Result<(), Failure> {
         return Ok(());
     }
     let what = match (text("container"), text("image"), text("id")) {
+        (Some(name), ..) if report["checkpoint"].is_string() => {
+            format!("restored container {name} from {}\n", text("checkpoint").unwrap_or_default())
+        }
         (Some(name), ..) => format!("restored container {name}\n"),
         (_, Some(image), Some(id)) => {
             format!("restored container {} from {image}\n", id.chars().take(12).collect::<String>())
@@ -184,11 +213,11 @@ impl From {
 }
 
 /// The stopped containers of a pod that podman keeps a checkpoint of. The pod's namespaces exist afterwards.
-fn checkpointed(program: &Path, name: &str) -> Result<Vec<From>, Failure> {
-    let pod = podman::Pod::find(program, name)?;
+fn checkpointed(podman: &Engine, name: &str) -> Result<Vec<From>, Failure> {
+    let pod = podman::Pod::find(podman, name)?;
     let mut found = Vec::new();
     for member in pod.members().filter(|it| !it.runs()) {
-        if podman::is_checkpointed(program, &member.name)? {
+        if podman::is_checkpointed(podman, &member.name)? {
             found.push(From::Storage(member.name.clone()));
         }
     }
@@ -198,6 +227,6 @@ fn checkpointed(program: &Path, name: &str) -> Result<Vec<From>, Failure> {
             "podman keeps no checkpoint of a stopped container of the pod {name}: {advice}"
         )));
     }
-    pod.start_infra(program)?;
+    pod.start_infra(podman)?;
     Ok(found)
 }

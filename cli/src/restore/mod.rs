@@ -1,5 +1,5 @@
 //! `rekindle restore`: checks that a directory has an image, has CRIU restore it, and reports the outcome. Containers are restored
-//! by podman (`containers.rs`).
+//! by their engine (`containers.rs`).
 //!
 //! ```text
 //!   check ─► watch ─► criu restore ──┬── the processes run ──┬── -d: the report
@@ -11,8 +11,8 @@
 
 mod containers;
 mod lazy;
+mod of_containers;
 mod options;
-mod podman;
 mod report;
 mod watch;
 
@@ -162,12 +162,7 @@ fn run(options: &Options, dir: &Path) -> Result<Restored, Failed> {
     if allowances != Allowances::default() {
         command.env(ALLOW_VARIABLE, allowances.to_string());
     }
-    for (option, is_set) in [("--tcp-established", options.tcp_established), ("--file-locks", options.file_locks)] {
-        if is_set {
-            command.arg(option);
-        }
-    }
-    command.args(&options.more).env("REKINDLE_SOCKET", &socket).stdout(Stdio::inherit());
+    command.args(options.common()).args(&options.more).env("REKINDLE_SOCKET", &socket).stdout(Stdio::inherit());
     let began = Instant::now();
     let mut running = command.spawn().with_context(|| format!("cannot run {}", criu.display()))?;
     if let Some(watch) = &watch {

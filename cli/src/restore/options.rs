@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::podman::OfPodman;
+use super::of_containers::OfContainers;
 use crate::daemon;
 
 /// The options of `rekindle restore`.
@@ -48,14 +48,20 @@ pub(crate) struct Options {
     /// Print JSON; for directories only with -d
     #[arg(long)]
     pub(super) json: bool,
-    /// More options for `criu restore` or `podman container restore`
+    /// More options for `criu restore`, `podman container restore` or `docker start`
     #[arg(last = true)]
     pub(super) more: Vec<OsString>,
     #[command(flatten)]
-    pub(super) podman: OfPodman,
+    pub(super) containers: OfContainers,
 }
 
 impl Options {
+    /// The options that are set and that podman passes on to CRIU.
+    pub(super) fn common(&self) -> Vec<&'static str> {
+        let flags = [("--tcp-established", self.tcp_established), ("--file-locks", self.file_locks)];
+        flags.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect()
+    }
+
     /// The options that are set and only for CRIU.
     pub(super) fn options_of_criu(&self) -> Vec<&'static str> {
         let flags = [

@@ -1,5 +1,6 @@
 //! The tables of the configuration file, their defaults, and the checks of their values.
 
+use rekindle_ctx_worker::Reporting;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -183,11 +184,12 @@ impl CheckpointTable {
 pub(super) struct AccessTable {
     pub(super) report: Option<bool>,
     pub(super) limit_mib: Option<u64>,
+    pub(super) reads: Option<bool>,
 }
 
 impl AccessTable {
-    /// The limit in bytes, if the mode is on.
-    pub(super) fn limit(&self) -> Result<Option<u64>, ConfigError> {
+    /// The reporting mode, if there is one.
+    pub(super) fn mode(&self) -> Result<Option<Reporting>, ConfigError> {
         let mib = self.limit_mib.unwrap_or(DEFAULT_ACCESS_LIMIT_MIB);
         if mib == 0 || mib > MOST_ACCESS_LIMIT_MIB {
             return Err(ConfigError::Value {
@@ -196,7 +198,8 @@ impl AccessTable {
                 problem: "is not between 1 and 1048576",
             });
         }
-        Ok(self.report.unwrap_or(false).then_some(mib << 20))
+        let mode = if self.reads.unwrap_or(false) { Reporting::Reads } else { Reporting::Writes { limit: mib << 20 } };
+        Ok(self.report.unwrap_or(false).then_some(mode))
     }
 }
 
@@ -271,6 +274,7 @@ pub(super) struct ContainersTable {
     pub(super) pinned_memory_mib: Option<u64>,
     pub(super) workers: Option<u32>,
     pub(super) need_grant: Option<bool>,
+    pub(super) charge: Option<String>,
 }
 
 impl ContainersTable {

@@ -26,8 +26,8 @@ use self::file::{File, configured};
 pub(crate) use self::here::Host;
 use self::places::{library_dir, state_dir};
 pub(crate) use self::settings::{
-    CheckpointConfig, ClientConfig, Config, ImageConfig, MetricsConfig, MetricsSocket, RestoreConfig, SandboxConfig,
-    SocketConfig, Spares, Timeouts, UidRange, WorkerConfig,
+    Charge, CheckpointConfig, ClientConfig, Config, ImageConfig, MetricsConfig, MetricsSocket, RestoreConfig,
+    SandboxConfig, SocketConfig, Spares, Timeouts, UidRange, WorkerConfig,
 };
 
 pub(crate) use self::tracing::{Collector, TracingConfig};
@@ -109,13 +109,14 @@ impl Config {
                 start_timeout: file.pool.start_timeout_ms.map_or(DEFAULT_START, Duration::from_millis),
                 silence_timeout: file.silence_timeout_ms.map_or(DEFAULT_SILENCE, Duration::from_millis),
                 sandbox: file.sandbox.checked()?,
-                report_access: file.access.limit()?,
+                report_access: file.access.mode()?,
             },
             clients: ClientConfig {
                 max: file.pool.max,
                 limits: file.limits.bytes(),
                 of_container: file.containers.limits(),
                 grants_required: file.containers.need_grant.unwrap_or(true),
+                charge: file.containers.charge.map(Charge::parse).transpose()?.unwrap_or_default(),
             },
             timeouts: Timeouts {
                 quiesce: configured(file.quiesce_timeout_ms, DEFAULT_QUIESCE, "quiesce_timeout_ms"),
@@ -190,6 +191,8 @@ mod tests {
 
     use super::file::{DEFAULT_IDLE, DEFAULT_ROOM};
     use super::settings::DEFAULT_UIDS;
+    use rekindle_ctx_worker::Reporting;
+
     use super::*;
 
     fn parse(text: &str) -> Result<Config, String> {
@@ -306,6 +309,17 @@ mod tests {
     }
 
     #[test]
+    fn workers_are_charged_to_the_daemon_unless_it_is_said_otherwise() {
+        let charge = |text: &str| parse(&format!("[containers]\n{text}")).map(|it| it.clients.charge);
+        assert_eq!((charge(""), charge("charge = \"no\"")), (Ok(Charge::No), Ok(Charge::No)));
+        assert_eq!(charge("charge = \"parent\""), Ok(Charge::Parent));
+        for odd in ["", "container", "Parent"] {
+            let error = charge(&format!("charge = {odd:?}")).unwrap_err();
+            assert!(error.contains("containers.charge") && error.contains("\"parent\""), "{error}");
+        }
+    }
+
+    #[test]
     fn a_protocol_that_does_not_exist_is_refused() {
         let checkpoint = parse("").unwrap().checkpoint;
         let expected = CheckpointConfig {
@@ -353,8 +367,19 @@ mod tests {
     #[test]
     fn accesses_are_reported_only_where_that_is_asked_for() {
         assert_eq!(parse("").unwrap().workers.report_access, None);
-        assert_eq!(parse("[access]\nreport = true").unwrap().workers.report_access, Some(1 << 30));
-        assert_eq!(parse("[access]\nreport = true\nlimit_mib = 2").unwrap().workers.report_access, Some(2 << 20));
+        assert_eq!(
+            parse("[access]\nreport = true").unwrap().workers.report_access,
+            Some(Reporting::Writes { limit: 1 << 30 })
+        );
+        assert_eq!(
+            parse("[access]\nreport = true\nlimit_mib = 2").unwrap().workers.report_access,
+            Some(Reporting::Writes { limit: 2 << 20 })
+        );
+        assert_eq!(
+            parse("[access]\nreport = true\nreads = true").unwrap().workers.report_access,
+            Some(Reporting::Reads)
+        );
+        assert_eq!(parse("[access]\nreads = true").unwrap().workers.report_access, None);
         assert!(parse("[access]\nlimit_mib = 0").unwrap_err().contains("access.limit_mib"));
     }
 

@@ -1,5 +1,6 @@
 //! The configuration in force.
 
+use rekindle_ctx_worker::Reporting;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -67,8 +68,8 @@ pub(crate) struct WorkerConfig {
     /// How long the daemon may be silent before a quiesced worker goes on by itself.
     pub(crate) silence_timeout: Duration,
     pub(crate) sandbox: SandboxConfig,
-    /// How many bytes are hashed around commands, in the reporting mode.
-    pub(crate) report_access: Option<u64>,
+    /// What workers report of accesses to memory.
+    pub(crate) report_access: Option<Reporting>,
 }
 
 /// How many clients there may be, and how much each may have.
@@ -82,6 +83,32 @@ pub(crate) struct ClientConfig {
     pub(crate) of_container: ContainerLimits,
     /// Whether a process in another pid namespace must have been given something.
     pub(crate) grants_required: bool,
+    /// What pays for the workers of containers.
+    pub(crate) charge: Charge,
+}
+
+/// To which cgroup the memory and the processors that a container's workers use are charged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Charge {
+    /// The daemon's own.
+    #[default]
+    No,
+    /// One beside the container's, so that the limits of what both are in hold.
+    Parent,
+}
+
+impl Charge {
+    pub(super) fn parse(text: String) -> Result<Self, ConfigError> {
+        match text.as_str() {
+            "no" => Ok(Self::No),
+            "parent" => Ok(Self::Parent),
+            _ => Err(ConfigError::Value {
+                what: "containers.charge",
+                value: text,
+                problem: "is neither \"no\" nor \"parent\"",
+            }),
+        }
+    }
 }
 
 /// How long workers may take.

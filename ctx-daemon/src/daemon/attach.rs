@@ -204,7 +204,7 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
         (Arc::downgrade(&daemon.clients.registry), Arc::downgrade(&daemon.clients.lost), worker.pid());
     let (grants, stage) = (Arc::downgrade(&daemon.grants), Arc::downgrade(&daemon.copying.stage));
     let (records, process) = (Arc::downgrade(&daemon.clients.records), worker.process());
-    let oversubscription = Arc::clone(&daemon.oversubscription);
+    let (charges, oversubscription) = (Arc::clone(&daemon.charges), Arc::clone(&daemon.oversubscription));
     let metrics = Arc::clone(&daemon.metrics);
     let gpus: Vec<_> = worker.attached().devices.iter().map(|it| it.uuid).collect();
     worker.on_death(move || {
@@ -216,6 +216,7 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
         if let Some(grants) = grants.upgrade() {
             grants.release(&allowed, pid);
         }
+        charges.left(process);
         if let Some(records) = records.upgrade() {
             records.forget(process);
         }

@@ -10,6 +10,7 @@
 //!                            ├─ oversubscribe ─ suspend                     idle programs go for one that needs memory
 //!                            ├─ ipc ────────── imports                      memory that processes share
 //!                            ├─ grant, revoke ── grants                    GPUs for containers
+//!                            ├─ attach, restore, suspend ── charge         workers go into cgroups of pods and slices
 //!                            ├─ gpus ───────── nvml ── helper               NVML's queries
 //!                            └─ list, status, calls, check, protocol
 //!   spans ── OTLP ──► ────── what dumps and restores took, to a collector
@@ -23,6 +24,7 @@
 //! held only to read or change it. Everything that a connection has begun ends with the connection.
 
 mod attach;
+mod charge;
 mod check;
 mod checkpoints;
 mod clients;

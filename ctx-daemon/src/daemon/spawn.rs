@@ -4,6 +4,7 @@
 //! worker has a session of its own and no tie to the daemon's life, so that applications go on when a daemon is replaced. Of
 //! the daemon's descriptors a worker has only the channel.
 
+use rekindle_ctx_worker::Reporting;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -66,7 +67,7 @@ pub(crate) struct Spawner {
     timeout: Duration,
     silence: Duration,
     sandbox: Sandbox,
-    report_access: Option<u64>,
+    report_access: Option<Reporting>,
 }
 
 impl Spawner {
@@ -172,8 +173,8 @@ impl Spawner {
             // The driver's cache of compiled code would be shared by all clients.
             command.arg("--confined").arg(confined.to_string()).env("CUDA_CACHE_DISABLE", "1");
         }
-        if let Some(limit) = self.report_access {
-            command.arg("--report-access").arg(limit.to_string());
+        if let Some(mode) = self.report_access {
+            command.arg("--report-access").arg(mode.to_string());
         }
         for name in SETTINGS {
             command.env_remove(name);

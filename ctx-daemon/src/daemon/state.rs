@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rekindle_builds::Store;
 
+use super::charge::Charges;
 use super::checkpoints::Checkpoints;
 use super::clients::{Client, Registry};
 use super::connections::Connections;
@@ -44,6 +45,7 @@ pub(super) struct Daemon {
     pub(super) oversubscription: Arc<Oversubscription>,
     pub(super) sandbox: Sandbox,
     pub(super) grants: Arc<Grants>,
+    pub(super) charges: Arc<Charges>,
     pub(super) nvml: Nvml,
     pub(super) connections: Arc<Connections>,
     pub(super) imports: Imports,
@@ -102,6 +104,7 @@ impl Daemon {
             oversubscription: Arc::default(),
             sandbox,
             grants: Arc::new(Grants::load(&config.state_dir, config.clients.grants_required)),
+            charges: Arc::new(Charges::open(config.clients.charge, &config.state_dir)),
             nvml: Nvml::new(&config),
             connections: Arc::new(Connections::new(config.socket.connections, Arc::clone(&metrics))),
             imports: Imports::default(),
@@ -115,8 +118,10 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Has a client's worker count its memory together with that of the other clients of the container.
+    /// Has a client's worker count its memory together with that of the other clients of the container, and charges it to what
+    /// limits the container.
     pub(super) fn share(&self, client: &Client) -> Result<(), ShareError> {
+        self.charges.put(&client.allowed, client.process, client.worker.process());
         let devices = match client.allowed.container {
             Some(_) => self.pool.devices()?,
             None => return Ok(()),

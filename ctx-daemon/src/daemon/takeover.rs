@@ -145,6 +145,8 @@ fn take_over(
     daemon.clients.registry.add(Arc::clone(&client));
     daemon.clients.lost.found(process);
     attach::forget_when_dead(daemon, &client);
+    // The configuration may have been another.
+    daemon.charges.put(&client.allowed, process, worker.process());
     Ok(client)
 }
 

@@ -88,6 +88,18 @@ impl Checkpoint {
         }
     }
 
+    /// Ends a load to which no more comes, since there is no memory for the rest. Waits for what is under way, and returns the source.
+    pub(crate) fn abandon_load(&mut self) -> Option<Source> {
+        let ContentLoad::UnderWay(UnderWay { source, more, thread, .. }) = std::mem::take(&mut self.content) else {
+            return None;
+        };
+        drop(more);
+        let (engine, _, _) = thread.join().ok().flatten()?;
+        self.engine = Some(engine);
+        // The thread has ended, so this is the only reference.
+        Arc::into_inner(source)
+    }
+
     /// How far the load of the content is.
     pub(crate) fn load_progress(&self) -> LoadProgress {
         match &self.content {

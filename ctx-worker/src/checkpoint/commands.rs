@@ -6,10 +6,16 @@ use rekindle_wire::command::{self, GraphCreate, GraphDestroy, GraphSet};
 use rekindle_wire::ring::CommandHeader;
 
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::access::observe::Watch;
+use crate::checkpoint::access::{observe, reads};
 use crate::gpu::driver::Driver;
 use crate::resources::{Code, Memory};
 use crate::session::call::Call;
+
+/// What a reporting mode knows of a command before it is executed.
+pub(crate) enum Watch {
+    Writes(observe::Watch),
+    Reads(reads::Watch),
+}
 
 impl Checkpoint {
     /// Called before a command goes to the driver, while memory that the command may write is not copied yet.
@@ -19,16 +25,34 @@ impl Checkpoint {
         }
     }
 
-    /// Called before a command whose writes are observed is executed. Returns `None` if no writes are observed or the command
-    /// accesses no memory.
+    /// Whether the accesses of commands are reported.
+    pub(crate) fn reports(&self) -> bool {
+        self.observed.is_some() || self.reads.is_some()
+    }
+
+    /// Called before a command whose accesses are reported is executed. Returns `None` if the command accesses no memory.
     pub(crate) fn watch(&mut self, call: &mut Call, memory: &Memory, code: &Code, parameters: &[u8]) -> Option<Watch> {
-        self.observed.as_mut()?.watch(&mut self.tracker, call, memory, code, parameters)
+        if let Some(reads) = &mut self.reads {
+            return reads.watch(&mut self.tracker, call, memory, code, parameters).map(Watch::Reads);
+        }
+        self.observed.as_mut()?.watch(&mut self.tracker, call, memory, code, parameters).map(Watch::Writes)
+    }
+
+    /// Called before anything but a command uses memory.
+    pub(crate) fn open_all(&mut self, call: &mut Call, memory: &Memory) {
+        if let Some(reads) = &mut self.reads {
+            reads.open(call, memory);
+        }
     }
 
     /// Called after the command has been handed to the driver.
     pub(crate) fn watched(&mut self, call: &mut Call, memory: &Memory, code: &Code, watch: Watch) {
-        if let Some(observation) = &mut self.observed {
-            observation.watched(&mut self.tracker, call, memory, code, watch);
+        match (watch, &mut self.observed, &mut self.reads) {
+            (Watch::Writes(watch), Some(observation), _) => {
+                observation.watched(&mut self.tracker, call, memory, code, watch);
+            }
+            (Watch::Reads(watch), _, Some(reads)) => reads.watched(&mut self.tracker, call, &watch),
+            _ => {}
         }
     }
 

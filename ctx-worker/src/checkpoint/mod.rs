@@ -32,6 +32,7 @@ use rekindle_cuda_abi::table::Function;
 
 use self::access::hash::Hasher;
 use self::access::observe::Observation;
+use self::access::reads::Reads;
 use self::access::tracker::Tracker;
 use self::borrowing::Borrowing;
 use self::content::{ContentLoad, Discarded};
@@ -59,6 +60,8 @@ pub(crate) struct Checkpoint {
     pub(crate) tracker: Box<Tracker>,
     /// Compares the client's writes with the predicted ones, if the daemon's configuration asks for that.
     pub(crate) observed: Option<Box<Observation>>,
+    /// In the reporting mode for reads.
+    pub(crate) reads: Option<Box<Reads>>,
     pub(crate) copying: CopyState,
     /// The load of a restored client's content.
     pub(crate) content: ContentLoad,
@@ -105,6 +108,7 @@ impl Checkpoint {
             hasher,
             tracker: Box::new(Tracker::new(table)),
             observed: None,
+            reads: None,
             copying: CopyState::default(),
             content: ContentLoad::default(),
             borrowing: None,

@@ -4,6 +4,7 @@
 //!   saved content ──> give_back: unmapped and released; addresses, objects, code, arrays and pinned memory stay
 //!                         │
 //!                     bring_back: made and mapped at the same addresses ──> content loads as in a restore
+//!                                 a part first, so that the link works while the driver maps the rest
 //! ```
 //!
 //! The driver keeps graphs, textures and tensor maps that name the memory's addresses: they work with the new memory
@@ -26,9 +27,10 @@ use crate::checkpoint::load::{check_pieces, content, content_of_memory};
 use crate::checkpoint::template::Template;
 use crate::gpu::driver::{CallFailed, Driver};
 use crate::resources::Memory;
+use crate::resources::job::{EngineError, Job};
 use crate::resources::memory::MemoryError;
 use crate::resources::not_loaded::NotLoaded;
-use crate::resources::vmm::aliases::AliasError;
+use crate::resources::vmm::aliases::{AliasError, unmap_aliases};
 use crate::session::call::Call;
 
 /// Why a client cannot be suspended.
@@ -133,13 +135,16 @@ impl Checkpoint {
         if free.iter().enumerate().any(|(place, memory)| memory.free < needed(place)) {
             return Err(CallFailed { call: "cuMemCreate", code: CUDA_ERROR_OUT_OF_MEMORY }.into());
         }
+        let driver = layers.call.driver();
+        let lacking: Vec<_> = layers.memory.devices.iter().map(|device| device.memory.without_physical()).collect();
+        let (first, rest): (Vec<_>, Vec<_>) = lacking.into_iter().map(halve).unzip();
         enter_any(layers.call, layers.memory);
-        make(layers.memory, layers.call.driver())?;
+        make_first(layers.memory, driver, &first)?;
         let aliases = match layers.map_aliases() {
             Ok(aliases) => aliases,
             Err(error) => {
                 // The mappings themselves take memory of the device.
-                release(layers.memory, layers.call.driver(), true)?;
+                release(layers.memory, driver, true)?;
                 return Err(error.into());
             }
         };
@@ -153,16 +158,29 @@ impl Checkpoint {
             let device = layers.memory.devices.get(job.device);
             job.array.is_none() && device.is_some_and(|it| it.memory.borrowed_at(job.address).is_some())
         });
+        let template = std::mem::take(&mut kept.template);
+        let source = Arc::new(Source { reader, template, is_last_use: kept.origin == Origin::Suspension });
+        self.begin_load(&mut layers.call.gpu, &layers.memory.devices, source, over)?;
+        let later = fill.split_off(|job| job.array.is_none() && rest.get(job.device).is_some_and(|it| holds(it, job)));
+        self.load_more(fill);
+        enter_any(layers.call, layers.memory);
+        if let Err(error) = make_rest(layers.memory, driver, &rest) {
+            let source = self.abandon_load();
+            unmap_aliases(driver, &aliases);
+            enter_any(layers.call, layers.memory);
+            release(layers.memory, driver, true)?;
+            let Source { reader, template, .. } = source.ok_or(EngineError::Lost)?;
+            (kept.reader, kept.template) = (Some(reader), template);
+            return Err(error.into());
+        }
+        layers.call.gpu.leave();
         self.borrowing = kept.borrowing.take();
         if self.borrowing.is_some() {
             let bytes: u64 = layers.memory.devices.iter().map(|it| it.memory.borrowed_bytes()).sum();
             info!(bytes, "the client borrows memory");
         }
         let times = LoadTimes { map_ns: began.elapsed().as_nanos() as u64, ..LoadTimes::default() };
-        let template = std::mem::take(&mut kept.template);
-        let source = Arc::new(Source { reader, template, is_last_use: kept.origin == Origin::Suspension });
-        self.begin_load(&mut layers.call.gpu, &layers.memory.devices, source, over)?;
-        self.load_rest(fill, aliases, times);
+        self.load_rest(later, aliases, times);
         Ok(())
     }
 }
@@ -201,20 +219,45 @@ fn release(memory: &mut Memory, driver: &Driver, keep_borrowed: bool) -> Result<
     of_devices.fold(of_pieces, Result::and)
 }
 
-/// Makes all physical memory, or none.
-fn make(memory: &mut Memory, driver: &Driver) -> Result<(), NotLoaded> {
+/// Ranges of addresses: the start and the length of each, in order.
+type Ranges = Vec<(u64, u64)>;
+
+/// Loading takes some twenty times as long as mapping, so this part of the memory is being loaded while the rest is mapped.
+const FIRST_PART: u64 = 16;
+
+/// The ranges whose memory is made before the load begins, and those whose memory is made beside it.
+fn halve(mut ranges: Ranges) -> (Ranges, Ranges) {
+    let enough = ranges.iter().map(|(_, length)| length).sum::<u64>() / FIRST_PART;
+    let mut sum = 0;
+    let first = ranges.iter().take_while(|(_, length)| {
+        let is_needed = sum < enough;
+        sum += length;
+        is_needed
+    });
+    let rest = ranges.split_off(first.count());
+    (ranges, rest)
+}
+
+/// Whether one of the ranges has a job's memory.
+fn holds(ranges: &Ranges, job: &Job) -> bool {
+    let behind = ranges.partition_point(|(start, _)| *start <= job.address);
+    behind.checked_sub(1).is_some_and(|last| job.address < ranges[last].0 + ranges[last].1)
+}
+
+/// Makes the client's own pieces, and the memory of these ranges of each device; or none of all this.
+fn make_first(memory: &mut Memory, driver: &Driver, ranges: &[Ranges]) -> Result<(), NotLoaded> {
     memory.bring_back_pieces(driver)?;
-    for place in 0..memory.devices.len() {
-        if let Err(error) = memory.devices[place].memory.bring_back_physical(driver) {
-            // What was made before goes back; the first error is the reason.
-            for device in &mut memory.devices[..place] {
-                let _ = device.memory.release_physical(driver, true);
-            }
-            let _ = memory.vmm.release_physical(driver);
-            return Err(error.into());
-        }
-    }
-    Ok(())
+    make_rest(memory, driver, ranges).map_err(|error| {
+        // The first error is the reason.
+        let _ = release(memory, driver, true);
+        error.into()
+    })
+}
+
+/// Makes the memory of these ranges of each device.
+fn make_rest(memory: &mut Memory, driver: &Driver, ranges: &[Ranges]) -> Result<(), CallFailed> {
+    let mut devices = memory.devices.iter_mut().zip(ranges);
+    devices.try_for_each(|(device, ranges)| device.memory.bring_back_physical(driver, ranges))
 }
 
 /// Makes a context current: the driver maps in the current context's process, so any context serves.

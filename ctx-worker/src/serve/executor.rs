@@ -118,7 +118,7 @@ impl Executor {
             let (layers, checkpoint) = self.layers();
             checkpoint.look_out(layers.call, layers.memory, layers.code, parameters);
         }
-        let watch = if self.checkpoint.observed.is_some() {
+        let watch = if self.checkpoint.reports() {
             let (layers, checkpoint) = self.layers();
             checkpoint.watch(layers.call, layers.memory, layers.code, parameters)
         } else {
@@ -159,6 +159,12 @@ impl Executor {
             checkpoint.judge(&mut layers, trial, executed);
         }
         Ok(())
+    }
+
+    /// Called before anything but a command uses the client's memory, for the reporting mode that takes it out of reach.
+    pub(crate) fn open_all_memory(&mut self) {
+        let (layers, checkpoint) = self.layers();
+        checkpoint.open_all(layers.call, layers.memory);
     }
 
     /// Gives memory of its own to what the command under way may write, if the client borrows memory.

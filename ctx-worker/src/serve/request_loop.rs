@@ -305,6 +305,9 @@ impl Server {
             }
             message => message,
         };
+        if !is_question(&message.body) {
+            self.executor.open_all_memory();
+        }
         if let Some((reply, files)) = self.sharing(&state, &message) {
             self.channel.answer_with(&asker, reply, Vec::new(), files);
             return state;
@@ -825,6 +828,12 @@ impl Server {
         self.executor.scheduler.deferred.open();
         State::Open(consumer)
     }
+}
+
+/// Whether a request only asks for what is known, without use of the client's memory.
+fn is_question(request: &WorkerRequest) -> bool {
+    use WorkerRequest::{Access, Calls, Check, Describe, Memory, Moment, Progress, Shares};
+    matches!(request, Access | Calls | Check | Describe | Memory | Moment { .. } | Progress | Shares)
 }
 
 /// The new state, or `Failed` with the reason.

@@ -17,7 +17,9 @@ use thiserror::Error;
 use tracing::warn;
 
 use crate::checkpoint::access::hash::{BATCH_BYTES, Hasher};
+use crate::checkpoint::access::mode::Reporting;
 use crate::checkpoint::access::observe::{Observation, ObserveError};
+use crate::checkpoint::access::reads::Reads;
 use crate::checkpoint::engine::Engine;
 use crate::gpu::driver::{self, CallFailed, Driver, LoadError, checked};
 use crate::resources::code_reserve::{self, CodeReserve};
@@ -56,7 +58,7 @@ impl Failing for StartError {
 pub(crate) fn start(
     cuda_driver: &Path,
     confined: Option<&Confinement>,
-    report_access: Option<u64>,
+    report_access: Option<Reporting>,
 ) -> Result<Executor, StartError> {
     // SAFETY: only sets parameters of the allocator, before there are threads.
     unsafe {
@@ -72,9 +74,13 @@ pub(crate) fn start(
         sandbox::enter(confinement, &driver::place(driver))?;
     }
     let mut executor = try_start(driver, build)?;
-    if let Some(limit) = report_access {
-        let observed = Observation::start(&mut executor.call.gpu, &executor.memory, limit)?;
-        executor.checkpoint.observed = Some(Box::new(observed));
+    match report_access {
+        Some(Reporting::Writes { limit }) => {
+            let observed = Observation::start(&mut executor.call.gpu, &executor.memory, limit)?;
+            executor.checkpoint.observed = Some(Box::new(observed));
+        }
+        Some(Reporting::Reads) => executor.checkpoint.reads = Some(Box::new(Reads::start())),
+        None => {}
     }
     // After all libraries are loaded, and before there is a client.
     crash::say().unwrap_or_else(|error| warn!("a crash would not be said: {error}"));

@@ -172,7 +172,7 @@ GROUP(attached) {
     TRY_PTSZ("to a stream", cuStreamAttachMemAsync, stream, memory, 0, CU_MEM_ATTACH_SINGLE);
     TRY_PTSZ("to the host, all of it", cuStreamAttachMemAsync, stream, memory, 8192, CU_MEM_ATTACH_HOST);
     TRY_PTSZ("to all", cuStreamAttachMemAsync, stream, memory, 0, CU_MEM_ATTACH_GLOBAL);
-    TRY_PTSZ("without flags", cuStreamAttachMemAsync, stream, memory, 0, 0);
+    // Without flags: the driver crashes.
     TRY_PTSZ("device memory", cuStreamAttachMemAsync, stream, plain, 0, CU_MEM_ATTACH_GLOBAL);
     TRY("to the default stream", cuStreamAttachMemAsync, NULL, memory, 0, CU_MEM_ATTACH_SINGLE);
     SET(cuStreamSynchronize, stream);

@@ -147,6 +147,60 @@ fn lines(node: &Node) -> Result<Vec<String>> {
     Ok(log.lines().filter_map(|line| Some(line.split_once("accesses: ")?.1.to_owned())).collect())
 }
 
+const READS: &str = "[access]\nreport = true\nreads = true\n";
+
+#[test]
+fn a_kernel_that_uses_what_it_does_not_name_faults() -> Result {
+    let node = Node::configured(READS, &[])?;
+    for name in ["const", "struct", "extern", "atomic", "late", "const_cast", "graph"] {
+        let arguments = ["--case", name, "--apart", "1"];
+        let before = lines(&node)?.len();
+        assert_eq!(node.run("accesses", &arguments)?.finish()?, undisturbed("accesses", &arguments)?, "{name}");
+        let report = counts(&node, before)?;
+        let faults = report.first_uses.as_ref().map(|uses| &uses.fault);
+        assert_eq!((faults, &report.stopped), (Some(&None), &None), "{name}: {report:?}");
+        assert!(report.watched > 0, "{name}: {report:?}");
+    }
+    for (name, kernel) in [("hidden", "through_table"), ("graph_hidden", "through_table"), ("global", "through_global")]
+    {
+        let before = lines(&node)?.len();
+        let app = node.run("accesses", &["--case", name, "--apart", "1"])?;
+        assert!(!app.end()?.success(), "{name}");
+        let report = counts(&node, before)?;
+        let fault = report.first_uses.as_ref().and_then(|uses| uses.fault.as_deref());
+        assert!(fault.is_some_and(|by| by.contains(kernel)) && report.stopped.is_some(), "{name}: {report:?}");
+        app.kill()?;
+    }
+    node.finish()
+}
+
+#[test]
+fn a_restored_program_shows_what_its_first_steps_use() -> Result {
+    let node = Node::configured(READS, &[])?;
+    let arguments = ["--iterations", "10", "--sleep-us", "1000"];
+    for name in ["graphnodes", "segments"] {
+        let expected = undisturbed(name, &arguments)?;
+        let app = node.run_held(name, &arguments, Some(5))?;
+        app.reaches(5)?;
+        let image = node.dump_and_kill(app)?;
+        let before = lines(&node)?.len();
+        assert_eq!(node.restore(&image)?.finish()?, expected, "{name}");
+        let report = counts(&node, before)?;
+        let uses = report.first_uses.as_ref().expect("the mode is on");
+        let sum: u64 = uses.order.iter().map(|(_, bytes)| bytes).sum();
+        assert!(uses.used > 0 && uses.used <= uses.content && sum == uses.used, "{name}: {report:?}");
+        assert!(uses.order.is_sorted() && uses.order.last().is_some_and(|it| it.0 <= uses.commands), "{report:?}");
+        assert_eq!((&uses.fault, &report.stopped), (&None, &None), "{name}: {report:?}");
+    }
+    node.finish()
+}
+
+/// The counts of the next client that ends, of which `before` have ended.
+fn counts(node: &Node, before: usize) -> Result<AccessReport> {
+    let line = until("the counts of a client that is gone", || Ok(lines(node)?.get(before).cloned()))?;
+    Ok(serde_json::from_str(&line)?)
+}
+
 #[test]
 fn without_the_switch_nothing_is_counted() -> Result {
     let node = Node::start()?;

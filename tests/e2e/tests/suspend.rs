@@ -125,6 +125,29 @@ fn memory_of_a_suspended_program_serves_another_and_comes_back_when_there_is_roo
     node.finish()
 }
 
+/// While the first part of the content is being loaded, the memory for another part cannot be had.
+#[test]
+fn memory_that_runs_out_beside_the_load_is_made_again_later() -> Result {
+    // Of 17 ranges the worker has made all once, and makes them again: the first one before the load begins. It has made a few for
+    // itself.
+    for failing in [26, 28, 30] {
+        let mut node = Node::without_daemon()?;
+        node.start_daemon(&[("SIMGPU_FAULT", &format!("cuMemCreate:{failing}:2"))])?;
+        let it = Steady::run(&node, &["--ballast-kib", "65536", "--pieces", "16"])?;
+        ensure!(now_suspended(&node, &it.app, true)? >= 65536 << 10);
+        let resumed = resume(&node, it.app.pid())?.map_err(|failure| anyhow::anyhow!("{failure}"))?;
+        ensure!(resumed.len() == 1 && resumed[0].bytes >= 65536 << 10, "{resumed:?}");
+        let log = fs::read_to_string(node.path("daemon.log"))?;
+        ensure!(log.contains("the GPU has no room for the client's memory now (cuMemCreate"), "{failing}: {log}");
+        it.app.advances()?;
+        ensure!(now_suspended(&node, &it.app, false)? >= 65536 << 10);
+        it.app.advances()?;
+        it.ends_well()?;
+        node.finish()?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_program_that_is_held_waits_until_somebody_resumes_it() -> Result {
     let node = Node::start()?;

@@ -16,6 +16,16 @@ use super::super::sys;
 /// A UUID in the form of `cuDeviceGetUuid`.
 pub(crate) type Uuid = [u8; 16];
 
+/// The ending of systemd's cgroups for processes that others have started.
+pub(crate) const SCOPE: &str = ".scope";
+
+/// Whether an engine has named a cgroup after this container: `libpod-ID`, `docker-ID.scope`, `ID`.
+pub(crate) fn bears(part: &str, id: &str) -> bool {
+    let before = part.strip_suffix(SCOPE).unwrap_or(part).strip_suffix(id);
+    let begins_so = before.is_some_and(|before| before.is_empty() || before.ends_with('-'));
+    !id.is_empty() && (part == id || begins_so)
+}
+
 /// A container that was given GPUs.
 #[derive(Debug)]
 pub(crate) struct Container {
@@ -43,6 +53,11 @@ impl Container {
     pub(super) fn is_there(&self) -> bool {
         // A pidfd can be read when its process has ended.
         matches!(sys::wait_readable([self.process.as_fd()], Some(Duration::ZERO)), Ok([false]))
+    }
+
+    /// The paths of its cgroups in the hierarchy of version 2: the engine's own first.
+    pub(crate) fn unified(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.place.cgroups).chain(&self.more).filter_map(|it| it.0.get(UNIFIED).map(String::as_str))
     }
 
     /// The depth of the container's deepest cgroups that hold the given ones; none if no cgroups of it do.
@@ -145,12 +160,7 @@ impl Cgroups {
     fn hold_named(&self, those: &Self, name: &str) -> bool {
         let unified = |it: &Self| it.0.get(UNIFIED).map(|path| Self([(UNIFIED.to_owned(), path.clone())].into()));
         let (Some(own), Some(those)) = (unified(self), unified(those)) else { return false };
-        // The names are `libpod-ID`, `docker-ID.scope` or `ID`.
-        let is_name = |part: &str| {
-            let before = part.strip_suffix(".scope").unwrap_or(part).strip_suffix(name);
-            !name.is_empty() && before.is_some_and(|before| before.is_empty() || before.ends_with('-'))
-        };
-        own.0.values().all(|path| path.split('/').any(is_name)) && own.hold(&those)
+        own.0.values().all(|path| path.split('/').any(|part| bears(part, name))) && own.hold(&those)
     }
 
     /// The prefixes of cgroups that engines name after their container.

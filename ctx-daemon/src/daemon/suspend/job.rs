@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rekindle_images::content::ContentKey;
 use rekindle_images::{Client as Record, HashKey};
@@ -30,6 +30,14 @@ pub(in crate::daemon) struct How {
     pub(in crate::daemon) deep: bool,
 }
 
+/// A client's part of a manifest, and how long the phases of the save took.
+pub(super) struct Saved {
+    pub(super) blob: Vec<u8>,
+    /// Until the copy began: the device hashes the memory.
+    pub(super) begin: Duration,
+    pub(super) copy: Duration,
+}
+
 /// A quiesced client, and the files for the content of its memory.
 pub(super) struct Job<'a> {
     client: &'a Client,
@@ -45,8 +53,9 @@ impl<'a> Job<'a> {
         Ok(Self { client: ring.client(), files, key, limit })
     }
 
-    /// Has the worker save the content. Returns the client's part of a manifest.
-    pub(super) fn save(&self) -> Result<Vec<u8>, SuspendError> {
+    /// Has the worker save the content.
+    pub(super) fn save(&self) -> Result<Saved, SuspendError> {
+        let began = Instant::now();
         let failed = |error| SuspendError::of(self.client, error);
         let request = WorkerRequest::Save {
             hash_key: self.key.to_bytes(),
@@ -64,10 +73,16 @@ impl<'a> Job<'a> {
         let fds: Vec<_> = self.files.iter().map(AsRawFd::as_raw_fd).collect();
         self.client.worker.call(&request, &[], &fds, self.limit).map_err(failed)?;
         let (mut pause, mut before, mut idle) = (POLL_INTERVAL[0], (0, 0), self.limit.begins());
+        let begin = began.elapsed();
         loop {
             let answered = self.client.worker.call(&WorkerRequest::Progress, &[], &[], self.limit).map_err(failed)?;
             match answered.reply {
-                WorkerReply::Saved { .. } => return Ok(answered.blob),
+                WorkerReply::Saved { .. } => {
+                    {
+                        let copy = began.elapsed().saturating_sub(begin);
+                        return Ok(Saved { blob: answered.blob, begin, copy });
+                    };
+                }
                 WorkerReply::Saving { copied, .. } => {
                     let now = (copied, self.blocks());
                     if now != before {
@@ -86,6 +101,11 @@ impl<'a> Job<'a> {
     /// The number of blocks that the files take; it grows with every write.
     fn blocks(&self) -> u64 {
         self.files.iter().filter_map(|file| file.metadata().ok()).map(|it| it.blocks()).sum()
+    }
+
+    /// The client, for messages.
+    pub(super) fn name(&self) -> String {
+        self.client.to_string()
     }
 
     /// Gives the copy up.

@@ -29,7 +29,7 @@ use tracing::{info, warn};
 
 pub(super) use self::error::SuspendError;
 pub(super) use self::job::How;
-use self::job::Job;
+use self::job::{Job, Saved};
 use self::moved::MoveError;
 pub(super) use self::moved::serve_wishes;
 use self::space::Space;
@@ -264,10 +264,12 @@ fn give_back(
         (0..count).map(|_| room.file()).collect::<Result<Vec<_>, _>>().map_err(SuspendError::File)
     });
     let files: Vec<_> = files.collect::<Result<_, _>>()?;
+    let began = Instant::now();
     let rings = match giving.is_wanted {
         None => quiesce::quiesce(clients, quiesce_limit)?,
         Some(_) => quiesce::quiesce_idle(clients, quiesce_limit)?,
     };
+    let quiesce = began.elapsed();
     let stall = daemon.config.timeouts.stall;
     let jobs = rings.iter().zip(files).map(|(ring, files)| Job::new(ring, files, stall));
     let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
@@ -279,11 +281,21 @@ fn give_back(
     let movable = |job: &Job<'_>, blob: Vec<u8>| {
         if deep { job.must_be_movable(&daemon.pool, &blob).map(|()| blob) } else { Ok(blob) }
     };
-    let saved = jobs.iter().zip(saved).map(|(job, blob)| Ok((job, movable(job, blob?)?)));
+    let saved = jobs.iter().zip(saved).map(|(job, saved)| {
+        let Saved { blob, begin, copy } = saved?;
+        Ok((job, Saved { blob: movable(job, blob)?, begin, copy }))
+    });
     let saved = saved.collect::<Result<Vec<_>, SuspendError>>();
     let saved = saved.inspect_err(|_| jobs.iter().for_each(Job::cancel))?;
     drop(room);
-    let given_back = at_once(&saved, |(job, blob)| job.give_back(blob, giving.how));
+    let given_back = at_once(&saved, |(job, saved)| {
+        let began = Instant::now();
+        let bytes = job.give_back(&saved.blob, giving.how)?;
+        let [quiesce_ms, begin_ms, copy_ms, give_back_ms] =
+            [quiesce, saved.begin, saved.copy, began.elapsed()].map(|it| it.as_millis() as u64);
+        info!(bytes, quiesce_ms, begin_ms, copy_ms, give_back_ms, "phases of suspension: {}", job.name());
+        Ok(bytes)
+    });
     let failed = given_back.iter().any(Result::is_err);
     let mut suspended = Vec::new();
     let mut first_error = None;
@@ -318,7 +330,7 @@ fn give_back(
 fn save_while(
     jobs: &[Job<'_>],
     is_wanted: &(dyn Fn() -> Result<(), SuspendError> + Sync),
-) -> Result<Vec<Result<Vec<u8>, SuspendError>>, SuspendError> {
+) -> Result<Vec<Result<Saved, SuspendError>>, SuspendError> {
     is_wanted()?;
     let (over, end) = channel::<()>();
     let watch = move || {

@@ -207,11 +207,13 @@ pub(super) fn bring(daemon: &Arc<Daemon>, process: Process) -> Result<(), MoveEr
 
 /// Ends a worker's share of its container's limits when it dies before it has its client.
 fn release_when_dead(daemon: &Daemon, client: &Client) {
-    let (grants, allowed, pid) = (Arc::downgrade(&daemon.grants), client.allowed.clone(), client.worker.pid());
+    let (grants, allowed, worker) = (Arc::downgrade(&daemon.grants), client.allowed.clone(), client.worker.process());
+    let charges = Arc::clone(&daemon.charges);
     client.worker.on_death(move || {
         if let Some(grants) = grants.upgrade() {
-            grants.release(&allowed, pid);
+            grants.release(&allowed, worker.pid);
         }
+        charges.left(worker);
     });
 }
 

@@ -12,7 +12,7 @@
 //! This is PhoenixOS's speculation (SOSP'25, section 4.1), with the signature taken from the mangled name. A **unit** is an
 //! allocation; of the client's own mappings, it is a run of them without a gap ([`units`]). A prediction can be wrong: a kernel
 //! may find a pointer in memory. So nothing relies on predictions alone: a copy compares the content, as does the reporting
-//! mode ([`observe`]), and a kernel that has made a mispredicted write is predicted to access everything from then on.
+//! mode ([`observe`]; [`reads`] is its counterpart for reads), and a kernel that has made a mispredicted write is predicted to access everything from then on.
 //!
 //! Besides the memory that its parameters name, a kernel may write the variables of its own code, which it reaches by their
 //! names. Not predicted are writes through surfaces, and through tensor maps that a restored client encoded before the restore.
@@ -27,9 +27,11 @@ mod function;
 mod graph;
 pub(crate) mod hash;
 mod known;
+pub(crate) mod mode;
 pub(crate) mod observe;
 mod params;
 mod ranges;
+pub(crate) mod reads;
 pub(crate) mod set;
 mod signature;
 pub(crate) mod tracker;

@@ -1,4 +1,4 @@
-//! The reporting mode: checks whether commands write only the memory that predictions name.
+//! The reporting mode for writes: checks whether commands write only the memory that predictions name.
 //!
 //! ```text
 //!   command ──> what may it do? ──> idle, hash all memory ──> driver ──> idle, hash all memory ──> what has changed
@@ -35,7 +35,7 @@ use crate::session::Session;
 use crate::session::call::Call;
 
 /// How long a command may take.
-const TIMEOUT: Duration = Duration::from_millis(500);
+pub(super) const TIMEOUT: Duration = Duration::from_millis(500);
 /// The maximum number of kernels of a graph that are named.
 const NAMED: usize = 4;
 
@@ -60,10 +60,21 @@ pub(crate) fn log_at_end() {
     }
 }
 
-fn count(add: impl FnOnce(&mut AccessReport)) {
+/// Counts something, if the mode is on.
+pub(super) fn count(add: impl FnOnce(&mut AccessReport)) {
     if let Some(report) = report().as_mut() {
         add(report);
     }
+}
+
+/// Begins to count.
+pub(super) fn begin(counts: AccessReport) {
+    *report() = Some(counts);
+}
+
+/// Whether a command of ours that accesses no memory changes none either.
+pub(super) fn asks(call: u16) -> bool {
+    [command::STREAM_SYNC, command::EVENT_SYNC, command::CONTEXT_SYNC, command::CALLBACK_NEXT].contains(&call)
 }
 
 /// Observes the accesses of a client's commands.
@@ -109,7 +120,7 @@ impl Observation {
             hasher.prepare(gpu.driver, (ordinal, device.device), device.primary)?;
         }
         gpu.leave();
-        *report() = Some(AccessReport::default());
+        begin(AccessReport::default());
         Ok(Self { hasher, limit, last: Some(HashMap::new()), restless: false, stopped: false })
     }
 
@@ -132,9 +143,8 @@ impl Observation {
         let client = ClientView { driver: call.driver(), session: &call.session, memory, code };
         let access = tracker.access(&client, &header, parameters);
         if access.is_nothing() {
-            let asks = [command::STREAM_SYNC, command::EVENT_SYNC, command::CONTEXT_SYNC, command::CALLBACK_NEXT];
             // The command may free and allocate memory, also at the same addresses with other content.
-            if header.call >= command::FIRST && !asks.contains(&header.call) {
+            if header.call >= command::FIRST && !asks(header.call) {
                 self.last = None;
             }
             return None;
@@ -163,7 +173,7 @@ impl Observation {
         let outside: Vec<Unit> =
             changed.map(|(unit, _)| *unit).filter(|unit| !watch.access.writes.contains(unit)).collect();
         if !outside.is_empty() {
-            let by = blame(tracker, &call.session, &watch);
+            let by = blame(tracker, &call.session, (&watch.access, watch.call));
             for unit in outside {
                 warn!("{by} has written {} bytes at {:#x}, which it had not named", unit.size(), unit.start);
                 count(|report| report.count_outside(&by, unit.start, unit.size()));
@@ -237,7 +247,7 @@ impl Observation {
 }
 
 /// Counts a command.
-fn count_command(tracker: &Tracker, access: &Access, call: u16) {
+pub(super) fn count_command(tracker: &Tracker, access: &Access, call: u16) {
     let classes: Vec<_> = access.functions.iter().filter_map(|f| Some(tracker.function(*f)?.0)).collect();
     count(|report| {
         for class in &classes {
@@ -256,10 +266,10 @@ fn count_command(tracker: &Tracker, access: &Access, call: u16) {
     });
 }
 
-/// Describes a command after a mispredicted write. From now on its kernels are predicted to access everything.
-fn blame(tracker: &mut Tracker, session: &Session, watch: &Watch) -> String {
+/// Describes a command after a mispredicted access. From now on its kernels are predicted to access everything.
+pub(super) fn blame(tracker: &mut Tracker, session: &Session, (access, call): (&Access, u16)) -> String {
     let mut names: Vec<String> = Vec::new();
-    for function in &watch.access.functions {
+    for function in &access.functions {
         if let Some((_, name)) = tracker.function(*function)
             && !names.iter().any(|known| known == name)
         {
@@ -268,8 +278,8 @@ fn blame(tracker: &mut Tracker, session: &Session, watch: &Watch) -> String {
     }
     names.iter().for_each(|name| tracker.was_wrong(name));
     match names.as_slice() {
-        [] => command::name(&session.table, watch.call).unwrap_or("a command").to_owned(),
-        [one] if watch.call != command::GRAPH_LAUNCH => one.clone(),
+        [] => command::name(&session.table, call).unwrap_or("a command").to_owned(),
+        [one] if call != command::GRAPH_LAUNCH => one.clone(),
         all if all.len() > NAMED => format!("a graph of {} kernels: {}, ...", all.len(), all[..NAMED].join(", ")),
         all => format!("a graph of {}", all.join(", ")),
     }

@@ -109,6 +109,15 @@ impl Fill {
         Self { bytes: parts.iter().map(|it| it.job.length).sum(), parts, ..Self::default() }
     }
 
+    /// Takes out the parts of these jobs, to be loaded by themselves.
+    pub(crate) fn split_off(&mut self, of: impl Fn(&Job) -> bool) -> Self {
+        let (later, now): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.parts).into_iter().partition(|part| of(&part.job));
+        let bytes = |parts: &[Part]| parts.iter().map(|it| it.job.length).sum();
+        (self.bytes, self.parts) = (bytes(&now), now);
+        Self { bytes: bytes(&later), parts: later, ..Self::default() }
+    }
+
     /// Leaves the parts out whose memory has the content. Their hashes are compared all the same.
     pub(crate) fn is_there(&mut self, of: impl Fn(&Job) -> bool) {
         self.parts.iter_mut().for_each(|part| part.is_there = of(&part.job));

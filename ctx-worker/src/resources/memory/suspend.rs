@@ -12,6 +12,31 @@ impl DeviceMemory {
         all.saturating_sub(self.borrowed_bytes())
     }
 
+    /// The ranges that only the client's own device and this process use: the start and the length of each, in order.
+    pub(crate) fn own_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+        let all = self.backings.iter().map(|(&base, (length, _))| (base, *length));
+        all.filter(|(base, length)| {
+            let of_peers = self.shared.range((*base, i32::MIN)..=(*base, i32::MAX));
+            self.peers.is_empty()
+                && of_peers.count() == 0
+                && !self.borrowed.contains_key(base)
+                && !self.is_given_away(*base, *length)
+        })
+    }
+
+    /// Sets the access that the device has to one of these ranges.
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    pub(crate) fn set_own_access(
+        &self,
+        driver: &Driver,
+        (base, length): (u64, u64),
+        flags: u32,
+    ) -> Result<(), CallFailed> {
+        set_access(driver, base, length, self.device, flags)
+    }
+
     /// All physical pieces: address, size, and the driver's handle.
     pub(crate) fn physical_pieces(&self) -> impl Iterator<Item = (u64, u64, u64)> {
         self.backings.iter().flat_map(|(&base, (length, backing))| {
@@ -49,20 +74,20 @@ impl DeviceMemory {
         result
     }
 
-    /// Makes new physical memory for all addresses, with the access that devices had. Its content is undefined. What is borrowed
-    /// has its memory.
+    /// The ranges of addresses that lack physical memory after a suspension: the start and the length of each, in order. What is
+    /// borrowed has its memory.
+    pub(crate) fn without_physical(&self) -> Vec<(u64, u64)> {
+        let all = self.backings.iter().map(|(&base, (length, _))| (base, *length));
+        all.filter(|(base, _)| !self.is_read_only(*base)).collect()
+    }
+
+    /// Makes new physical memory for some of these ranges, with the access that devices had. Its content is undefined.
     ///
     /// # Errors
-    /// The first error of the driver, as a rule a lack of memory. No address has memory then.
-    pub(crate) fn bring_back_physical(&mut self, driver: &Driver) -> Result<(), CallFailed> {
-        let all = self.backings.iter().map(|(&base, (length, _))| (base, *length));
-        let bases: Vec<(u64, u64)> = all.filter(|(base, _)| !self.is_read_only(*base)).collect();
-        let brought_back = bases.iter().try_for_each(|&(base, length)| self.bring_back(driver, base, length));
-        if brought_back.is_err() {
-            // The memory that was made is released. The first error is the reason.
-            let _ = self.release_physical(driver, true);
-        }
-        brought_back
+    /// The first error of the driver, as a rule a lack of memory. Ranges may have memory, all of which
+    /// [`DeviceMemory::release_physical`] gives back.
+    pub(crate) fn bring_back_physical(&mut self, driver: &Driver, ranges: &[(u64, u64)]) -> Result<(), CallFailed> {
+        ranges.iter().try_for_each(|&(base, length)| self.bring_back(driver, base, length))
     }
 
     fn bring_back(&mut self, driver: &Driver, base: u64, length: u64) -> Result<(), CallFailed> {

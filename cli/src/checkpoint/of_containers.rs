@@ -1,4 +1,4 @@
-//! The options of `rekindle checkpoint` that are podman's own.
+//! The options of `rekindle checkpoint` for containers; most are podman's own.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -7,12 +7,20 @@ use std::path::{Path, PathBuf};
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 
+use crate::engine::{Engine, Kind};
 use crate::failure::Failure;
 
 /// The containers, and options that only podman has. Their meaning is that of `podman container checkpoint`.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Containers of podman")]
-pub(crate) struct OfPodman {
+#[command(next_help_heading = "Containers")]
+pub(crate) struct OfContainers {
+    /// The engine of the containers: podman, docker or nerdctl. Docker and nerdctl keep checkpoints themselves: of the options
+    /// below, they know --checkpoint only, and no pods
+    #[arg(long, value_name = "NAME", requires = "containers", default_value = "podman", hide_possible_values = true)]
+    pub(super) engine: Kind,
+    /// With --engine docker or nerdctl: the name of the checkpoint
+    #[arg(long, value_name = "NAME", requires = "containers")]
+    pub(super) checkpoint: Option<String>,
     /// Checkpoint this container instead of a process. May be repeated: the containers are checkpointed one after the other, and
     /// if one fails, the others are checkpointed all the same
     #[arg(long, value_name = "NAME", group = "containers", conflicts_with_all = ["pid", "on", "leave_stopped", "criu"])]
@@ -88,7 +96,7 @@ impl Compress {
     }
 }
 
-impl OfPodman {
+impl OfContainers {
     /// Whether containers are to be checkpointed, and not a process.
     pub(super) fn are_meant(&self) -> bool {
         self.all || self.pod.is_some() || !self.container.is_empty()
@@ -102,8 +110,68 @@ impl OfPodman {
         }
     }
 
+    /// The engine of the containers.
+    pub(super) fn engine(&self) -> Engine {
+        Engine::new(self.engine, self.podman.as_deref())
+    }
+
+    /// The options that are set and that only podman has.
+    fn options_of_podman(&self) -> Vec<&'static str> {
+        let options = [
+            ("--pod", self.pod.is_some()),
+            ("--export", self.export.is_some()),
+            ("--export-dir", self.export_dir.is_some()),
+            ("--compress", self.compress.is_some()),
+            ("--create-image", self.create_image.is_some()),
+            ("--podman", self.podman.is_some()),
+        ];
+        let flags = options.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| *name);
+        flags.chain(self.flags()).collect()
+    }
+
+    /// podman's flags that are set.
+    fn flags(&self) -> impl Iterator<Item = &'static str> {
+        let flags = [
+            ("--keep", self.keep),
+            ("--ignore-rootfs", self.ignore_rootfs),
+            ("--ignore-volumes", self.ignore_volumes),
+            ("--print-stats", self.print_stats),
+        ];
+        flags.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name)
+    }
+
+    /// Refuses options that the engine does not have. `of_criu` are those for CRIU that podman passes on.
+    fn check_engine(&self, of_criu: impl Iterator<Item = OsString>) -> Result<(), Failure> {
+        let engine = self.engine;
+        if !engine.names_checkpoints() {
+            return match &self.checkpoint {
+                Some(_) => Err(Failure::usage(anyhow!(
+                    "podman gives checkpoints no names: leave out --checkpoint, or give --engine docker or nerdctl"
+                ))),
+                None => Ok(()),
+            };
+        }
+        if let Some(option) = self.options_of_podman().first() {
+            return Err(Failure::usage(anyhow!("{engine} has nothing like {option}: leave it out, or use podman")));
+        }
+        if let Some(option) = of_criu.into_iter().next() {
+            let (option, name) = (option.display(), option.to_string_lossy());
+            let name = name.trim_start_matches('-');
+            return Err(Failure::usage(anyhow!(
+                "{engine} does not pass {option} on: write `{name}` into /etc/criu/runc.conf instead, for all of its containers"
+            )));
+        }
+        match self.checkpoint.as_deref() {
+            None => Err(Failure::usage(anyhow!("{engine} keeps checkpoints under names: give --checkpoint NAME"))),
+            Some(name) => crate::engine::check_name(name),
+        }
+    }
+
     /// Refuses options that cannot be meant.
-    pub(super) fn check(&self) -> Result<(), Failure> {
+    pub(super) fn check(&self, of_criu: impl Iterator<Item = OsString>) -> Result<(), Failure> {
+        if self.are_meant() {
+            self.check_engine(of_criu)?;
+        }
         if self.pre_checkpoint || self.with_previous {
             let why = "Rekindle copies GPU memory while the container runs, and podman's earlier checkpoints of memory have none of \
                        it: leave out --pre-checkpoint and --with-previous";
@@ -130,13 +198,7 @@ impl OfPodman {
 
     /// Options for podman.
     pub(super) fn arguments(&self) -> Vec<OsString> {
-        let flags = [
-            ("--keep", self.keep),
-            ("--ignore-rootfs", self.ignore_rootfs),
-            ("--ignore-volumes", self.ignore_volumes),
-            ("--print-stats", self.print_stats),
-        ];
-        let mut all: Vec<OsString> = flags.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name.into()).collect();
+        let mut all: Vec<OsString> = self.flags().map(Into::into).collect();
         if let Some(compress) = self.compress {
             all.extend(["--compress".into(), compress.to_string().into()]);
         }

@@ -1,0 +1,57 @@
+"""What the programs of NCCL with several ranks share: a process for each GPU, all in one tree, that reduce and gather.
+
+NCCL reads its variables once in a process, so each way in which ranks reach each other's memory is a program of its own.
+"""
+import os
+import sys
+import tempfile
+
+from job import count, deterministic, digest, hold, say
+
+RANKS = 2
+
+
+def rank(number, ranks, store, graph):
+    """One rank. The first one prints and counts steps."""
+    torch = deterministic(number + 1)
+    import torch.distributed as dist
+
+    device = torch.device("cuda", number % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", init_method=f"file://{store}", rank=number, world_size=ranks, device_id=device)
+    x = torch.randn(1 << 20, device="cuda")
+    y = torch.empty(ranks << 20, device="cuda")
+
+    def step():
+        dist.all_reduce(x)
+        dist.all_gather_into_tensor(y, x)
+        x.copy_(torch.tanh(y[: 1 << 20] * 0.3) + 0.1 * (number + 1))
+
+    if graph:
+        step()
+        torch.cuda.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            step()
+        step = captured.replay
+    for i in range(1, count(200) + 1):
+        step()
+        if number == 0:
+            if i % 50 == 0:
+                say(i, digest(x))
+            hold(i)
+    say_last = digest(x, y)
+    all = [None] * ranks
+    dist.all_gather_object(all, say_last)
+    if number == 0:
+        say("all", *all)
+    dist.destroy_process_group()
+
+
+def main(graph=False, **variables):
+    os.environ.update({"NCCL_NVLS_ENABLE": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", **variables})
+    import torch.multiprocessing as processes
+
+    with tempfile.TemporaryDirectory() as folder:
+        processes.spawn(rank, (RANKS, os.path.join(folder, "store"), graph), RANKS)
+    sys.stdout.flush()
