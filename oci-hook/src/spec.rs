@@ -27,7 +27,7 @@ pub(crate) enum SpecError {
     #[error("{0} cannot be mounted: the container has a mount of its own at that place")]
     Taken(String),
     #[error(
-        "the container was checkpointed with build {id} of Rekindle's libraries, which is not in {}: add it with `rekindle builds add DIR`, where DIR has the container's image or that build",
+        "the container was checkpointed with build {id} of Rekindle's libraries, which is not in {}: add it with `rekindle builds add PATH`, where PATH is the container's archive, or a directory with its image or with that build",
         builds.display()
     )]
     Build { id: BuildId, builds: PathBuf },

@@ -9,7 +9,8 @@ criu_next=$root/.trixie/criu-4.2 # files of CRIU 4.2, a layer over the tree
 mpi_layer=$root/.trixie/openmpi  # files of Open MPI, a layer over the tree
 systemd_layer=$root/.trixie/systemd # files of systemd, a layer over the tree
 docker_layer=$root/.trixie/docker   # files of Docker, a layer over the tree
-: "$target" "$toolchain" "$tree" "$criu_next" "$mpi_layer" "$systemd_layer" "$docker_layer"
+bookworm=$root/.trixie/bookworm  # a Debian bookworm root directory, which has no CRIU that does
+: "$target" "$toolchain" "$tree" "$criu_next" "$mpi_layer" "$systemd_layer" "$docker_layer" "$bookworm"
 
 # Name of the running script, for messages.
 me=${0##*/}
@@ -30,6 +31,24 @@ version() { sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' "$
 
 # Folder of one profile's build: `target_dir release`; of a target triple: `target_dir release TRIPLE`.
 target_dir() { printf '%s\n' "$target${2:+/$2}/${1:-debug}"; }
+
+# Build packages for glibc 2.28 by zig's linker, whatever glibc this machine has: `build_portable PROFILE PACKAGE...`. The same sources
+# make the same files wherever they lie, and each has a build id, by which debuggers find its symbols.
+build_portable() {
+    local profile=$1 flags
+    shift
+    flags=(
+        -Clink-arg=-Wl,--build-id=sha1
+        "--remap-path-prefix=$root=/usr/src/rekindle" "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/usr/src/cargo"
+    )
+    # Divided by a byte that no path has.
+    (
+        cd "$root"
+        CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f' && printf '%s' "${flags[*]}")
+        export CARGO_ENCODED_RUSTFLAGS PATH=$toolchain/bin:$PATH
+        cargo zigbuild --quiet --profile "$profile" --target x86_64-unknown-linux-gnu.2.28 "${@/#/--package=}"
+    )
+}
 
 # Build the tests that these options of `cargo test` select, and print the path of one of the test programs:
 # `test_program NAME OPTION...`.

@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, ensure};
 use rekindle_builds::{BuildId, Library, Store};
@@ -137,6 +138,14 @@ fn an_image_brings_its_build_to_a_host_that_has_none() -> Result {
     assert!(host.builds()?.is_empty());
     let said = host.rekindle(&["add".as_ref(), image.dir.as_ref()])?;
     assert_eq!(said, format!("{}\n", host.store.dir(host.old).display()));
+    host.store.check(host.old)?;
+    // The same from an archive.
+    let archive = node.path("image.tar.gz");
+    let tar = Command::new("tar").arg("-czf").arg(&archive).arg("-C").arg(&image.dir).arg(".").status()?;
+    ensure!(tar.success(), "tar: {tar}");
+    host.rekindle(&["prune".as_ref(), "--now".as_ref()])?;
+    assert!(host.builds()?.is_empty());
+    assert_eq!(host.rekindle(&["add".as_ref(), archive.as_ref()])?, said);
     host.store.check(host.old)?;
     assert_eq!(node.restore(&image)?.finish()?, expected);
     host.node.finish()

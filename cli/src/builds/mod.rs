@@ -1,5 +1,7 @@
 //! `rekindle builds`.
 
+mod archive;
+
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -32,10 +34,11 @@ pub(crate) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Add a build: that of a directory with Rekindle's libraries, or those that a checkpoint image carries
+    /// Add a build: that of a directory with Rekindle's libraries, or those that a checkpoint image carries, also one in an archive
     Add {
-        /// The directory
-        dir: PathBuf,
+        /// The directory, or the archive
+        #[arg(value_name = "DIR|ARCHIVE")]
+        from: PathBuf,
         /// Give it to new applications from now on
         #[arg(long = "use")]
         choose: bool,
@@ -73,7 +76,7 @@ pub(crate) fn builds(options: &Options) -> Result<(), Failure> {
     let store = Store::new(&folder);
     match &options.action {
         None => list(&store, options.json),
-        Some(Action::Add { dir, choose }) => add(&store, dir, *choose, options.json),
+        Some(Action::Add { from, choose }) => add(&store, from, *choose, options.json),
         Some(Action::Prune { now, all }) => prune(&store, *now, *all, options.json),
     }
 }
@@ -111,12 +114,21 @@ fn lines(store: &Store, builds: &[Build]) -> Result<Vec<Line>, Failure> {
     Ok(builds.iter().map(line).collect())
 }
 
-fn add(store: &Store, dir: &Path, choose: bool, json: bool) -> Result<(), Failure> {
-    let locked = store.lock()?;
-    let added = if is_image(dir) { of_image(&locked, dir)? } else { vec![locked.add(Library::in_dir(dir)?, None)?] };
+fn add(store: &Store, from: &Path, choose: bool, json: bool) -> Result<(), Failure> {
+    let (locked, added);
+    if from.is_file() {
+        // Read before the lock is taken, since it may take long.
+        let carried = archive::carried(from)?;
+        locked = store.lock()?;
+        let add = |(id, libraries)| locked.add(libraries, Some(id));
+        added = carried.into_iter().map(add).collect::<Result<Vec<_>, _>>()?;
+    } else {
+        locked = store.lock()?;
+        added = if is_image(from) { of_image(&locked, from)? } else { vec![locked.add(Library::in_dir(from)?, None)?] };
+    }
     if choose {
         let [build] = &added[..] else {
-            let reason = format!("{} has {} builds: choose one of them by its directory", dir.display(), added.len());
+            let reason = format!("{} has {} builds: choose one of them by its directory", from.display(), added.len());
             return Err(Failure::refused(anyhow!(reason)));
         };
         locked.choose(build.id)?;
