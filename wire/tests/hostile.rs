@@ -117,7 +117,7 @@ fn messages() -> Vec<Vec<u8>> {
     let info = RestoreInfo { clients, running_ns: Some(1), ..RestoreInfo::default() };
     all.push(serde_json::to_vec(&Reply::RestoreProgress(Some(Box::new(info)))).unwrap());
     all.push(serde_json::to_vec(&Answer::Refused { reason: "no".into() }).unwrap());
-    all.push(serde_json::to_vec(&Pinned { address: 1, size: 2, serial: 3 }).unwrap());
+    all.push(serde_json::to_vec(&Pinned { address: 1, size: 2, serial: 3, file_offset: Some(4) }).unwrap());
     all
 }
 
