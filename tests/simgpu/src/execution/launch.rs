@@ -9,7 +9,9 @@ use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_CLUSTER_SIZE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_PC, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_MISALIGNED_ADDRESS, CUresult,
 };
-use rekindle_ptx::{Env, FaultKind, Heap, LaunchConfig, LaunchFault};
+use rekindle_ptx::{Env, FaultKind, Heap, Kernel, LaunchConfig, LaunchFault, Program};
+
+use super::children::Launches;
 
 use crate::attributes::{
     BLOCKS_OF_MULTIPROCESSOR, MAX_BLOCK, MAX_BLOCK_THREADS, MAX_GRID, SHARED_OF_MULTIPROCESSOR, SHARED_OPT_IN,
@@ -170,16 +172,32 @@ pub(crate) unsafe fn gather(function: &Function, params: *mut *mut c_void, extra
     Ok(bytes)
 }
 
-/// Runs a kernel to its end. A failure here is the context's error.
+/// Runs a kernel to its end, and what it launches. A failure here is the context's error.
 fn run(context: &Context, function: &Function, shape: &Shape, params: &[u8]) -> Result<()> {
-    static NUMBER: AtomicU64 = AtomicU64::new(1);
     fault::point("kernel")?;
+    run_grid(context, &*function.code.program()?, &function.kernel, (shape, params), 0)
+}
+
+/// How deep launches of kernels by kernels may be nested; a device's limit.
+const NESTED: u32 = 24;
+
+fn run_grid(
+    context: &Context,
+    program: &Program,
+    kernel: &Kernel,
+    (shape, params): (&Shape, &[u8]),
+    depth: u32,
+) -> Result<()> {
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
+    // Ends behind the view, for which memory stays.
+    let children = Launches::new(context, program);
     let view = View::open(context.device.ordinal);
     let env = Env {
         print: &|text| context.print(text),
         complain: &|text| context.complain(text),
         heap: Some(&KernelHeap(context)),
         textures: Some(&context.bindings),
+        children: (depth < NESTED).then_some(&children),
         multiprocessors: config().multiprocessors,
         grid_id: NUMBER.fetch_add(1, Ordering::Relaxed),
         ..Env::new(context.cancelled())
@@ -192,8 +210,12 @@ fn run(context: &Context, function: &Function, shape: &Shape, params: &[u8]) -> 
         cooperative: shape.cooperative,
         cluster: shape.cluster,
     };
-    let launched = rekindle_ptx::launch(&*function.code.program()?, &function.kernel.name, &config, &view, &env);
-    launched.map_err(|fault| code(context, &fault))
+    rekindle_ptx::launch(program, &kernel.name, &config, &view, &env).map_err(|fault| code(context, &fault))?;
+    drop(view);
+    let launched = children.take();
+    launched
+        .iter()
+        .try_for_each(|child| run_grid(context, program, &child.kernel, (&child.shape, &child.parameters), depth + 1))
 }
 
 /// The heap of a context in the form that kernels use.
