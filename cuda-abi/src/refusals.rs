@@ -22,7 +22,6 @@ const REASONS: &[(&str, &str)] = &[
     ("cuGraphExternal", EXTERNAL),
     ("cuGraphExecExternal", EXTERNAL),
     ("cuDeviceGetNvSciSyncAttributes", EXTERNAL),
-    ("cuGraphConditional", "conditional nodes are not supported yet"),
     ("cuGraphics", GRAPHICS),
     ("cuGL", GRAPHICS),
     ("cuEGL", GRAPHICS),
