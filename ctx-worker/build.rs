@@ -8,8 +8,6 @@ const ALSO: &[&str] = &[
     "cuInit",
     "cuGraphConditionalHandleCreate",
     "cuGraphAddNode_v2",
-    "cuGraphDestroyNode",
-    "cuGraphExecUpdate_v2",
     "cuMemGetInfo_v2",
     "cuDriverGetVersion",
     "cuDeviceGetCount",

@@ -1,5 +1,5 @@
-// Graphs with conditional nodes: an if with two branches, a while with a switch in its body, conditions that keep their value from
-// one launch to the next, handles that kernels find in memory; nodes of bodies changed and disabled; nodes and bodies made by
+// Graphs with conditional nodes: an if with two branches, a while with a switch in its body, conditions with and without a default,
+// handles that kernels find in memory; nodes of bodies changed and disabled; nodes and bodies made by
 // captures; graphs instantiated again.
 //
 //   conditions [--iterations N] [--sleep-us N] [--progress FILE]      30, 0, none
@@ -20,7 +20,7 @@ __global__ void decide(cudaGraphConditionalHandle handle, const uint32_t *data, 
     cudaGraphSetConditional(handle, (data[0] >> 7) % choices);
 }
 
-// The same of a condition whose handle lies in memory; and only in every other launch.
+// The same of a condition whose handle lies in memory; and only in every third launch.
 __global__ void decide_sometimes(const cudaGraphConditionalHandle *handle, const uint32_t *data, uint32_t *launches) {
     if (++*launches % 3 == 0) cudaGraphSetConditional(*handle, (data[1] >> 9) % 2);
 }
@@ -102,23 +102,24 @@ int main(int argc, char **argv) {
     REQUIRE(cudaGraphInstantiate(&none, graph, 0) == cudaErrorNotSupported);
     cudaGetLastError();
 
-    // By captures, with a condition that is set in every third launch only, after it was looked at.
+    // By captures, with a condition that is set in every third launch only.
     cudaGraph_t captured, body;
     CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
     stir<<<1, N, 0, stream>>>(data, 17);
+    decide_sometimes<<<1, 1, 0, stream>>>(kept, data, launches);
     cudaStreamCaptureStatus status;
     const cudaGraphNode_t *after;
     size_t count;
     CHECK(cudaStreamGetCaptureInfo(stream, &status, nullptr, &captured, &after, nullptr, &count));
     REQUIRE(status == cudaStreamCaptureStatusActive && count == 1);
-    cudaGraphConditionalHandle rarely = handle_of(captured, 0, 0);
+    cudaGraphConditionalHandle rarely = handle_of(captured, 0, cudaGraphCondAssignDefault);
     cudaGraphNode_t last = after[0];
     last = conditional(captured, &last, rarely, cudaGraphCondTypeIf, 1, &body);
     CHECK(cudaStreamUpdateCaptureDependencies(stream, &last, nullptr, 1, cudaStreamSetCaptureDependencies));
     CHECK(cudaStreamBeginCaptureToGraph(other, body, nullptr, nullptr, 0, cudaStreamCaptureModeRelaxed));
     stir<<<1, N, 0, other>>>(data, 19);
     CHECK(cudaStreamEndCapture(other, &body));
-    decide_sometimes<<<1, 1, 0, stream>>>(kept, data, launches);
+    stir<<<1, N, 0, stream>>>(data, 23);
     CHECK(cudaStreamEndCapture(stream, &captured));
     cudaGraphExec_t capture_made;
     CHECK(cudaGraphInstantiate(&capture_made, captured, 0));

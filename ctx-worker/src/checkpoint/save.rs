@@ -64,7 +64,6 @@ impl Checkpoint {
         if let Some(why) = &layers.call.session.unsavable {
             return Err(SaveError::Unsavable(why.clone()));
         }
-        layers.code.read_conditions(layers.call).map_err(SaveError::Conditions)?;
         layers.call.session.objects.settle();
         if let Some(why) = cannot_be_placed_again(&layers.call.session, layers.code, wanted.rehearses) {
             return Err(SaveError::Unsavable(why));

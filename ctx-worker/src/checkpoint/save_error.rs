@@ -5,7 +5,6 @@ use thiserror::Error;
 
 use crate::checkpoint::copying::error::CopyError;
 use crate::resources::arrays::ArrayError;
-use crate::session::outcome::Refused;
 use crate::session::state::StateError;
 
 /// Why a client is not saved.
@@ -21,8 +20,6 @@ pub(crate) enum SaveError {
     Array(#[from] ArrayError),
     #[error(transparent)]
     State(#[from] StateError),
-    #[error("the conditions of a graph cannot be read: {0}")]
-    Conditions(Refused),
     #[error("a code image is missing")]
     NoCode,
     #[error("a variable's context is gone")]
@@ -35,7 +32,7 @@ impl Failing for SaveError {
             Self::Unsavable(_) | Self::NotNow(_) => FailureKind::Refused,
             Self::Copy(error) => error.kind(),
             Self::State(error) => error.kind(),
-            Self::Array(_) | Self::Conditions(_) | Self::NoCode | Self::NoContext => FailureKind::Internal,
+            Self::Array(_) | Self::NoCode | Self::NoContext => FailureKind::Internal,
         }
     }
 }

@@ -91,20 +91,24 @@ impl Code {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
         let mut graph = Graph::new(call.header.context, flags, Program::from_bytes(&bytes)?);
-        graph.made = Some(self.make_graph(call, loading, &graph)?);
+        graph.made = Some(self.make_graph(call, loading, &graph.program, flags)?);
         self.graphs.insert(handle, graph);
         Ok(())
     }
 
     /// Makes the driver's graph of a program.
-    fn make_graph(&mut self, call: &mut Call, loading: &mut Loading<'_>, of: &Graph) -> Result<Made, Refused> {
-        let Graph { program, values, flags, .. } = of;
-        let flags = *flags;
+    fn make_graph(
+        &mut self,
+        call: &mut Call,
+        loading: &mut Loading<'_>,
+        program: &Program,
+        flags: u64,
+    ) -> Result<Made, Refused> {
         let driver = call.driver();
         let mut graph = 0;
         // SAFETY: the out parameter is a local.
         check(unsafe { (driver.cuGraphCreate)(&raw mut graph, 0) })?;
-        let made = self.fill_graph(call, loading, graph, (program, values)).and_then(|nodes| {
+        let made = self.fill_graph(call, loading, graph, program).and_then(|nodes| {
             call.enter_own()?;
             let mut exec = 0;
             // SAFETY: as above; the graph is the driver's own.
@@ -112,10 +116,6 @@ impl Code {
             Ok(Made { exec, graph, nodes })
         });
         let made = made.and_then(|made| {
-            if conditions::has_values(program, values) {
-                // The conditions have their values by now; from here on they keep them.
-                self.update_graph(call, loading, program, made.exec)?;
-            }
             for (i, step) in program.steps.iter().enumerate().filter(|(_, step)| !step.enabled) {
                 if !matches!(step.task, Task::Nothing | Task::Conditional(_)) {
                     // SAFETY: both handles are the driver's own.
@@ -132,37 +132,14 @@ impl Code {
         made
     }
 
-    /// Gives an executable graph the parameters of a program of its shape. Its conditions keep their values.
-    fn update_graph(
-        &mut self,
-        call: &mut Call,
-        loading: &mut Loading<'_>,
-        program: &Program,
-        exec: CUgraphExec,
-    ) -> Result<(), Refused> {
-        let driver = call.driver();
-        let mut other = 0;
-        // SAFETY: the out parameter is a local.
-        check(unsafe { (driver.cuGraphCreate)(&raw mut other, 0) })?;
-        let updated = self.fill_graph(call, loading, other, (program, &[])).and_then(|_| {
-            call.enter_own()?;
-            let mut info = CUgraphExecUpdateResultInfo::default();
-            // SAFETY: the out parameter is a local; both graphs are the driver's own.
-            check(unsafe { (driver.cuGraphExecUpdate_v2)(exec, other, &raw mut info) })
-        });
-        // SAFETY: the graph is the driver's own, and not used again.
-        unsafe { (driver.cuGraphDestroy)(other) };
-        updated
-    }
-
     fn fill_graph(
         &mut self,
         call: &mut Call,
         loading: &mut Loading<'_>,
         graph: CUgraph,
-        (program, values): (&Program, &[u32]),
+        program: &Program,
     ) -> Result<Vec<CUgraphNode>, Refused> {
-        conditions::create(call, graph, program, values)?;
+        conditions::create(call, graph, program)?;
         let mut nodes = Vec::with_capacity(program.steps.len());
         let mut bodies = Bodies::new(graph);
         for (place, step) in program.steps.iter().enumerate() {
@@ -324,13 +301,8 @@ impl Code {
         if self.set_step(call, loading, exec, node, &change, &step).is_err() {
             // The driver cannot change a node in every way in which a new node could differ.
             let graph = self.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
-            let graph = graph.unmade();
-            if conditions::any_keeps(&graph.program) {
-                // Another graph would not have the values of its conditions.
-                self.update_graph(call, loading, &graph.program, exec)?;
-                return call.enter_own();
-            }
-            let remade = self.make_graph(call, loading, &graph);
+            let (program, flags) = (graph.program.clone(), graph.flags);
+            let remade = self.make_graph(call, loading, &program, flags);
             // Where that fails there is no executable graph: better no launch than a launch of the program before its
             // change.
             let (made, failed) = match remade {
@@ -408,8 +380,8 @@ impl Code {
         if let Some(made) = &graph.made {
             return Ok(made.exec);
         }
-        let graph = graph.unmade();
-        let made = self.make_graph(call, loading, &graph)?;
+        let (program, flags) = (graph.program.clone(), graph.flags);
+        let made = self.make_graph(call, loading, &program, flags)?;
         let exec = made.exec;
         if let Some(graph) = self.graphs.get_mut(&handle) {
             graph.made = Some(made);
@@ -431,8 +403,7 @@ impl Code {
         self.prints.notice(&call.session);
         if result == CUDA_SUCCESS {
             let key = call.stream_key(stream)?;
-            let graph = self.graphs.get_mut(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
-            graph.launched = true;
+            let graph = self.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
             let mut allocates = false;
             for function in &graph.functions {
                 call.session.waiting.launched(key, *function);
@@ -465,21 +436,6 @@ impl Code {
                 destroy_graph(driver, exec, graph);
             }
         }
-    }
-
-    /// Reads the values that conditions have kept since the last launch of their graphs, for an image. Nothing runs on the device.
-    /// Graphs that have such conditions are made again at their next launch.
-    pub(crate) fn read_conditions(&mut self, call: &mut Call) -> Result<(), Refused> {
-        for graph in self.graphs.values_mut() {
-            if !graph.launched || !conditions::any_keeps(&graph.program) {
-                continue;
-            }
-            let Some(made) = graph.made.take() else { continue };
-            call.enter(graph.context)?;
-            graph.values = conditions::read(call, made, &graph.program)?;
-            graph.launched = false;
-        }
-        Ok(())
     }
 
     /// Makes graphs after a restore, once all of the client's memory is there, so that no launch waits for that.

@@ -5,7 +5,6 @@
 //!   GRAPH_CREATE ──> program ──> driver's graph ──> driver's executable graph <── GRAPH_LAUNCH
 //!   GRAPH_SET ────> a step of the program, and of the driver's executable graph
 //!   a restore ────> program; the rest once the client's pinned memory is there
-//!   a dump ───────> the values of conditions, which the driver's graph alone has
 //! ```
 //!
 //! A stream takes about a thousand launches of graphs without blocking, however many steps each graph has (measured with a
@@ -34,10 +33,6 @@ pub(crate) struct Graph {
     context: u64,
     flags: u64,
     program: Program,
-    /// The values of its conditions, by their numbers, with which it is made; none for those of a new graph.
-    values: Vec<u32>,
-    /// Whether it was launched since these values were read.
-    launched: bool,
     /// The functions that the graph launches.
     functions: BTreeSet<u64>,
     made: Option<Made>,
@@ -63,14 +58,7 @@ impl Graph {
 
     fn new(context: u64, flags: u64, program: Program) -> Self {
         let functions = functions(&program);
-        Self { context, flags, program, values: Vec::new(), launched: false, functions, made: None }
-    }
-
-    /// The same graph without the driver's objects.
-    fn unmade(&self) -> Self {
-        let Self { context, flags, launched, .. } = *self;
-        let (program, values, functions) = (self.program.clone(), self.values.clone(), self.functions.clone());
-        Self { context, flags, program, values, launched, functions, made: None }
+        Self { context, flags, program, functions, made: None }
     }
 }
 
@@ -109,7 +97,6 @@ impl Saved for Graphs {
             context: graph.context,
             flags: graph.flags,
             program: graph.program.to_bytes(),
-            values: graph.values.clone(),
             ..state::Graph::default()
         };
         let graphs = self.iter().map(graph).collect();
@@ -125,8 +112,7 @@ impl Saved for Graphs {
 fn read(bytes: &[u8], graphs: &mut Graphs) -> Result<(), Malformed> {
     let saved: state::Graphs = state::parse(bytes)?;
     for it in saved.graphs {
-        let mut graph = Graph::new(it.context, it.flags, Program::from_bytes(&it.program)?);
-        graph.values = it.values;
+        let graph = Graph::new(it.context, it.flags, Program::from_bytes(&it.program)?);
         graphs.insert(it.handle, graph);
     }
     Ok(())
