@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rekindle_ptx::{Children, Kernel, Program};
 
-use super::launch::Shape;
+use super::shape::Shape;
 use crate::attributes::{MAX_BLOCK, MAX_BLOCK_THREADS, MAX_GRID, SHARED_DEFAULT};
 use crate::context::Context;
 use crate::memory::space::{self, Kind};

@@ -4,3 +4,4 @@ mod children;
 pub(crate) mod launch;
 pub(crate) mod malloc;
 pub(crate) mod print;
+mod shape;
