@@ -36,7 +36,6 @@ const REASONS: &[(&str, &str)] = &[
     ("cuDeviceGetLuid", "only Windows has it"),
     ("cuDeviceRegisterAsyncNotification", "the driver has no such notifications on Linux"),
     ("cuDeviceUnregisterAsyncNotification", "the driver has no such notifications on Linux"),
-    ("cuDeviceGetHostAtomicCapabilities", "not supported yet"),
     ("cuDeviceGetP2PAtomicCapabilities", "not supported yet"),
     ("cuLibraryGetUnifiedFunction", "only devices with unified function pointers have it"),
     ("cuTexRef", REFERENCES),
