@@ -6,6 +6,8 @@ use rekindle_cuda_abi::{build_script, generate};
 /// The functions that the worker calls besides the calls of the table.
 const ALSO: &[&str] = &[
     "cuInit",
+    "cuGraphConditionalHandleCreate",
+    "cuGraphAddNode_v2",
     "cuMemGetInfo_v2",
     "cuDriverGetVersion",
     "cuDeviceGetCount",

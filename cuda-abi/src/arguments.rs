@@ -322,7 +322,9 @@ pub enum NodeParams<'c> {
     Free(CUdeviceptr),
     /// `memOp`.
     BatchMemOp(Passed<'c, CudaBatchMemOpNodeParams>),
-    /// External semaphores and conditions.
+    /// `conditional`, where an answer is written.
+    Conditional,
+    /// External semaphores.
     Unsupported,
     /// A type that `cuda.h` does not have.
     Unknown,
@@ -345,7 +347,8 @@ impl<'c> Passed<'c, CUgraphNodeParams> {
             10 => NodeParams::Allocate,
             11 => NodeParams::Free(words[0]),
             12 => NodeParams::BatchMemOp(part(words)),
-            8 | 9 | 13 => NodeParams::Unsupported,
+            13 => NodeParams::Conditional,
+            8 | 9 => NodeParams::Unsupported,
             _ => NodeParams::Unknown,
         }
     }
@@ -370,6 +373,15 @@ impl<'c> InOut<'c, CUgraphNodeParams> {
     /// The parameters of an allocation, whose address is an answer; null where these are.
     pub fn allocation(self) -> InOut<'c, CudaMemAllocNodeParams> {
         // No pointer into nothing.
+        if self.is_null() {
+            return InOut::null();
+        }
+        // SAFETY: not null, so within the caller's structure.
+        InOut(unsafe { (&raw mut (*self.0).words).cast() }, PhantomData)
+    }
+
+    /// The parameters of a conditional node, whose list of bodies is an answer; null where these are.
+    pub fn conditional(self) -> InOut<'c, CudaConditionalNodeParams> {
         if self.is_null() {
             return InOut::null();
         }

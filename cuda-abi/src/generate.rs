@@ -113,6 +113,7 @@ fn known_enum(c: &str) -> bool {
     const ENUMS: &[&str] = &[
         "CUdevice_attribute",
         "CUdevice_P2PAttribute",
+        "CUatomicOperation",
         "CUfunction_attribute",
         "CUpointer_attribute",
         "CUfunc_cache",

@@ -11,6 +11,8 @@ pub type CUgraph = u64;
 pub type CUgraphNode = u64;
 pub type CUgraphExec = u64;
 pub type CUuserObject = u64;
+/// The number of a condition in its graph.
+pub type CUgraphConditionalHandle = u64;
 
 /// `CUgraphEdgeData`: what of a node another waits for. All zero: for its end.
 #[repr(C)]
@@ -145,6 +147,18 @@ pub struct CudaMemcpyNodeParams {
     pub copy: CudaMemcpy3d,
 }
 
+/// `CUDA_CONDITIONAL_NODE_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CudaConditionalNodeParams {
+    pub handle: CUgraphConditionalHandle,
+    pub kind: u32,
+    pub size: u32,
+    /// The driver's list of the bodies, which it writes.
+    pub bodies: *const CUgraph,
+    pub context: CUcontext,
+}
+
 /// `CUgraphNodeParams`: a kind, and parameters in 29 words whose meaning depends on it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -160,5 +174,6 @@ const _: () = {
     assert!(size_of::<CUmemPoolProps>() == 88 && size_of::<CudaMemAllocNodeParams>() == 120);
     assert!(size_of::<CUstreamBatchMemOpParams>() == 48 && size_of::<CudaBatchMemOpNodeParams>() == 32);
     assert!(size_of::<CudaMemcpyNodeParams>() == 216 && size_of::<CUgraphNodeParams>() == 256);
+    assert!(size_of::<CudaConditionalNodeParams>() == 32);
     assert!(size_of::<CUlaunchAttribute>() == 72 && size_of::<CUgraphEdgeData>() == 8);
 };

@@ -10,7 +10,7 @@ use crate::graphs::Graphs;
 use crate::task::Task;
 
 /// `CU_GRAPH_DEBUG_DOT_FLAGS_*`: everything, kernels' parameters, copies', memsets', functions', events', handles,
-/// memory's.
+/// memory's, conditional nodes'.
 const VERBOSE: u32 = 1;
 const KERNEL: u32 = 1 << 2;
 const COPY: u32 = 1 << 3;
@@ -20,6 +20,7 @@ const EVENT: u32 = 1 << 6;
 const HANDLES: u32 = 1 << 10;
 const ALLOCATE: u32 = 1 << 11;
 const FREE: u32 = 1 << 12;
+const CONDITIONAL: u32 = 1 << 15;
 
 impl Graphs {
     /// The text of a graph and its children.
@@ -58,7 +59,11 @@ impl Graphs {
             let _ = writeln!(text, "{} -> {}{port};", name(from), name(to));
         }
         text.push_str("}\n");
-        let children = graph.nodes.values().filter_map(|n| if let Task::Child(c) = n.task { Some(c) } else { None });
+        let children = graph.nodes.values().flat_map(|node| match &node.task {
+            Task::Child(child) => vec![*child],
+            Task::Conditional(it) => it.bodies.clone(),
+            _ => Vec::new(),
+        });
         for child in children.collect::<Vec<_>>() {
             self.subgraph(child, flags, number, text)?;
         }
@@ -104,6 +109,11 @@ fn describe(task: &Task, flags: u32) -> String {
         Task::Free(address) if wants(FREE) => format!("MEM_FREE\\n{address:#x}"),
         Task::Free(_) => "MEM_FREE".into(),
         Task::Words(_) => "MEM_OPS".into(),
+        Task::Conditional(it) if wants(CONDITIONAL) => {
+            let kind = ["IF", "WHILE", "SWITCH"].get(it.kind as usize).unwrap_or(&"?");
+            format!("CONDITIONAL\\n{kind} of handle {}, {} bodies", it.handle, it.bodies.len())
+        }
+        Task::Conditional(_) => "CONDITIONAL".into(),
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rekindle_cuda_abi::types::*;
 
 use crate::Result;
-use crate::graph::{Edge, Graph};
+use crate::graph::{Edge, Graph, Owner};
 use crate::graphs::Graphs;
 use crate::handles::{EXEC, Handles};
 use crate::steps::{Flat, Step};
@@ -25,7 +25,8 @@ struct Part {
     task: Task,
     /// The places of the nodes that come after it, and what of it they wait for.
     before: Vec<(usize, CUgraphEdgeData)>,
-    child: Option<Shape>,
+    /// Of its child, or of its bodies.
+    parts: Vec<Shape>,
 }
 
 /// An executable graph.
@@ -179,9 +180,12 @@ fn shape(graphs: &Graphs, graph: &Graph) -> Result<Shape> {
     let mut nodes = Vec::with_capacity(order.len());
     for handle in order {
         let node = graph.nodes.get(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let child = match &node.task {
-            Task::Child(child) => Some(shape(graphs, graphs.graph(*child)?)?),
-            _ => None,
+        let parts = match &node.task {
+            Task::Child(child) => vec![shape(graphs, graphs.graph(*child)?)?],
+            Task::Conditional(it) => {
+                it.bodies.iter().map(|body| shape(graphs, graphs.graph(*body)?)).collect::<Result<_>>()?
+            }
+            _ => Vec::new(),
         };
         let mut before = Vec::with_capacity(node.before.len());
         for next in &node.before {
@@ -190,13 +194,19 @@ fn shape(graphs: &Graphs, graph: &Graph) -> Result<Shape> {
             before.extend(places.get(next).map(|place| (*place, data)));
         }
         before.sort_by_key(|edge| edge.0);
-        nodes.push(Part { node: handle, task: node.task.clone(), before, child });
+        nodes.push(Part { node: handle, task: node.task.clone(), before, parts });
     }
     Ok(Shape { nodes })
 }
 
 /// Unfolds a graph behind steps that are there; returns the steps that nothing in it comes after.
-fn unfold(graphs: &Graphs, graph: &Graph, behind: &[(usize, CUgraphEdgeData)], flat: &mut Flat) -> Result<Vec<usize>> {
+fn unfold(
+    graphs: &Graphs,
+    graph: &Graph,
+    behind: &[(usize, CUgraphEdgeData)],
+    within: Option<(usize, usize)>,
+    flat: &mut Flat,
+) -> Result<Vec<usize>> {
     let order = graph.order().ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let mut places = HashMap::new();
     for handle in order {
@@ -206,13 +216,19 @@ fn unfold(graphs: &Graphs, graph: &Graph, behind: &[(usize, CUgraphEdgeData)], f
             after = behind.to_vec();
         }
         if let Task::Child(child) = node.task {
-            let ends = unfold(graphs, graphs.graph(child)?, &after, flat)?;
+            let ends = unfold(graphs, graphs.graph(child)?, &after, within, flat)?;
             if !ends.is_empty() {
                 after = ends.into_iter().map(|i| (i, CUgraphEdgeData::default())).collect();
             }
         }
-        places.insert(handle, flat.steps.len());
-        flat.steps.push(Step { node: handle, task: node.task.clone(), enabled: true, after });
+        let place = flat.steps.len();
+        places.insert(handle, place);
+        flat.steps.push(Step { node: handle, task: node.task.clone(), enabled: true, after, within });
+        if let Task::Conditional(it) = &node.task {
+            for (number, body) in it.bodies.iter().enumerate() {
+                unfold(graphs, graphs.graph(*body)?, &[], Some((place, number)), flat)?;
+            }
+        }
     }
     let ends = graph.nodes.iter().filter(|(_, n)| n.before.is_empty()).filter_map(|(h, _)| places.get(h).copied());
     Ok(ends.collect())
@@ -226,8 +242,13 @@ impl Exec {
         if source.has_memory() && source.execs > 0 {
             return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
-        let mut flat = Flat::default();
-        unfold(graphs, source, &[], &mut flat)?;
+        // A condition has one value, which two executable graphs would share; and a body is launched with its node.
+        if source.is_conditional() && (source.execs > 0 || matches!(source.owner, Owner::Body(_))) {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        ensure(graphs.conditions_problem(graph).is_none(), CUDA_ERROR_INVALID_VALUE)?;
+        let mut flat = Flat { steps: Vec::new(), values: source.values.clone() };
+        unfold(graphs, source, &[], None, &mut flat)?;
         let places = flat.steps.iter().enumerate().map(|(i, step)| (step.node, i)).collect();
         let tasks = || flat.steps.iter().map(|s| &s.task);
         let allocates =
@@ -256,8 +277,18 @@ impl Exec {
             if part.before != new.before {
                 return refuse(TOPOLOGY_CHANGED, new.node, 0);
             }
-            if let (Some(own), Some(other)) = (&part.child, &new.child) {
+            let mut task = new.task.clone();
+            if let (Task::Conditional(a), Task::Conditional(b)) = (&part.task, &mut task) {
+                if (a.handle, a.kind, a.context, a.bodies.len()) != (b.handle, b.kind, b.context, b.bodies.len()) {
+                    return refuse(NOT_SUPPORTED, new.node, 0);
+                }
+                // A step's bodies are its own ones, whatever graph it takes its parameters from.
+                b.bodies.clone_from(&a.bodies);
+            }
+            for (own, other) in part.parts.iter().zip(&new.parts) {
                 self.take_over(own, other, flat)?;
+            }
+            if matches!(task, Task::Child(_)) {
                 continue;
             }
             match (&part.task, &new.task) {
@@ -270,7 +301,7 @@ impl Exec {
             }
             let place = self.places.get(&part.node).and_then(|i| flat.steps.get_mut(*i));
             let Some(step) = place else { return refuse(NOT_SUPPORTED, new.node, 0) };
-            step.task = new.task.clone();
+            step.task = task;
         }
         Ok(())
     }
@@ -294,10 +325,9 @@ pub(crate) fn allowed(old: &Task, new: &Task) -> bool {
 
 impl Shape {
     fn find_child(&self, node: CUgraphNode) -> Option<&Shape> {
-        self.nodes.iter().find_map(|part| match &part.child {
-            Some(child) if part.node == node => Some(child),
-            Some(child) => child.find_child(node),
-            None => None,
+        self.nodes.iter().find_map(|part| match (&part.task, &part.parts[..]) {
+            (Task::Child(_), [child]) if part.node == node => Some(child),
+            (_, parts) => parts.iter().find_map(|it| it.find_child(node)),
         })
     }
 }
@@ -305,7 +335,6 @@ impl Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::Owner;
     use crate::task::Host;
 
     const PLAIN: CUgraphEdgeData = CUgraphEdgeData { from_port: 0, to_port: 0, kind: 0, reserved: [0; 5] };

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use rekindle_cuda_abi::types::*;
 
+use crate::condition::{Condition, Values};
 use crate::task::Task;
 
 /// A node that another comes after, and what of it.
@@ -34,6 +35,8 @@ pub(crate) enum Owner {
     Program,
     /// The node of which it is the child.
     Node(CUgraphNode),
+    /// The conditional node of which it is a body.
+    Body(CUgraphNode),
     /// A capture, until it ends.
     Capture,
 }
@@ -49,16 +52,35 @@ pub(crate) struct Graph {
     pub(crate) users: Vec<(CUuserObject, u32)>,
     /// Executable graphs that were made of it and are alive.
     pub(crate) execs: usize,
+    /// Its conditions, by their handles less one. Those of graphs that are part of another one are the other's.
+    pub(crate) conditions: Vec<Condition>,
+    /// Their values.
+    pub(crate) values: Values,
 }
 
 impl Graph {
     pub(crate) fn new(owner: Owner) -> Self {
-        Self { nodes: BTreeMap::new(), owner, captures: 0, users: Vec::new(), execs: 0 }
+        Self {
+            nodes: BTreeMap::new(),
+            owner,
+            captures: 0,
+            users: Vec::new(),
+            execs: 0,
+            conditions: Vec::new(),
+            values: Values::default(),
+        }
     }
 
     /// Whether the application may destroy it, or make it a child.
     pub(crate) fn is_programs(&self) -> bool {
         self.owner == Owner::Program && self.captures == 0
+    }
+
+    /// Whether it has conditions, conditional nodes, or is the body of one: there may be no second of it.
+    pub(crate) fn is_conditional(&self) -> bool {
+        matches!(self.owner, Owner::Body(_))
+            || !self.conditions.is_empty()
+            || self.nodes.values().any(|node| matches!(node.task, Task::Conditional(_)))
     }
 
     /// Whether it has nodes that allocate or free memory.

@@ -107,7 +107,7 @@ impl Graphs {
 
     /// Adds a node that owns a copy of a graph.
     pub(crate) fn add_child(&mut self, graph: CUgraph, after: &[Edge], child: CUgraph) -> Result<CUgraphNode> {
-        if self.graph(child)?.has_memory() {
+        if self.graph(child)?.has_memory() || self.graph(child)?.is_conditional() {
             return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
         if graph == child {
@@ -129,6 +129,7 @@ impl Graphs {
             let fresh = self.node_handles.fresh();
             names.insert(*handle, fresh);
             let task = match &node.task {
+                Task::Conditional(_) => return Err(CUDA_ERROR_NOT_SUPPORTED),
                 Task::Child(child) => Task::Child(self.copy(*child, Owner::Node(fresh))?),
                 Task::Kernel(kernel) => Task::Kernel(crate::Kernel { pointers: Vec::new(), ..kernel.clone() }),
                 other => other.clone(),
@@ -165,6 +166,7 @@ impl Graphs {
     fn drop_task(&mut self, task: &Task) {
         match task {
             Task::Child(child) => self.destroy(*child),
+            Task::Conditional(it) => it.bodies.iter().for_each(|body| self.destroy(*body)),
             Task::Allocate(memory) => self.memory.release(memory.address),
             _ => {}
         }
@@ -186,6 +188,7 @@ impl Graphs {
             }
         }
         self.nodes.remove(&node);
+        self.release_conditions(graph, &gone.task);
         self.drop_task(&gone.task);
         Ok(())
     }

@@ -17,8 +17,10 @@
 //!   hook
 //!   store                   graphs, executable graphs and captures of a process, and the lock around them
 //!   exec, capture, dot      each works on the graphs that the caller hands to it
+//!   conditions              the conditions of graphs, and the nodes that look at them
 //!   graphs                  all graphs, with the memory and the user objects that they hold
 //!   graph, memory, user     one graph; all memory of graphs; all user objects
+//!   condition               one condition of a graph, and the values of all
 //!   driver                  the library around this crate
 //!   steps                   a graph as it is launched
 //!   task, handles           what a node does
@@ -38,6 +40,8 @@
 
 pub mod api;
 mod capture;
+mod condition;
+mod conditions;
 mod dot;
 mod driver;
 mod exec;
@@ -52,9 +56,10 @@ mod task;
 mod user;
 
 pub use capture::Mode;
+pub use condition::Values;
 pub use driver::{Driver, KernelFacts, Role, Stream, StreamKey, register};
 pub use steps::{Flat, Step};
-pub use task::{Copy, Fill, Host, Kernel, Task, Words};
+pub use task::{Conditional, Copy, Fill, Host, Kernel, Task, Words};
 
 /// The answer of a call.
 pub type Result<T> = std::result::Result<T, rekindle_cuda_abi::types::CUresult>;

@@ -2,6 +2,7 @@
 
 use rekindle_cuda_abi::types::*;
 
+use crate::condition::Values;
 use crate::task::Task;
 
 /// A step of a launch.
@@ -15,11 +16,15 @@ pub struct Step {
     pub enabled: bool,
     /// The places of the steps that it comes after, all before its own, and what of them.
     pub after: Vec<(usize, CUgraphEdgeData)>,
+    /// The place of the conditional step of which it is in a body, and in which.
+    pub within: Option<(usize, usize)>,
 }
 
-/// The steps of a launch, each behind what it comes after.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// The steps of a launch, each behind what it comes after. The steps of a conditional step's bodies are behind it.
+#[derive(Clone, Debug, Default)]
 pub struct Flat {
     /// In an order in which they can be done one after the other.
     pub steps: Vec<Step>,
+    /// The values of the graph's conditions.
+    pub values: Values,
 }

@@ -29,6 +29,25 @@ pub enum Task {
     Free(CUdeviceptr),
     /// Operations on words of memory.
     Words(Words),
+    /// Runs one of the graphs that this node owns, or one repeatedly, or none.
+    Conditional(Conditional),
+}
+
+/// A node that looks at a condition of its graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conditional {
+    /// The condition's.
+    pub handle: u64,
+    /// `CU_GRAPH_COND_TYPE_*`.
+    pub kind: u32,
+    /// The context in which it runs.
+    pub context: CUcontext,
+    /// The value that the condition gets at each launch.
+    pub default: u32,
+    /// Whether it gets that value at all.
+    pub assigns: bool,
+    /// The graphs. A program gets the address of this list, which never changes.
+    pub bodies: Vec<CUgraph>,
 }
 
 /// A kernel launch.
@@ -134,6 +153,7 @@ impl Task {
             Self::Allocate(_) => 10,
             Self::Free(_) => 11,
             Self::Words(_) => 12,
+            Self::Conditional(_) => 13,
         }
     }
 }

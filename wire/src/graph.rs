@@ -4,7 +4,8 @@
 //! ```text
 //!   program   count, step...
 //!   step      enabled, context, after..., task
-//!   task      KERNEL as a launch | COPY end end size | FILL ... | NOTHING
+//!   task      KERNEL as a launch | COPY end end size | FILL ... | NOTHING | CONDITIONAL condition
+//!             | WITHIN place body task, of a step in a body of the conditional step at that place
 //! ```
 
 use crate::boxes::End;
@@ -30,6 +31,8 @@ pub struct Step {
     pub context: u64,
     /// The places of the steps that it comes after, and what of them (`CUgraphEdgeData`).
     pub after: Vec<(u32, [u8; 8])>,
+    /// The place of the conditional step of which it is in a body, and in which.
+    pub within: Option<(u32, u32)>,
     /// The work that the step does.
     pub task: Task,
 }
@@ -63,14 +66,33 @@ pub enum Task {
         /// Rows.
         height: u64,
     },
+    /// Runs the steps of a body, as its condition says.
+    Conditional(Conditional),
     /// Nothing.
     Nothing,
+}
+
+/// A conditional step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conditional {
+    /// The number of the condition in its graph, from 1 on: the driver's handle.
+    pub handle: u64,
+    /// `CU_GRAPH_COND_TYPE_*`.
+    pub kind: u32,
+    /// The bodies.
+    pub bodies: u32,
+    /// The value that the condition gets at each launch.
+    pub default: u32,
+    /// Whether it gets that value, `CU_GRAPH_COND_ASSIGN_DEFAULT`.
+    pub assigns: bool,
 }
 
 const NOTHING: u64 = 0;
 const KERNEL: u64 = 1;
 const COPY: u64 = 2;
 const FILL: u64 = 3;
+const CONDITIONAL: u64 = 4;
+const WITHIN: u64 = 5;
 
 impl Step {
     /// Appends the step.
@@ -81,6 +103,9 @@ impl Step {
         for (place, data) in &self.after {
             w.word(u64::from(*place));
             w.word(u64::from_le_bytes(*data));
+        }
+        if let Some((place, body)) = self.within {
+            [WITHIN, place.into(), body.into()].into_iter().for_each(|n| w.word(n));
         }
         match &self.task {
             Task::Nothing => w.word(NOTHING),
@@ -93,6 +118,10 @@ impl Step {
                 target.write(w);
                 source.write(w);
                 size.iter().for_each(|n| w.word(*n));
+            }
+            Task::Conditional(Conditional { handle, kind, bodies, default, assigns }) => {
+                let [kind, bodies, default, assigns] = [*kind, *bodies, *default, u32::from(*assigns)].map(u64::from);
+                [CONDITIONAL, *handle, kind, bodies, default, assigns].into_iter().for_each(|n| w.word(n));
             }
             Task::Fill { address, pitch, value, element, width, height } => {
                 w.word(FILL);
@@ -120,7 +149,16 @@ impl Step {
             }
             after.push((before, r.word()?.to_le_bytes()));
         }
-        let task = match r.word()? {
+        let (mut kind, mut within) = (r.word()?, None);
+        if kind == WITHIN {
+            let (outer, body) = (r.word32()?, r.word32()?);
+            if outer as usize >= place {
+                return Err(Malformed("a step of a graph in a body of a later one"));
+            }
+            within = Some((outer, body));
+            kind = r.word()?;
+        }
+        let task = match kind {
             NOTHING => Task::Nothing,
             KERNEL => {
                 let launch = r.blob()?;
@@ -139,9 +177,16 @@ impl Step {
                 width: r.word()?,
                 height: r.word()?,
             },
+            CONDITIONAL => Task::Conditional(Conditional {
+                handle: r.word()?,
+                kind: r.word32()?,
+                bodies: r.word32()?,
+                default: r.word32()?,
+                assigns: r.word()? != 0,
+            }),
             _ => return Err(Malformed("a step of a graph that is of no kind")),
         };
-        Ok(Self { enabled, context, after, task })
+        Ok(Self { enabled, context, after, within, task })
     }
 }
 
@@ -170,7 +215,46 @@ impl Program {
             steps.push(Step::read(&mut r, place)?);
         }
         r.end()?;
-        Ok(Self { steps })
+        let program = Self { steps };
+        program.check_bodies()?;
+        Ok(program)
+    }
+
+    /// Whether each step in a body is in one that there is, and comes after steps of the same body; and whether each condition has
+    /// one step.
+    fn check_bodies(&self) -> Result<(), Malformed> {
+        for step in &self.steps {
+            if let Some((place, body)) = step.within {
+                match self.steps.get(place as usize).map(|it| &it.task) {
+                    Some(Task::Conditional(outer)) if body < outer.bodies => {}
+                    _ => return Err(Malformed("a step of a graph in a body that there is not")),
+                }
+            }
+            let beside = |place: u32| self.steps.get(place as usize).is_some_and(|it| it.within == step.within);
+            if !step.after.iter().all(|(place, _)| beside(*place)) {
+                return Err(Malformed("a step of a graph that comes after one of another body"));
+            }
+        }
+        let handles: Vec<u64> = self.conditionals().iter().map(|it| it.1.handle).collect();
+        if handles.iter().zip(1..).any(|(handle, number)| *handle != number) {
+            return Err(Malformed("conditions of a graph that are not numbered from one on"));
+        }
+        if self.conditionals().iter().any(|it| it.1.bodies == 0 || it.1.bodies as usize > MAX_STEPS) {
+            return Err(Malformed("a conditional step without bodies, or with too many"));
+        }
+        Ok(())
+    }
+
+    /// The places of the conditional steps, by the numbers of their conditions.
+    #[must_use]
+    pub fn conditionals(&self) -> Vec<(usize, Conditional)> {
+        let conditional = |(place, step): (usize, &Step)| match step.task {
+            Task::Conditional(it) => Some((place, it)),
+            _ => None,
+        };
+        let mut all: Vec<_> = self.steps.iter().enumerate().filter_map(conditional).collect();
+        all.sort_by_key(|it| it.1.handle);
+        all
     }
 }
 
@@ -205,9 +289,49 @@ mod tests {
             enabled: i != 1,
             context: 7,
             after: (0..i as u32).map(|before| (before, [before as u8; 8])).collect(),
+            within: None,
             task,
         };
         Program { steps: tasks.into_iter().enumerate().map(step).collect() }
+    }
+
+    /// The same, with a conditional step behind it: a step in each body, and another conditional step in the second.
+    fn conditional() -> Program {
+        let mut program = program();
+        let condition = Conditional { handle: 2, kind: 0, bodies: 2, default: 9, assigns: true };
+        let mut add = |within, task| {
+            program.steps.push(Step { enabled: true, context: 7, after: Vec::new(), within, task });
+        };
+        add(None, Task::Conditional(condition));
+        add(Some((4, 0)), Task::Nothing);
+        add(Some((4, 1)), Task::Conditional(Conditional { handle: 1, kind: 1, bodies: 1, ..condition }));
+        add(Some((6, 0)), Task::Nothing);
+        add(Some((4, 1)), Task::Nothing);
+        program.steps[8].after.push((6, [0; 8]));
+        program
+    }
+
+    #[test]
+    fn conditional_steps_and_their_bodies_read_as_they_were_written() {
+        let bytes = conditional().to_bytes();
+        let read = Program::from_bytes(&bytes).unwrap();
+        assert_eq!(read, conditional());
+        assert_eq!(read.conditionals().iter().map(|it| it.0).collect::<Vec<_>>(), [6, 4]);
+    }
+
+    #[test]
+    fn a_program_whose_bodies_do_not_fit_is_refused() {
+        let refused = |change: fn(&mut Program)| {
+            let mut program = conditional();
+            change(&mut program);
+            Program::from_bytes(&program.to_bytes()).is_err()
+        };
+        assert!(!refused(|_| ()));
+        assert!(refused(|it| it.steps[5].within = Some((4, 2))), "no such body");
+        assert!(refused(|it| it.steps[5].within = Some((3, 0))), "not a conditional step");
+        assert!(refused(|it| it.steps[5].within = Some((5, 0))), "itself");
+        assert!(refused(|it| it.steps[7].after.push((5, [0; 8]))), "after a step of another body");
+        assert!(refused(|it| it.steps[6].task = Task::Nothing), "a condition without a step");
     }
 
     #[test]

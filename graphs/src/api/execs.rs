@@ -77,10 +77,12 @@ pub fn cuGraphInstantiateWithParams(
         let mut asked = *params.read()?;
         let made = instantiate(graph, asked.flags);
         let cycle = with(|store| Ok(store.graphs.graph(graph).ok().and_then(|g| g.cycle())))?;
-        (asked.error_node, asked.result) = match (&made, cycle) {
-            (Ok(_), _) => (0, SUCCESS),
-            (Err(_), Some(node)) => (node, INVALID_STRUCTURE),
-            (Err(_), None) => (0, ERROR),
+        let conditions = with(|store| Ok(store.graphs.conditions_problem(graph)))?;
+        (asked.error_node, asked.result) = match (&made, cycle, conditions) {
+            (Ok(_), ..) => (0, SUCCESS),
+            (Err(_), Some(node), _) => (node, INVALID_STRUCTURE),
+            (Err(CUDA_ERROR_INVALID_VALUE), None, Some((result, node))) => (node, result),
+            (Err(_), None, _) => (0, ERROR),
         };
         params.put(asked)?;
         let exec = made?;

@@ -35,7 +35,8 @@ pub fn cuGraphClone(out: Out<CUgraph>, graph: CUgraph) -> CUresult {
         out.require()?;
         let clone = with(|store| {
             // Memory has one address, and so one graph.
-            ensure(!store.graphs.graph(graph)?.has_memory(), CUDA_ERROR_NOT_SUPPORTED)?;
+            let graph_of = store.graphs.graph(graph)?;
+            ensure(!graph_of.has_memory() && !graph_of.is_conditional(), CUDA_ERROR_NOT_SUPPORTED)?;
             store.graphs.copy(graph, Owner::Program)
         })?;
         out.put(clone)

@@ -201,6 +201,48 @@ pub fn cuGraphAddMemFreeNode(
     add_free(out, graph, (nodes, PLAIN, count), address)
 }
 
+pub fn cuGraphConditionalHandleCreate(
+    out: Out<CUgraphConditionalHandle>,
+    graph: CUgraph,
+    context: CUcontext,
+    default: u32,
+    flags: u32,
+) -> CUresult {
+    /// `CU_GRAPH_COND_ASSIGN_DEFAULT`.
+    const ASSIGN_DEFAULT: u32 = 1;
+    call(|| {
+        out.require()?;
+        with(|store| store.graphs.graph(graph).map(drop))?;
+        ensure(flags <= ASSIGN_DEFAULT, CUDA_ERROR_INVALID_VALUE)?;
+        known_context(context)?;
+        out.put(with(|store| store.graphs.add_condition(graph, context, default, flags == ASSIGN_DEFAULT))?)
+    })
+}
+
+fn known_context(context: CUcontext) -> Result<()> {
+    ensure(context != 0, CUDA_ERROR_INVALID_CONTEXT)?;
+    driver()?.device(context).map(drop)
+}
+
+/// The bodies are listed where the parameters say afterwards.
+fn add_conditional(
+    out: Out<CUgraphNode>,
+    graph: CUgraph,
+    after: After,
+    params: InOut<CudaConditionalNodeParams>,
+) -> CUresult {
+    call(|| {
+        out.require()?;
+        let after = edges(after.0, after.1, after.2)?;
+        let mut wanted = *params.read()?;
+        known_context(wanted.context)?;
+        let (node, bodies) = with(|store| store.graphs.add_conditional(graph, &after, &wanted))?;
+        wanted.bodies = bodies;
+        params.put(wanted)?;
+        out.put(node)
+    })
+}
+
 pub fn cuGraphAddNode(
     out: Out<CUgraphNode>,
     graph: CUgraph,
@@ -226,6 +268,7 @@ pub fn cuGraphAddNode_v2(
     };
     match wanted.node() {
         NodeParams::Child(child) => add_child(out, graph, after, child),
+        NodeParams::Conditional => add_conditional(out, graph, after, params.conditional()),
         NodeParams::Allocate => add_memory(out, graph, after, params.allocation()),
         NodeParams::Free(address) => add_free(out, graph, after, address),
         _ => add(out, graph, after, || task_of(wanted)),

@@ -140,7 +140,8 @@ pub(super) fn task_of(params: Passed<CUgraphNodeParams>) -> Result<Task> {
         NodeParams::Wait(it) => event(it).map(Task::Wait),
         NodeParams::Record(it) => event(it).map(Task::Record),
         NodeParams::BatchMemOp(params) => words_task(params),
-        NodeParams::Unsupported => Err(CUDA_ERROR_NOT_SUPPORTED),
+        // Neither a node's nor that of an executable graph can change: driver 580 answers so.
+        NodeParams::Conditional | NodeParams::Unsupported => Err(CUDA_ERROR_NOT_SUPPORTED),
         NodeParams::Child(_) | NodeParams::Allocate | NodeParams::Free(_) | NodeParams::Unknown => {
             Err(CUDA_ERROR_INVALID_VALUE)
         }

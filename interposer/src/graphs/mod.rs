@@ -13,7 +13,7 @@ mod program;
 mod sequence;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_graphs::{Copy, Driver, Fill, Flat, Kernel, KernelFacts, Result, Role, Stream, StreamKey, Words};
+use rekindle_graphs::{Copy, Driver, Fill, Flat, Kernel, KernelFacts, Result, Role, Stream, StreamKey, Task, Words};
 use rekindle_wire::codec::Writer;
 use rekindle_wire::command::{
     GRAPH_CREATE, GRAPH_DESTROY, GRAPH_LAUNCH, GRAPH_SET, GRAPH_UPLOAD, GraphCreate, GraphDestroy, GraphInStream,
@@ -25,6 +25,7 @@ use crate::call::{Call, standing_error, stream_of};
 use crate::connection::prints;
 use crate::operations::{boxes, code, device_memory, stream as streams, words};
 use crate::process::calling_thread::{self, named_stream};
+use crate::process::log;
 use crate::state::client;
 use crate::state::contexts::{self, Contexts};
 
@@ -124,7 +125,16 @@ impl Driver for Process {
     }
 
     fn instantiate(&self, flat: &Flat, flags: u64) -> Result<u64> {
-        let Some(steps) = program::steps(flat)? else { return sequence::create(flat) };
+        let Some(steps) = program::steps(flat)? else {
+            if flat.steps.iter().any(|step| matches!(step.task, Task::Conditional(_))) {
+                // A condition lives in one graph of the driver's, which cannot be left for what this process does.
+                log::refused(
+                    "conditional nodes beside functions of the host, events, words or memory that is not pinned",
+                );
+                return Err(CUDA_ERROR_NOT_SUPPORTED);
+            }
+            return sequence::create(flat);
+        };
         let image = code::send_parts(&[&Program { steps }.to_bytes()])?;
         let mut call = Call::in_context(GRAPH_CREATE)?;
         let exec = client::get()?.fresh(Kind::GraphExec);

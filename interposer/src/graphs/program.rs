@@ -4,7 +4,7 @@ use rekindle_cuda_abi::types::*;
 use rekindle_graphs::{Flat, Kernel, Result, Step as Planned, Task as Planning};
 use rekindle_wire::codec::Writer;
 use rekindle_wire::command::Launch;
-use rekindle_wire::graph::{MAX_STEPS, Step, Task};
+use rekindle_wire::graph::{Conditional, MAX_STEPS, Step, Task};
 
 use crate::operations::boxes;
 
@@ -31,13 +31,19 @@ pub(super) fn step(planned: &Planned) -> Result<Option<Step>> {
             (fill.context, Task::Fill { address: dst, pitch, value, element, width, height })
         }
         Planning::Child(_) | Planning::Empty | Planning::Allocate(_) | Planning::Free(_) => (0, Task::Nothing),
+        Planning::Conditional(it) => {
+            let bodies = it.bodies.len() as u32;
+            let rekindle_graphs::Conditional { handle, kind, default, assigns, .. } = *it;
+            (it.context, Task::Conditional(Conditional { handle, kind, bodies, default, assigns }))
+        }
         Planning::Host(_) | Planning::Wait(_) | Planning::Record(_) | Planning::Words(_) => return Ok(None),
     };
     let edge = |(place, data): &(usize, CUgraphEdgeData)| {
         let [a, b, c, d, e] = data.reserved;
         (*place as u32, [data.from_port, data.to_port, data.kind, a, b, c, d, e])
     };
-    Ok(Some(Step { enabled: planned.enabled, context, after: planned.after.iter().map(edge).collect(), task }))
+    let within = planned.within.map(|(place, body)| (place as u32, body as u32));
+    Ok(Some(Step { enabled: planned.enabled, context, after: planned.after.iter().map(edge).collect(), within, task }))
 }
 
 /// A kernel's launch attributes as they travel.

@@ -237,6 +237,8 @@ impl Sequence {
                 let list: Vec<_> = list.operations.iter().map(words::operation).collect();
                 words::enqueue(stream, &list)
             }
+            // No sequence is made of a graph with conditional nodes.
+            Task::Conditional(_) => Err(CUDA_ERROR_NOT_SUPPORTED),
             Task::Child(_) | Task::Empty | Task::Allocate(_) | Task::Free(_) => Ok(()),
         }
     }

@@ -117,6 +117,16 @@ GROUP(devices) {
     TRY("to null", cuDeviceGetTexture1DLinearMaxWidth, NULL, CU_AD_FORMAT_FLOAT, 1, device);
     TRY("of no device", cuDeviceGetTexture1DLinearMaxWidth, &width, CU_AD_FORMAT_FLOAT, 1, count);
 
+    CUatomicOperation operations[] = {CU_ATOMIC_OPERATION_INTEGER_ADD, CU_ATOMIC_OPERATION_CAS}, none = 13;
+    unsigned capabilities[2] = {9, 9};
+    TRY("of two operations", cuDeviceGetHostAtomicCapabilities, capabilities, operations, 2, device);
+    TELL(cuDeviceGetHostAtomicCapabilities, "of two operations, are", "%u %u", capabilities[0], capabilities[1]);
+    TRY("of no operation", cuDeviceGetHostAtomicCapabilities, capabilities, operations, 0, device);
+    TRY("of one that does not exist", cuDeviceGetHostAtomicCapabilities, capabilities, &none, 1, device);
+    TRY("of null", cuDeviceGetHostAtomicCapabilities, capabilities, NULL, 2, device);
+    TRY("to null", cuDeviceGetHostAtomicCapabilities, NULL, operations, 2, device);
+    TRY("of no device", cuDeviceGetHostAtomicCapabilities, capabilities, operations, 2, count);
+
     TRY("of the first", cuDeviceComputeCapability, &value, &other, device);
     int major = 0, minor = 0;
     SET(cuDeviceGetAttribute, &major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);

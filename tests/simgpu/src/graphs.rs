@@ -1,27 +1,24 @@
 //! Graphs: `rekindle-graphs` keeps them, and a launch runs a graph's steps one after the other in its stream.
 
 use std::collections::HashMap;
-use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rekindle_cuda_abi::launch::{CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_COOPERATIVE, extra};
 use rekindle_cuda_abi::types::*;
-use rekindle_graphs::{
-    Copy, Driver, Fill, Flat, Kernel, KernelFacts, Role, Step, Stream as Named, StreamKey, Task, Words,
-};
+use rekindle_graphs::{Copy, Driver, Fill, Flat, Kernel, KernelFacts, Role, Stream as Named, StreamKey, Words};
 
 use crate::copy::{self, Side};
 use crate::device::devices;
 use crate::event::Event;
-use crate::execution::launch::{Shape, check, launch_in};
+use crate::execution::launch::check;
+use crate::graph_parts::{shape, sides};
+use crate::graph_steps as steps;
 use crate::handles;
 use crate::library::{Code, code, function_in};
 use crate::memory::space::{self, Kind};
 use crate::order::{self, Mark};
 use crate::status::Result;
-use crate::stream::{self, Stream};
-use crate::word::{perform_words, words_are_good};
+use crate::word::words_are_good;
 use crate::{current, device};
 
 /// The services that [`rekindle_graphs`] needs.
@@ -37,21 +34,6 @@ static LAUNCHED: Mutex<Option<HashMap<u64, Mark>>> = Mutex::new(None);
 
 fn launched() -> MutexGuard<'static, Option<HashMap<u64, Mark>>> {
     LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The launch shape of a node.
-fn shape(kernel: &Kernel) -> Result<Shape> {
-    let mut shape = Shape::plain(kernel.grid, kernel.block, kernel.shared_bytes);
-    let value = |id| kernel.attributes.get(&id);
-    shape.cooperative = value(CU_LAUNCH_ATTRIBUTE_COOPERATIVE).is_some_and(|it| it.word() != 0);
-    shape.cluster = value(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION).map_or([1; 3], CUlaunchAttributeValue::cluster);
-    shape.check_clusters()?;
-    Ok(shape)
-}
-
-fn sides(copy: &CudaMemcpy3d) -> Result<([Side; 2], [usize; 3])> {
-    let size = [copy.width, copy.height, copy.depth];
-    Ok(([Side::described(&copy.dst, size)?, Side::described(&copy.src, size)?], size))
 }
 
 impl Driver for Software {
@@ -153,17 +135,7 @@ impl Driver for Software {
         if let Some(mark) = before.filter(|m| !m.reached()) {
             stream.hold(mark)?;
         }
-        // The first command waits for room, and the following ones are part of the same launch.
-        stream.submit(|_| Ok(()))?;
-        let steps = || flat.steps.iter().filter(|step| step.enabled);
-        // Read before any step of the launch runs: some steps read memory that the others may write.
-        let copies = steps().map(|step| taken(&stream, step)).collect::<Result<Vec<_>>>()?;
-        stream::as_one(|| {
-            steps().zip(copies).try_for_each(|(step, copy)| match copy {
-                Some(copy) => stream.submit(move |context| copy.run(context)).map(drop),
-                None => perform(&stream, step),
-            })
-        })?;
+        steps::launch(flat, &stream)?;
         launched().get_or_insert_default().insert(exec, stream.last());
         Ok(())
     }
@@ -174,52 +146,5 @@ impl Driver for Software {
 
     fn destroy(&self, exec: u64) {
         launched().get_or_insert_default().remove(&exec);
-    }
-}
-
-/// The copy of a step, with the bytes that it must read at once.
-fn taken(stream: &Stream, step: &Step) -> Result<Option<copy::Copy>> {
-    let Task::Copy(copy) = &step.task else { return Ok(None) };
-    let ([dst, src], size) = sides(&copy.copy)?;
-    copy::of_launch(stream, dst, src, size).map(Some)
-}
-
-type HostFunction = unsafe extern "C" fn(*mut c_void);
-
-fn perform(stream: &Arc<Stream>, step: &Step) -> Result<()> {
-    match &step.task {
-        Task::Kernel(kernel) => {
-            let context = current::named(kernel.context)?;
-            let mut size = 0;
-            let mut extra = extra(&kernel.parameters, &mut size);
-            let extra = extra.as_mut_ptr();
-            // SAFETY: the parameters were gathered by the kernel's layout, and live through the call.
-            unsafe { launch_in(&context, stream, kernel.function, shape(kernel)?, std::ptr::null_mut(), extra) }
-        }
-        Task::Fill(fill) => {
-            let p = &fill.fill;
-            let side = Side { pitch: p.pitch, ..Side::device(p.dst) };
-            copy::fill(stream, side, p.value, p.element as usize, [p.width, p.height], false)
-        }
-        Task::Host(host) => {
-            let host = *host;
-            stream.submit(move |context| {
-                context.flush_prints();
-                // SAFETY: the function and what it takes are as the application gave them.
-                unsafe {
-                    let function = std::mem::transmute::<usize, HostFunction>(host.function as usize);
-                    function(host.data as *mut c_void);
-                }
-                Ok(())
-            })?;
-            Ok(())
-        }
-        Task::Wait(event) => match handles::get::<Event>(*event)?.mark() {
-            Some(mark) if !mark.reached() => stream.hold(mark),
-            _ => Ok(()),
-        },
-        Task::Record(event) => handles::get::<Event>(*event)?.record(stream),
-        Task::Words(words) => perform_words(stream, &words.operations),
-        Task::Copy(_) | Task::Child(_) | Task::Empty | Task::Allocate(_) | Task::Free(_) => Ok(()),
     }
 }

@@ -27,6 +27,9 @@ pub(crate) struct Image {
     pub(crate) code_bytes: u64,
     /// Whether its kernels may print, or fail in assertions.
     pub(crate) prints: bool,
+    /// Variables that only its machine code has, and their sizes: those of libraries without PTX that were linked to it, such as the
+    /// device runtime.
+    pub(crate) of_machine_code: Vec<(String, u64)>,
 }
 
 /// Why an image could not be loaded: the driver's code, and the compiler's message.
@@ -64,7 +67,7 @@ pub(crate) unsafe fn load(image: *const u8) -> std::result::Result<Arc<Image>, U
     let mut parts = extent.parts.iter().map(|part| ptx_of(unsafe { part.as_slice() }));
     let first = parts.next().unwrap_or_else(|| Err(Unloadable::none()));
     if !matches!(&first, Err(error) if error.code == CUDA_ERROR_NO_BINARY_FOR_GPU) {
-        return parse(&first?);
+        return parse(&first?, Vec::new());
     }
     // The device linker's output has no PTX; each of the linked files has its own, and this library links it again.
     let others = parts.filter(|part| !matches!(part, Err(e) if e.code == CUDA_ERROR_NO_BINARY_FOR_GPU));
@@ -73,7 +76,17 @@ pub(crate) unsafe fn load(image: *const u8) -> std::result::Result<Arc<Image>, U
         return Err(Unloadable::none());
     }
     let merged = merge(&others).map_err(|error| Unloadable::new(CUDA_ERROR_INVALID_IMAGE, error))?;
-    parse(&merged)
+    // SAFETY: as above.
+    let of_machine_code = extent.parts.iter().flat_map(|part| machine_variables(unsafe { part.as_slice() }));
+    parse(&merged, of_machine_code.collect())
+}
+
+/// The variables of the machine code that an image has for this device, with their sizes.
+fn machine_variables(bytes: &[u8]) -> Vec<(String, u64)> {
+    let Ok(image) = code::parse(bytes) else { return Vec::new() };
+    let program = image.select(config().capability).and_then(|entry| entry.unpack().ok()).filter(|it| !it.is_ptx());
+    let globals = program.and_then(|it| it.globals().ok()).unwrap_or_default();
+    globals.into_iter().map(|global| (global.name, global.size)).collect()
 }
 
 /// Loads a file, as `cuModuleLoad` does.
@@ -86,7 +99,7 @@ pub(crate) fn load_file(path: &str) -> std::result::Result<Arc<Image>, Unloadabl
 }
 
 fn load_bytes(bytes: &[u8]) -> std::result::Result<Arc<Image>, Unloadable> {
-    parse(&ptx_of(bytes)?)
+    parse(&ptx_of(bytes)?, Vec::new())
 }
 
 /// The PTX that an image has for this device.
@@ -105,10 +118,10 @@ pub(crate) fn ptx_of(bytes: &[u8]) -> std::result::Result<String, Unloadable> {
 const NEWEST_PTX: u32 = 9;
 
 /// Parses a text once, and shares the result while any module or library has it.
-fn parse(text: &str) -> std::result::Result<Arc<Image>, Unloadable> {
+fn parse(text: &str, mut of_machine_code: Vec<(String, u64)>) -> std::result::Result<Arc<Image>, Unloadable> {
     static PARSED: Mutex<Option<HashMap<u64, Weak<Image>>>> = Mutex::new(None);
     let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
+    (text, &of_machine_code).hash(&mut hasher);
     let key = hasher.finish();
     let mut parsed = PARSED.lock().unwrap_or_else(PoisonError::into_inner);
     let parsed = parsed.get_or_insert_default();
@@ -125,7 +138,11 @@ fn parse(text: &str) -> std::result::Result<Arc<Image>, Unloadable> {
     let digits = |c: &char| c.is_ascii_digit();
     let target = ptx.target().chars().skip_while(|c| !digits(c)).take_while(digits).collect::<String>();
     let prints = ["vprintf", "__assertfail"].iter().any(|name| text.contains(name));
-    let image = Arc::new(Image { target: target.parse().unwrap_or(0), code_bytes: text.len() as u64, prints, ptx });
+    of_machine_code.sort();
+    of_machine_code.dedup_by(|a, b| a.0 == b.0);
+    of_machine_code.retain(|(name, _)| ptx.globals().iter().all(|global| global.name != *name));
+    let (target, code_bytes) = (target.parse().unwrap_or(0), text.len() as u64);
+    let image = Arc::new(Image { target, code_bytes, prints, of_machine_code, ptx });
     parsed.retain(|_, image| image.strong_count() > 0);
     parsed.insert(key, Arc::downgrade(&image));
     Ok(image)

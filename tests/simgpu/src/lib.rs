@@ -37,6 +37,8 @@ mod element;
 mod event;
 mod execution;
 mod fault;
+mod graph_parts;
+mod graph_steps;
 mod graphs;
 mod handles;
 mod host;

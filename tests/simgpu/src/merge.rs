@@ -7,7 +7,14 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
 /// Functions that the device runtime provides, so no module defines them.
-const PROVIDED: [&str; 4] = ["vprintf", "__assertfail", "malloc", "free"];
+const PROVIDED: [&str; 5] = ["vprintf", "__assertfail", "malloc", "free", "cudaGraphSetConditional"];
+/// The beginning of the names of its functions for launches by kernels. Those that the interpreter lacks are refused by their
+/// names when a kernel that calls them is launched.
+const PROVIDED_FOR_LAUNCHES: &str = "__cudaCDP2";
+
+fn is_provided(name: &str) -> bool {
+    PROVIDED.contains(&name) || name.starts_with(PROVIDED_FOR_LAUNCHES)
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Linkage {
@@ -73,7 +80,7 @@ pub(crate) fn merge(texts: &[String]) -> Result<String, String> {
         if declared.insert(&statement.name) {
             let declaration = match defined.get(statement.name.as_str()) {
                 Some(definition) => definition,
-                None if PROVIDED.contains(&statement.name.as_str()) => statement,
+                None if is_provided(&statement.name) => statement,
                 None => return Err(format!("error   : Undefined reference to '{}'", statement.name)),
             };
             let _ = writeln!(out, "{};", declaration.head());

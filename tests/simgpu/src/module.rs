@@ -125,6 +125,12 @@ impl Module {
             }
             globals.insert(global.name.clone(), Variable { address, size: global.size });
         }
+        for (name, size) in &image.of_machine_code {
+            let address = device.allocate(context.handle, Kind::Code, (*size).max(1))?;
+            // SAFETY: the memory was just allocated, and no other code knows it.
+            unsafe { device.clear(Kind::Code, address, *size) };
+            globals.insert(name.clone(), Variable { address, size: *size });
+        }
         let code = Code { context: Arc::downgrade(context), image: image.clone(), globals, placed: Mutex::default() };
         for global in image.ptx.globals() {
             let Some(variable) = code.globals.get(&global.name) else { continue };

@@ -80,7 +80,7 @@ impl Tracker {
         let mut names = GraphNames { exact, ..GraphNames::default() };
         for step in program.steps.iter().filter(|step| step.enabled) {
             match &step.task {
-                Task::Nothing => {}
+                Task::Nothing | Task::Conditional(_) => {}
                 Task::Kernel(launch) => {
                     let Ok(launch) = Launch::read(&mut Reader::new(launch)) else {
                         names.unknown = true;
@@ -120,6 +120,6 @@ fn written_by_nodes(steps: &[Step]) -> impl Iterator<Item = (u64, u64)> {
         Task::Fill { address, pitch, element, width, height, .. } => {
             Some((*address, fill(*pitch, u64::from(*element), *width, *height)))
         }
-        Task::Nothing | Task::Kernel(_) => None,
+        Task::Nothing | Task::Kernel(_) | Task::Conditional(_) => None,
     })
 }

@@ -1,12 +1,15 @@
 //! Commands about executable graphs, which make, change and launch the driver's graphs.
 
+use std::collections::BTreeMap;
+
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader};
 use rekindle_wire::command::{self, GraphCreate, GraphDestroy, GraphInStream, GraphSet, Kind, Launch};
 use rekindle_wire::graph::{Program, Step, Task};
 use tracing::warn;
 
-use super::{Graph, Made, destroy_graph, function, functions};
+use super::bodies::Bodies;
+use super::{Graph, Made, conditions, destroy_graph, function, functions};
 use crate::gpu::driver::Driver;
 use crate::resources::Code;
 use crate::resources::boxes::between;
@@ -42,6 +45,14 @@ fn extra(bytes: &mut [u8], size: &mut usize) -> [*mut std::ffi::c_void; 5] {
         (&raw mut *size).cast(),
         std::ptr::null_mut(),
     ]
+}
+
+/// Edges of a graph of the driver's.
+#[derive(Default)]
+struct Edges {
+    from: Vec<CUgraphNode>,
+    to: Vec<CUgraphNode>,
+    data: Vec<CUgraphEdgeData>,
 }
 
 impl Code {
@@ -106,7 +117,7 @@ impl Code {
         });
         let made = made.and_then(|made| {
             for (i, step) in program.steps.iter().enumerate().filter(|(_, step)| !step.enabled) {
-                if !matches!(step.task, Task::Nothing) {
+                if !matches!(step.task, Task::Nothing | Task::Conditional(_)) {
                     // SAFETY: both handles are the driver's own.
                     check(unsafe { (driver.cuGraphNodeSetEnabled)(made.exec, made.nodes[i], 0) })?;
                 }
@@ -128,20 +139,30 @@ impl Code {
         graph: CUgraph,
         program: &Program,
     ) -> Result<Vec<CUgraphNode>, Refused> {
+        conditions::create(call, graph, program)?;
         let mut nodes = Vec::with_capacity(program.steps.len());
-        for step in &program.steps {
-            nodes.push(self.add_step(call, loading, graph, step)?);
+        let mut bodies = Bodies::new(graph);
+        for (place, step) in program.steps.iter().enumerate() {
+            let graph = bodies.of(step)?;
+            nodes.push(match &step.task {
+                Task::Conditional(it) => bodies.add(call, graph, (place, step.context), it)?,
+                _ => self.add_step(call, loading, graph, step)?,
+            });
         }
-        let (mut from, mut to, mut data) = (Vec::new(), Vec::new(), Vec::new());
+        let mut edges: BTreeMap<CUgraph, Edges> = BTreeMap::new();
         for (node, step) in nodes.iter().zip(&program.steps) {
+            let edges = edges.entry(bodies.of(step)?).or_default();
             for (before, edge) in &step.after {
-                from.push(*nodes.get(*before as usize).ok_or(Malformed("a step that comes after none"))?);
-                to.push(*node);
+                edges.from.push(*nodes.get(*before as usize).ok_or(Malformed("a step that comes after none"))?);
+                edges.to.push(*node);
                 let [from_port, to_port, kind, reserved @ ..] = *edge;
-                data.push(CUgraphEdgeData { from_port, to_port, kind, reserved });
+                edges.data.push(CUgraphEdgeData { from_port, to_port, kind, reserved });
             }
         }
-        if !from.is_empty() {
+        for (graph, Edges { from, to, data }) in edges {
+            if from.is_empty() {
+                continue;
+            }
             // SAFETY: the arrays are of that length.
             check(unsafe {
                 let (from, to) = (from.as_ptr(), to.as_ptr());
@@ -172,6 +193,8 @@ impl Code {
         let context = call.session.objects.get(call.header.context).map_or(0, |o| o.real);
         Ok(match task {
             Task::Nothing => Params::Nothing,
+            // Made with its bodies, and never changed: a graph with another one is made anew.
+            Task::Conditional(_) => return Err(Refused::Code(CUDA_ERROR_NOT_SUPPORTED)),
             Task::Kernel(launch) => {
                 let launch = Launch::read(&mut Reader::new(launch))?;
                 let object =
@@ -265,6 +288,7 @@ impl Code {
         let (place, mut words) = (place as usize, Reader::new(step));
         let step = Step::read(&mut words, place)?;
         words.end()?;
+        self.check_change(handle, place, &step)?;
         let graph = self.graphs.get_mut(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let made = graph.made.as_ref().map(|made| (made.exec, made.nodes.get(place).copied().unwrap_or(0)));
         let old = graph.program.steps.get_mut(place).ok_or(Malformed("a step that a graph does not have"))?;
@@ -292,6 +316,20 @@ impl Code {
             }
         }
         call.enter_own()
+    }
+
+    /// Whether a step may become another one: bodies stay what they are.
+    fn check_change(&self, handle: u64, place: usize, step: &Step) -> Result<(), Refused> {
+        let graph = self.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let old = graph.program.steps.get(place).ok_or(Malformed("a step that a graph does not have"))?;
+        let fixed = |step: &Step| match step.task {
+            Task::Conditional(it) => Some((it.handle, it.kind, it.bodies)),
+            _ => None,
+        };
+        if old.within != step.within || old.after != step.after || fixed(old) != fixed(step) {
+            return Err(Malformed("a step of a graph that becomes one of another place or kind").into());
+        }
+        Ok(())
     }
 
     fn set_step(

@@ -10,7 +10,9 @@
 //! A stream takes about a thousand launches of graphs without blocking, however many steps each graph has (measured with a
 //! thousand steps). So a launch counts as one command there.
 
+mod bodies;
 mod commands;
+mod conditions;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -38,6 +38,25 @@ pub trait Heap: Sync {
     fn free(&self, addr: u64);
 }
 
+/// The device's part in launches that kernels make.
+pub trait Children: Sync {
+    /// The address of memory for the parameters of a kernel, which is named by its address, with this grid, block and dynamic
+    /// shared memory; none where it cannot be launched so.
+    fn parameters(&self, kernel: u64, grid: [u32; 3], block: [u32; 3], shared: u32) -> Option<u64>;
+    /// Launches the kernel that such memory was made for, in a stream of the device's: 0, or an error of the runtime.
+    fn launch(&self, parameters: u64, stream: u64) -> u32;
+    /// The last error, which is forgotten if `take`.
+    fn last_error(&self, take: bool) -> u32;
+    /// A new stream.
+    fn create_stream(&self) -> u64;
+}
+
+/// The values that a graph's conditional nodes look at.
+pub trait Conditions: Sync {
+    /// Sets a value; `false` if the graph has no such one.
+    fn set(&self, handle: u64, value: u32) -> bool;
+}
+
 /// The surroundings of a launch.
 #[derive(Clone, Copy)]
 pub struct Env<'a> {
@@ -53,6 +72,10 @@ pub struct Env<'a> {
     pub heap: Option<&'a dyn Heap>,
     /// The textures and surfaces. Without them, a kernel that uses one fails.
     pub textures: Option<&'a dyn Textures>,
+    /// Executes the launches that the kernel makes. Without it, a kernel that makes one fails.
+    pub children: Option<&'a dyn Children>,
+    /// The values of the graph whose node the kernel is. Without them, setting one is an access to no memory.
+    pub conditions: Option<&'a dyn Conditions>,
     /// The bytes of a thread's stack.
     pub stack_bytes: u32,
     /// `%nsmid`: the number of the device's multiprocessors.
@@ -72,6 +95,8 @@ impl<'a> Env<'a> {
             complain: &|_| (),
             heap: None,
             textures: None,
+            children: None,
+            conditions: None,
             stack_bytes: 256 << 10,
             multiprocessors: 16,
             grid_id: 1,

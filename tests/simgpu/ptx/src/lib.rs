@@ -68,7 +68,7 @@ mod texture;
 pub use declaration::{Global, Kernel, Param, Relocation, Space};
 pub use exec::grid::launch;
 pub use fault::{Fault, FaultKind, LaunchFault, LinkError, ParseError, Unsupported};
-pub use launch::{Env, Heap, LaunchConfig};
+pub use launch::{Children, Conditions, Env, Heap, LaunchConfig};
 pub use memory::{Memory, Span};
 pub use module::Module;
 pub use program::Program;

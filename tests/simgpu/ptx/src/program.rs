@@ -118,6 +118,12 @@ impl Program {
         self.kernel_index.get(name).and_then(|&(kernel, ..)| self.kernels.get(kernel))
     }
 
+    /// The kernel at an address, as kernels name those that they launch.
+    #[must_use]
+    pub fn kernel_at(&self, address: u64) -> Option<&Kernel> {
+        self.kernels.iter().find(|kernel| self.address(&kernel.name) == Some(address))
+    }
+
     /// Whether a kernel, and everything it can call, can be executed. An unknown kernel can.
     ///
     /// # Errors

@@ -63,6 +63,27 @@ pub fn cuDeviceGetTexture1DLinearMaxWidth(elements: Out<usize>, format: u32, cha
     })
 }
 
+/// As of a GPU on PCI Express: it has no atomic operations on the host's memory.
+pub unsafe fn cuDeviceGetHostAtomicCapabilities(
+    capabilities: *mut u32,
+    operations: *const u32,
+    count: u32,
+    dev: CUdevice,
+) -> CUresult {
+    /// `CU_ATOMIC_OPERATION_MAX`.
+    const OPERATIONS: u32 = 13;
+    status(|| {
+        ensure(!capabilities.is_null() && !operations.is_null() && count > 0, CUDA_ERROR_INVALID_VALUE)?;
+        // SAFETY: not null, so as many as the caller says.
+        let asked = unsafe { std::slice::from_raw_parts(operations, count as usize) };
+        ensure(asked.iter().all(|operation| *operation < OPERATIONS), CUDA_ERROR_INVALID_VALUE)?;
+        device(dev)?;
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(capabilities, count as usize) }.fill(0);
+        Ok(())
+    })
+}
+
 pub fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, dev: CUdevice) -> CUresult {
     status(|| {
         device(dev)?;

@@ -206,7 +206,7 @@ pub unsafe fn cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, count: u32
             let shape = Shape { cooperative: true, ..Shape::plain(launch.grid, launch.block, launch.shared_bytes) };
             let params = launch.params.cast();
             // SAFETY: the caller's parameters are as `cuda.h` describes them.
-            unsafe { launch_in(context, stream, launch.function, shape, params, std::ptr::null_mut()) }?;
+            unsafe { launch_in(context, stream, launch.function, shape, (params, std::ptr::null_mut()), None) }?;
         }
         if flags & NO_POST_SYNC == 0 {
             meet(&streams)?;

@@ -9,7 +9,11 @@ use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_CLUSTER_SIZE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_PC, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_MISALIGNED_ADDRESS, CUresult,
 };
-use rekindle_ptx::{Env, FaultKind, Heap, LaunchConfig, LaunchFault};
+use rekindle_graphs::Values;
+use rekindle_ptx::{Conditions, Env, FaultKind, Heap, Kernel, LaunchConfig, LaunchFault, Program};
+
+use super::children::Launches;
+pub(crate) use super::shape::Shape;
 
 use crate::attributes::{
     BLOCKS_OF_MULTIPROCESSOR, MAX_BLOCK, MAX_BLOCK_THREADS, MAX_GRID, SHARED_OF_MULTIPROCESSOR, SHARED_OPT_IN,
@@ -34,34 +38,6 @@ const NON_PORTABLE_ALLOWED: u32 = 14;
 /// `CU_LIMIT_MALLOC_HEAP_SIZE`.
 const MALLOC_HEAP_SIZE: u32 = 2;
 
-/// The shape of a launch.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
-    /// Blocks in x, y and z.
-    pub(crate) grid: [u32; 3],
-    /// Threads of a block in x, y and z.
-    pub(crate) block: [u32; 3],
-    /// Bytes of dynamic shared memory.
-    pub(crate) shared: u32,
-    /// Whether all blocks must be resident together.
-    pub(crate) cooperative: bool,
-    /// Blocks of a cluster in x, y and z.
-    pub(crate) cluster: [u32; 3],
-}
-
-impl Shape {
-    /// The shape of a launch without attributes.
-    pub(crate) fn plain(grid: [u32; 3], block: [u32; 3], shared: u32) -> Self {
-        Self { grid, block, shared, cooperative: false, cluster: [1; 3] }
-    }
-
-    /// Whether the grid consists of whole clusters.
-    pub(crate) fn check_clusters(&self) -> Result<()> {
-        let divides = self.grid.iter().zip(self.cluster).all(|(grid, cluster)| grid.is_multiple_of(cluster));
-        ensure(divides, CUDA_ERROR_INVALID_VALUE)
-    }
-}
-
 /// Launches a kernel in a stream.
 ///
 /// # Safety
@@ -80,10 +56,10 @@ pub(crate) unsafe fn launch(
     // Copies may go to streams of other contexts, but launches may not.
     ensure(stream.context()?.id == context.id, CUDA_ERROR_INVALID_HANDLE)?;
     // SAFETY: the caller's promise.
-    unsafe { launch_in(&context, &stream, function, shape, params, extra) }
+    unsafe { launch_in(&context, &stream, function, shape, (params, extra), None) }
 }
 
-/// Launches a kernel in a stream of a context.
+/// Launches a kernel in a stream of a context; a node of a graph, with the values of the graph's conditions.
 ///
 /// # Safety
 ///
@@ -93,8 +69,8 @@ pub(crate) unsafe fn launch_in(
     stream: &Arc<Stream>,
     function: u64,
     shape: Shape,
-    params: *mut *mut c_void,
-    extra: *mut *mut c_void,
+    (params, extra): (*mut *mut c_void, *mut *mut c_void),
+    values: Option<Values>,
 ) -> Result<()> {
     ensure(params.is_null() || extra.is_null(), CUDA_ERROR_INVALID_VALUE)?;
     let function = function_in(context, function)?;
@@ -110,7 +86,7 @@ pub(crate) unsafe fn launch_in(
     if function.code.prints() {
         context.make_print_buffer();
     }
-    stream.submit(move |context| run(context, &function, &shape, &params))?;
+    stream.submit(move |context| run(context, &function, &shape, &params, values.as_ref()))?;
     Ok(())
 }
 
@@ -170,16 +146,47 @@ pub(crate) unsafe fn gather(function: &Function, params: *mut *mut c_void, extra
     Ok(bytes)
 }
 
-/// Runs a kernel to its end. A failure here is the context's error.
-fn run(context: &Context, function: &Function, shape: &Shape, params: &[u8]) -> Result<()> {
-    static NUMBER: AtomicU64 = AtomicU64::new(1);
+/// Runs a kernel to its end, and what it launches. A failure here is the context's error.
+fn run(context: &Context, function: &Function, shape: &Shape, params: &[u8], values: Option<&Values>) -> Result<()> {
     fault::point("kernel")?;
+    let program = function.code.program()?;
+    let graph = values.map(GraphValues);
+    run_grid(&Surroundings { context, program: &program, graph }, &function.kernel, (shape, params), 0)
+}
+
+/// What a kernel shares with those that it launches.
+struct Surroundings<'c> {
+    context: &'c Context,
+    program: &'c Program,
+    /// The values of the graph of which the kernel is a node.
+    graph: Option<GraphValues<'c>>,
+}
+
+/// The values of a graph's conditions in the form that kernels use.
+struct GraphValues<'g>(&'g Values);
+
+impl Conditions for GraphValues<'_> {
+    fn set(&self, handle: u64, value: u32) -> bool {
+        self.0.set(handle, value)
+    }
+}
+
+/// How deep launches of kernels by kernels may be nested; a device's limit.
+const NESTED: u32 = 24;
+
+fn run_grid(on: &Surroundings<'_>, kernel: &Kernel, (shape, params): (&Shape, &[u8]), depth: u32) -> Result<()> {
+    let Surroundings { context, program, .. } = *on;
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
+    // Ends behind the view, for which memory stays.
+    let children = Launches::new(context, program);
     let view = View::open(context.device.ordinal);
     let env = Env {
         print: &|text| context.print(text),
         complain: &|text| context.complain(text),
         heap: Some(&KernelHeap(context)),
         textures: Some(&context.bindings),
+        children: (depth < NESTED).then_some(&children),
+        conditions: on.graph.as_ref().map(|it| it as &dyn Conditions),
         multiprocessors: config().multiprocessors,
         grid_id: NUMBER.fetch_add(1, Ordering::Relaxed),
         ..Env::new(context.cancelled())
@@ -192,8 +199,10 @@ fn run(context: &Context, function: &Function, shape: &Shape, params: &[u8]) -> 
         cooperative: shape.cooperative,
         cluster: shape.cluster,
     };
-    let launched = rekindle_ptx::launch(&*function.code.program()?, &function.kernel.name, &config, &view, &env);
-    launched.map_err(|fault| code(context, &fault))
+    rekindle_ptx::launch(program, &kernel.name, &config, &view, &env).map_err(|fault| code(context, &fault))?;
+    drop(view);
+    let launched = children.take();
+    launched.iter().try_for_each(|child| run_grid(on, &child.kernel, (&child.shape, &child.parameters), depth + 1))
 }
 
 /// The heap of a context in the form that kernels use.

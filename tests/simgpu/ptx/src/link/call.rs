@@ -3,7 +3,7 @@
 use super::compiler::{Compiler, Place};
 use super::linker::Refusable;
 use crate::ast::{NameRef, Operand, Type, Var, VarSpace};
-use crate::exec::machine::{Action, Builtin};
+use crate::exec::machine::{Action, Builtin, Signature};
 use crate::program::{Copied, Shape, Site};
 
 impl<'m> Compiler<'_, 'm> {
@@ -106,17 +106,14 @@ impl<'m> Compiler<'_, 'm> {
         let Some(builtin) = Builtin::named(symbol) else {
             return Err(format!("function {symbol} is not defined"));
         };
-        let wanted: u64 = if builtin == Builtin::Malloc { 8 } else { 4 };
-        let sizes: &[u64] = match builtin {
-            Builtin::Print => &[8, 8],
-            Builtin::AssertFail => &[8, 8, 4, 8, 8],
-            Builtin::Malloc | Builtin::Free => &[8],
-        };
+        let Signature { arguments: sizes, result } = builtin.signature();
+        // What is larger than a register is an array of 32-bit words.
+        let aligned = |at: u32, size: u64| u64::from(at).is_multiple_of(if size > 8 { 4 } else { size });
         let fits = arguments.len() == sizes.len()
-            && arguments.iter().zip(sizes).all(|((at, var), &size)| var.size == size && u64::from(*at) % size == 0);
+            && arguments.iter().zip(sizes).all(|((at, var), &size)| var.size == size && aligned(*at, size));
         let result_fits = match results {
             [] => true,
-            [(_, var)] => var.size == wanted,
+            [(_, var)] => Some(var.size) == result,
             _ => false,
         };
         if !fits || !result_fits {

@@ -112,9 +112,43 @@ pub(crate) enum Builtin {
     AssertFail,
     Malloc,
     Free,
+    /// Memory for the parameters of a kernel that is to be launched.
+    ParameterBuffer,
+    /// Launches a kernel.
+    LaunchDevice,
+    /// The last error of a launch; it is forgotten.
+    LastError,
+    PeekError,
+    StreamCreate,
+    StreamDestroy,
+    /// Sets the value that a conditional node of the running graph looks at.
+    SetConditional,
+}
+
+/// The arguments and the result of a builtin, by their sizes.
+pub(crate) struct Signature {
+    pub(crate) arguments: &'static [u64],
+    pub(crate) result: Option<u64>,
 }
 
 impl Builtin {
+    /// What a caller must pass, and gets.
+    pub(crate) fn signature(self) -> Signature {
+        let (arguments, result): (&[u64], _) = match self {
+            Builtin::Print => (&[8, 8], Some(4)),
+            Builtin::AssertFail => (&[8, 8, 4, 8, 8], Some(4)),
+            Builtin::Malloc => (&[8], Some(8)),
+            Builtin::Free => (&[8], Some(4)),
+            Builtin::ParameterBuffer => (&[8, 12, 12, 4], Some(8)),
+            Builtin::LaunchDevice => (&[8, 8], Some(4)),
+            Builtin::LastError | Builtin::PeekError => (&[], Some(4)),
+            Builtin::StreamCreate => (&[8, 4], Some(4)),
+            Builtin::StreamDestroy => (&[8], Some(4)),
+            Builtin::SetConditional => (&[8, 4], None),
+        };
+        Signature { arguments, result }
+    }
+
     /// The function of that name.
     pub(crate) fn named(name: &str) -> Option<Builtin> {
         Some(match name {
@@ -122,6 +156,13 @@ impl Builtin {
             "__assertfail" => Builtin::AssertFail,
             "malloc" => Builtin::Malloc,
             "free" => Builtin::Free,
+            "__cudaCDP2GetParameterBufferV2" => Builtin::ParameterBuffer,
+            "__cudaCDP2LaunchDeviceV2" => Builtin::LaunchDevice,
+            "__cudaCDP2GetLastError" => Builtin::LastError,
+            "__cudaCDP2PeekAtLastError" => Builtin::PeekError,
+            "__cudaCDP2StreamCreateWithFlags" => Builtin::StreamCreate,
+            "__cudaCDP2StreamDestroy" => Builtin::StreamDestroy,
+            "cudaGraphSetConditional" => Builtin::SetConditional,
             _ => return None,
         })
     }

@@ -1,8 +1,9 @@
-//! Functions that the device runtime provides: printing, assertions, the heap.
+//! Functions that the device runtime provides: printing, assertions, the heap, launches, values of conditions.
 
 use super::special;
 use crate::exec::machine::{Access, Builtin, Core, Flow, Inst, Lanes};
 use crate::fault::{FaultKind, Unsupported};
+use crate::launch::Children;
 
 /// The longest string of a kernel; a string without an end would be read until a fault.
 const TEXT_LIMIT: usize = 64 << 10;
@@ -62,10 +63,42 @@ pub(crate) fn run(w: &mut Core<'_>, i: &Inst, builtin: Builtin, arguments: &[u32
                 }
                 Some(0)
             })(),
+            Builtin::ParameterBuffer => (|| {
+                let kernel = argument(w, 0, 8)?;
+                let grid = triple(w, arguments, 1, lane)?;
+                let block = triple(w, arguments, 2, lane)?;
+                let shared = argument(w, 3, 4)? as u32;
+                let children = children(w, i, lane)?;
+                Some(children.parameters(kernel, grid, block, shared).unwrap_or(0))
+            })(),
+            Builtin::LaunchDevice => (|| {
+                let (parameters, stream) = (argument(w, 0, 8)?, argument(w, 1, 8)?);
+                Some(u64::from(children(w, i, lane)?.launch(parameters, stream)))
+            })(),
+            Builtin::LastError | Builtin::PeekError => {
+                children(w, i, lane).map(|it| u64::from(it.last_error(builtin == Builtin::LastError)))
+            }
+            Builtin::StreamCreate => (|| {
+                let place = argument(w, 0, 8)?;
+                let stream = children(w, i, lane)?.create_stream();
+                let at = w.pointer(Access::Generic, place, 8, true, lane)?;
+                // SAFETY: `pointer` vouches for that many bytes, aligned.
+                unsafe { at.cast::<u64>().write(stream) };
+                Some(0)
+            })(),
+            Builtin::StreamDestroy => children(w, i, lane).map(|_| 0),
+            Builtin::SetConditional => (|| {
+                let (handle, value) = (argument(w, 0, 8)?, argument(w, 1, 4)? as u32);
+                if w.launch.env.conditions.is_some_and(|it| it.set(handle, value)) {
+                    return Some(0);
+                }
+                w.fail(FaultKind::Unmapped, handle, lane);
+                None
+            })(),
         };
         let Some(value) = done else { return Flow::Fault };
         if let Some(offset) = result {
-            let bytes = if builtin == Builtin::Malloc { 8 } else { 4 };
+            let bytes = builtin.signature().result.unwrap_or(4);
             let at = w.local.frame + u64::from(offset);
             let Some(at) = w.pointer(Access::Local, at, bytes, true, lane) else {
                 return Flow::Fault;
@@ -84,9 +117,30 @@ pub(crate) fn run(w: &mut Core<'_>, i: &Inst, builtin: Builtin, arguments: &[u32
 }
 
 fn no_heap(w: &mut Core<'_>, i: &Inst, lane: usize) {
-    let what = "malloc: this device has no heap".to_owned();
-    let refused = Unsupported { function: String::new(), line: i.line, what };
+    refuse(w, i, lane, "malloc: this device has no heap");
+}
+
+fn refuse(w: &mut Core<'_>, i: &Inst, lane: usize, what: &str) {
+    let refused = Unsupported { function: String::new(), line: i.line, what: what.to_owned() };
     w.fail(FaultKind::Unsupported(refused), 0, lane);
+}
+
+fn children<'l>(w: &mut Core<'l>, i: &Inst, lane: usize) -> Option<&'l dyn Children> {
+    let children = w.launch.env.children;
+    if children.is_none() {
+        refuse(w, i, lane, "a launch by a kernel: this device executes none");
+    }
+    children
+}
+
+/// An argument of three 32-bit words.
+fn triple(w: &mut Core<'_>, arguments: &[u32], index: usize, lane: usize) -> Option<[u32; 3]> {
+    let at = w.local.frame + u64::from(*arguments.get(index)?);
+    let mut words = [0; 3];
+    for (word, offset) in words.iter_mut().zip([0, 4, 8]) {
+        *word = read(w, Access::Local, at + offset, 4, lane)? as u32;
+    }
+    Some(words)
 }
 
 fn read(w: &mut Core<'_>, access: Access, addr: u64, bytes: u64, lane: usize) -> Option<u64> {
