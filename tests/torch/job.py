@@ -24,13 +24,14 @@ def count(usual):
     return OPTIONS.steps or usual
 
 
-def hold(step):
-    """Says that `step` is done, and waits for as long as it may not go on."""
+def hold(step, says=True):
+    """Says that `step` is done, unless another process does, and waits for as long as it may not go on."""
     if not OPTIONS.progress:
         return
-    with open(OPTIONS.progress + ".new", "w") as file:
-        file.write(f"{step}\n")
-    os.rename(OPTIONS.progress + ".new", OPTIONS.progress)
+    if says:
+        with open(OPTIONS.progress + ".new", "w") as file:
+            file.write(f"{step}\n")
+        os.rename(OPTIONS.progress + ".new", OPTIONS.progress)
     name = os.environ.get("APP_HOLD")
     while name:
         try:

@@ -8,12 +8,12 @@ use thiserror::Error;
 /// What a worker reports of its client's accesses to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reporting {
-    /// Writes that were not predicted; so many bytes are hashed at most. See [`super::observe`].
+    /// Writes that were not predicted; so many bytes are hashed at most. See `access/observe.rs`.
     Writes {
         /// In bytes.
         limit: u64,
     },
-    /// Reads that were not predicted, and when memory was used first. See [`super::reads`].
+    /// Reads that were not predicted, and when memory was used first. See `access/reads.rs`.
     Reads,
 }
 
