@@ -42,7 +42,6 @@ const REASONS: &[(&str, &str)] = &[
     ("cuModuleGetTexRef", REFERENCES),
     ("cuModuleGetSurfRef", REFERENCES),
     ("cuParamSetTexRef", REFERENCES),
-    ("cuArray", OLD),
     ("cuDeviceTotalMem", OLD),
     ("cuMem", OLD),
     ("cuModuleGetGlobal", OLD),

@@ -89,11 +89,7 @@ pub(crate) unsafe fn cuMemPoolExportPointer(shareData_out: *mut c_void, ptr: CUd
     }))
 }
 
-pub(crate) unsafe fn cuMemPoolImportPointer(
-    ptr_out: *mut CUdeviceptr,
-    pool: u64,
-    shareData: *mut c_void,
-) -> CUresult {
+pub(crate) unsafe fn cuMemPoolImportPointer(ptr_out: *mut CUdeviceptr, pool: u64, shareData: *mut c_void) -> CUresult {
     code(client::get().and_then(|client| {
         if ptr_out.is_null() || shareData.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -153,7 +149,11 @@ pub(super) fn set_access(client: &Client, pool: &mut Imported, device: usize, ac
     for placed in pool.segments() {
         perform(PIECE_ACCESS, &PieceAccess { address: placed.reserved, size: placed.bytes, access: access.clone() })?;
     }
-    if open { pool.access.insert(device) } else { pool.access.remove(&device) };
+    if open {
+        pool.access.insert(device)
+    } else {
+        pool.access.remove(&device)
+    };
     Ok(())
 }
 

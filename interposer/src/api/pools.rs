@@ -231,7 +231,11 @@ pub(crate) unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location:
         let allows = |it: &mut Imported| Ok(it.access.contains(&(device as usize)));
         let access = match pool_sharing::with_imported(client::get()?, pool, allows) {
             Some(open) => {
-                if open? { CU_MEM_ACCESS_READWRITE } else { 0 }
+                if open? {
+                    CU_MEM_ACCESS_READWRITE
+                } else {
+                    0
+                }
             }
             None => {
                 call.put(&PoolGetAccess { pool, device });
