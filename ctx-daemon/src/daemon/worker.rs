@@ -632,8 +632,8 @@ impl Worker {
         if shared.pieces.is_empty() {
             return send(&[], &[]);
         }
-        let parts = shared.pieces.chunks(PIECES_AT_A_TIME).zip(fds.chunks(PIECES_AT_A_TIME));
-        parts.into_iter().try_for_each(|(pieces, fds)| send(pieces, fds))
+        let mut parts = shared.pieces.chunks(PIECES_AT_A_TIME).zip(fds.chunks(PIECES_AT_A_TIME));
+        parts.try_for_each(|(pieces, fds)| send(pieces, fds))
     }
 
     /// Gives it a file that its client has mapped, and is about to register.

@@ -192,8 +192,10 @@ impl State {
 
     /// Removes the pools of other processes on a device. Returns their segments.
     pub(crate) fn forget_device(&mut self, device: usize) -> Vec<Placed> {
-        let gone = self.imported.extract_if(.., |_, pool| pool.device == device);
-        gone.flat_map(|(_, pool)| pool.segments.into_values()).collect()
+        let (gone, kept) = std::mem::take(&mut self.imported).into_iter().partition(|(_, pool)| pool.device == device);
+        self.imported = kept;
+        let gone: BTreeMap<u64, Imported> = gone;
+        gone.into_values().flat_map(|pool| pool.segments.into_values()).collect()
     }
 
     fn end(&mut self, pool: u64) -> Vec<Placed> {
