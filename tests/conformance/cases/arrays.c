@@ -133,6 +133,7 @@ GROUP(first_forms) {
     TRY("64 by 16", cuArrayCreate, &array, &of);
     TRY("of null", cuArrayCreate, &other, NULL);
     TRY("to null", cuArrayCreate, NULL, &of);
+    TRY("to null", cuArrayGetDescriptor, NULL, array);
     TRY("64 by 16", cuArrayGetDescriptor, &told, array);
     TELL(cuArrayGetDescriptor, "64 by 16, is", "%u by %u, format %u, %u channels", told.Width, told.Height, told.Format,
          told.NumChannels);
@@ -140,6 +141,7 @@ GROUP(first_forms) {
     TELL(cuArrayGetDescriptor_v2, "of the first form, is", "%zu by %zu", now.Width, now.Height);
     TRY("32 by 8 by 4", cuArray3DCreate, &other, &deep);
     TRY("of null", cuArray3DCreate, &other, NULL);
+    TRY("to null", cuArray3DGetDescriptor, NULL, other);
     TRY("32 by 8 by 4", cuArray3DGetDescriptor, &told_deep, other);
     TELL(cuArray3DGetDescriptor, "32 by 8 by 4, is", "%u by %u by %u, format %u, %u channels", told_deep.Width,
          told_deep.Height, told_deep.Depth, told_deep.Format, told_deep.NumChannels);
