@@ -1,7 +1,7 @@
 //! Stream capture: which streams record into which graph, which calls a capture allows, and how a capture ends.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use rekindle_cuda_abi::types::*;
@@ -85,6 +85,11 @@ pub(crate) struct Capture {
     pub(crate) invalid: bool,
     /// Whether the graph was there before the capture.
     given: bool,
+    /// The last nodes of streams that were destroyed meanwhile.
+    left: Vec<CUgraphNode>,
+    /// The nodes that streams' commands became. What the program has added itself need not be joined: NCCL leaves a node that records
+    /// an event.
+    captured: HashSet<CUgraphNode>,
 }
 
 /// A stream that takes part in a capture.
@@ -257,7 +262,19 @@ impl Captures {
         graphs.graph_mut(graph)?.captures += 1;
         self.last += 1;
         let id = self.last;
-        self.list.insert(id, Capture { graph, mode, thread: thread(), origin: stream.key, invalid: false, given });
+        self.list.insert(
+            id,
+            Capture {
+                graph,
+                mode,
+                thread: thread(),
+                origin: stream.key,
+                invalid: false,
+                given,
+                left: Vec::new(),
+                captured: HashSet::new(),
+            },
+        );
         self.streams.insert(stream.key, Member { capture: id, role: stream.role, after, shown: Default::default() });
         Ok(())
     }
@@ -273,9 +290,11 @@ impl Captures {
             return Err(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
         }
         let others = self.streams.iter().filter(|(key, m)| m.capture == id && **key != stream.key);
-        let open: Vec<CUgraphNode> = others.flat_map(|(_, m)| m.after.iter().map(|e| e.0)).collect();
+        let open = others.flat_map(|(_, m)| m.after.iter().map(|e| e.0)).chain(capture.left.iter().copied());
+        let open: Vec<CUgraphNode> = open.collect();
         let graph = graphs.graph(capture.graph)?;
-        let open: Vec<CUgraphNode> = open.into_iter().filter(|n| graph.nodes.contains_key(n)).collect();
+        let must_be_joined = |n: &CUgraphNode| graph.nodes.contains_key(n) && capture.captured.contains(n);
+        let open: Vec<CUgraphNode> = open.into_iter().filter(must_be_joined).collect();
         let joined = graph.reaches(after.into_iter(), &open);
         let verdict = if capture.mode != Mode::Relaxed && capture.thread != thread() {
             Err(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
@@ -306,13 +325,14 @@ impl Captures {
         }
     }
 
-    /// A stream is destroyed. The capture that began in it ends with it.
+    /// A stream is destroyed. The capture that began in it ends with it; another one goes on, and what the stream did must be joined as
+    /// before (NCCL destroys streams that have only waited).
     pub(crate) fn forget_stream(&mut self, graphs: &mut Graphs, stream: StreamKey) {
         let Some(member) = self.streams.remove(&stream) else { return };
         if self.list.get(&member.capture).is_some_and(|c| c.origin == stream) {
             self.terminate(graphs, member.capture, false);
-        } else {
-            self.invalidate(member.capture);
+        } else if let Some(capture) = self.list.get_mut(&member.capture) {
+            capture.left.extend(member.after.iter().map(|(node, _)| *node));
         }
     }
 
@@ -371,6 +391,9 @@ impl Captures {
             kernel.attributes.retain(|id, _| !EDGE_ATTRIBUTES.contains(id));
         }
         let node = graphs.add_node(graph, &after, task)?;
+        if let Some(capture) = self.list.get_mut(&id) {
+            capture.captured.insert(node);
+        }
         if let Some(member) = self.streams.get_mut(&stream.key) {
             member.after = vec![(node, CUgraphEdgeData::default())];
         }
@@ -529,6 +552,27 @@ mod tests {
             assert_eq!(store.0.end(&mut store.1, &a).err(), work.then_some(CUDA_ERROR_STREAM_CAPTURE_UNJOINED));
             assert!(store.0.streams.is_empty());
             assert_eq!(store.1.is_empty(), work);
+        }
+    }
+
+    #[test]
+    fn a_stream_may_be_destroyed_when_its_work_is_joined() {
+        for (work, joined) in [(false, false), (true, true), (true, false)] {
+            let (mut store, a, b) = (<(Captures, Graphs)>::default(), stream(A, Role::Blocking), stream(B, Role::Free));
+            store.0.begin(&mut store.1, &a, Mode::Global, None).unwrap();
+            add(&mut store, &a).unwrap();
+            store.0.record(EVENT, &a).unwrap();
+            store.0.wait(&b, EVENT, false).unwrap();
+            if work {
+                add(&mut store, &b).unwrap();
+            }
+            if joined {
+                store.0.record(EVENT, &b).unwrap();
+                store.0.wait(&a, EVENT, false).unwrap();
+            }
+            store.0.forget_stream(&mut store.1, b.key);
+            let fails = (work && !joined).then_some(CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+            assert_eq!(store.0.end(&mut store.1, &a).err(), fails, "{work} {joined}");
         }
     }
 

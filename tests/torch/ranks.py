@@ -27,6 +27,7 @@ def rank(number, ranks, store, graph):
         dist.all_gather_into_tensor(y, x)
         x.copy_(torch.tanh(y[: 1 << 20] * 0.3) + 0.1 * (number + 1))
 
+    captured = None
     if graph:
         step()
         torch.cuda.synchronize()
@@ -40,9 +41,11 @@ def rank(number, ranks, store, graph):
             if i % 50 == 0:
                 say(i, digest(x))
             hold(i)
-    say_last = digest(x, y)
     all = [None] * ranks
-    dist.all_gather_object(all, say_last)
+    dist.all_gather_object(all, digest(x, y))
+    # NCCL waits for the end of graphs that use the communicator.
+    step = captured = None
+    torch.cuda.synchronize()
     if number == 0:
         say("all", *all)
     dist.destroy_process_group()

@@ -81,7 +81,8 @@ impl Setting {
         command.arg(verb).arg("--images-dir").arg(dir).arg("--log-file").arg(log).arg("-v4");
         command.env("REKINDLE_SOCKET", &self.socket).current_dir("/");
         if self.connections {
-            command.arg("--tcp-established");
+            // Ranks of NCCL, which have connections, have files of tens of MiB without a name too.
+            command.args(["--tcp-established", "--ghost-limit", "1G"]);
         }
         if let Some(plugins) = &self.plugins {
             command.arg("--libdir").arg(plugins);

@@ -18,6 +18,8 @@ const APPS: &str = "REKINDLE_APPS";
 const SOURCE: &str = "REKINDLE_SOURCE";
 /// The folder of container images with other C libraries.
 const IMAGES: &str = "REKINDLE_IMAGES";
+/// NCCL's library.
+const NCCL: &str = "REKINDLE_NCCL";
 
 /// An executable of Rekindle: `rekindled`, `rekindle`, `rekindle-oci-hook`.
 pub fn program(name: &str) -> Result<PathBuf> {
@@ -48,6 +50,11 @@ pub fn apps() -> Result<PathBuf> {
 /// The root directory of a container image with another C library (`scripts/lib/images`); `None` if it does not exist.
 pub fn image(name: &str) -> Result<Option<PathBuf>> {
     Ok(Some(folder(IMAGES)?.join(name)).filter(|root| root.is_dir()))
+}
+
+/// NCCL's library (`scripts/lib/nccl`).
+pub fn nccl() -> Result<PathBuf> {
+    existing(folder(NCCL)?)
 }
 
 /// Copies a program to a path where any user can execute it. A child process writes the file: a descriptor that is open

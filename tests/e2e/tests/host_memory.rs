@@ -14,3 +14,9 @@ fn mapped_memory_that_a_kernel_reads_as_the_cpu_writes_comes_back() -> Result {
 fn registered_memory_comes_back_with_copies_under_way() -> Result {
     goes_on_after_a_kill("registered", &["--iterations", "150", "--sleep-us", "16000"], 10)
 }
+
+/// The worker has the file of the memory; CRIU makes it anew.
+#[test]
+fn registered_memory_that_processes_share_comes_back() -> Result {
+    goes_on_after_a_kill("sharedhost", &["--iterations", "150", "--sleep-us", "16000"], 10)
+}

@@ -20,6 +20,8 @@ use thiserror::Error;
 use super::super::memfd::{self, MemfdError};
 
 const PAGE: u64 = 4096;
+/// The beginning of the names of all memfds that interposers make.
+const OURS: &str = "/memfd:rekindle-";
 
 /// Why a process's shared memory cannot be taken.
 #[derive(Debug, Error)]
@@ -160,7 +162,7 @@ impl Mapping {
     /// Whether it is a mapping of a file that the program has registered: all other mappings there are of our memfds.
     fn is_registered(&self) -> bool {
         let window = window::pinned();
-        self.start >= window.start && self.end <= window.end && self.pinned_serial().is_none()
+        self.start >= window.start && self.end <= window.end && !self.path.starts_with(OURS)
     }
 
     fn registered(&self, pid: i32) -> Result<(Pinned, File), SharedError> {
@@ -245,6 +247,14 @@ mod tests {
         assert!(address == 0 || at as u64 == address);
     }
 
+    /// Maps a file from its second page on.
+    fn map_part(file: &File, size: usize, address: u64, protection: i32) {
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: this flag replaces nothing.
+        let at = unsafe { libc::mmap(address as *mut _, size, protection, flags, file.as_raw_fd(), 4096) };
+        assert!(at as u64 == address);
+    }
+
     /// A single test, since all cases use the mappings of this process.
     #[test]
     fn a_process_is_taken_with_its_ring_staging_and_pinned_memory() {
@@ -277,6 +287,30 @@ mod tests {
 
         let missing = take(own, &[(address + (1 << 20), PAGE)]);
         assert!(matches!(missing, Err(SharedError::Pinned(_))));
+
+        // Any file that the process may write, from its second page on.
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(3 * PAGE).unwrap();
+        let at = address + (3 << 20);
+        map_part(&file, 4096, at, libc::PROT_READ | libc::PROT_WRITE);
+        let expected = Pinned { address: at, size: PAGE, serial: 0, file_offset: Some(PAGE) };
+        match registered(own, at, PAGE) {
+            // Some file systems have other device numbers in the list of mappings.
+            Err(SharedError::NoFile(_)) => eprintln!("skipped: the files of this folder cannot be registered"),
+            taken => {
+                let (pinned, taken) = taken.unwrap();
+                assert_eq!((pinned, inode(&taken)), (expected, inode(&file)));
+                assert!(take(own, &[(at, PAGE)]).unwrap().pinned.iter().any(|it| it.0 == expected));
+                assert!(matches!(registered(own, at, 2 * PAGE), Err(SharedError::NoFile(_))));
+            }
+        }
+        // SAFETY: the mapping made above, which nobody uses.
+        unsafe { libc::munmap(at as *mut _, 4096) };
+        map_part(&file, 4096, at, libc::PROT_READ);
+        assert!(matches!(registered(own, at, PAGE), Err(SharedError::NoFile(_))));
+        // Another place is none of ours.
+        map_part(&file, 4096, 0x4000_0000, libc::PROT_READ | libc::PROT_WRITE);
+        assert!(matches!(registered(own, 0x4000_0000, PAGE), Err(SharedError::NoFile(_))));
 
         let unsealed = memfd(c"rekindle-pinned-8", PAGE, 0);
         map(&unsealed, 4096, address + (2 << 20));

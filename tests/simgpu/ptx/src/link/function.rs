@@ -110,6 +110,8 @@ impl<'m> Compiler<'_, 'm> {
             "call" => self.call(operands),
             "ret" => self.plain(Action::Return),
             "exit" => self.plain(Action::Exit),
+            // There are no multicast objects, so there is no address for these; libraries have such code and do not reach it.
+            "multimem" => self.plain(Action::Trap),
             "trap" | "brkpt" => self.plain(Action::Trap),
             "bar" | "barrier" => self.barrier(opcode, operands),
             "shfl" | "vote" | "match" | "redux" | "elect" | "activemask" => self.collective(opcode, operands),

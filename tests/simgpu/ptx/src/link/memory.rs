@@ -97,6 +97,8 @@ impl Compiler<'_, '_> {
         });
         match (operand, lanes) {
             (Operand::Vector(parts), Some(lanes)) if parts.len() == lanes => Ok(parts),
+            // ptxas takes braces around one register for nothing.
+            (Operand::Vector(parts), None) if parts.len() == 1 => Ok(parts),
             (Operand::Vector(_), _) | (_, Some(_)) => Err("vector of another length".to_owned()),
             (single, None) => Ok(std::slice::from_ref(single)),
         }

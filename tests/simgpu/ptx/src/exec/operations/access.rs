@@ -105,6 +105,53 @@ impl Core<'_> {
     }
 }
 
+/// The values of a vector on their way from or to memory. A GPU accesses a vector as a whole; here at least each of its eight bytes
+/// are, on which protocols rely that put data beside a flag.
+#[derive(Default)]
+struct Vector([u64; 8]);
+
+impl Vector {
+    /// # Safety
+    ///
+    /// Within the vector.
+    unsafe fn place(&mut self, offset: usize) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.as_mut_ptr().cast::<u8>().add(offset) }
+    }
+
+    /// # Safety
+    ///
+    /// The pointer is aligned to `bytes`, which are readable and fit.
+    unsafe fn load(&mut self, at: *mut u8, bytes: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { copy(self.place(0), at, bytes) };
+    }
+
+    /// # Safety
+    ///
+    /// As for `load`, for writing.
+    unsafe fn store(&mut self, at: *mut u8, bytes: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { copy(at, self.place(0), bytes) };
+    }
+}
+
+/// Copies a vector, in parts of eight bytes if it has as many, in their order.
+///
+/// # Safety
+///
+/// Both pointers are aligned to `bytes`, or to eight, and valid for so many.
+unsafe fn copy(to: *mut u8, from: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match bytes {
+            2 => u16::store(to, u16::load(from)),
+            4 => u32::store(to, u32::load(from)),
+            _ => (0..bytes).step_by(8).for_each(|at| u64::store(to.add(at), u64::load(from.add(at)))),
+        }
+    }
+}
+
 #[inline(always)]
 fn load<T: Stored, D: Lane>(w: &mut Core<'_>, i: &Inst, extend: impl Fn(T) -> D) -> Flow {
     let how = How::unpack(i.e);
@@ -137,10 +184,13 @@ fn load_many<T: Stored, D: Lane>(w: &mut Core<'_>, i: &Inst, how: How, extend: i
         let Some(at) = w.pointer(how.access, addr, bytes, false, lane) else {
             return Flow::Fault;
         };
+        let mut vector = Vector::default();
+        // SAFETY: `pointer` vouches for all of the vector.
+        unsafe { vector.load(at, bytes as usize) };
         for (k, &row) in rows.iter().enumerate() {
             if row != NO_ROW {
-                // SAFETY: `pointer` vouches for all of the vector.
-                let value = unsafe { T::load(at.add(k * T::BYTES as usize)) };
+                // SAFETY: the vector has so many values.
+                let value = unsafe { T::load(vector.place(k * T::BYTES as usize)) };
                 w.put(row, lane, extend(value));
             }
         }
@@ -165,11 +215,14 @@ fn store<T: Stored, S: Lane>(w: &mut Core<'_>, i: &Inst, narrow: impl Fn(S) -> T
             let Some(at) = w.pointer(how.access, addr, bytes, true, lane) else {
                 return Flow::Fault;
             };
+            let mut vector = Vector::default();
             for (k, &row) in rows.iter().enumerate() {
                 let value = narrow(w.get(row, lane));
-                // SAFETY: `pointer` vouches for all of the vector.
-                unsafe { T::store(at.add(k * T::BYTES as usize), value) };
+                // SAFETY: the vector has room for so many values.
+                unsafe { T::store(vector.place(k * T::BYTES as usize), value) };
             }
+            // SAFETY: `pointer` vouches for all of the vector.
+            unsafe { vector.store(at, bytes as usize) };
         }
         return Flow::Next;
     }

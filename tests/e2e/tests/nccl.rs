@@ -1,0 +1,65 @@
+//! Ranks of NCCL, with the library that frameworks use: a process and a GPU for each rank. They reach each other's memory in each of
+//! NCCL's ways, and are dumped as one tree while collectives are under way. The program compares each step of each rank with what
+//! the processor computes. NCCL's ranks keep TCP connections, which CRIU 4.1 cannot dump on Linux 6.16 and later.
+
+use rekindle_e2e::network::Network;
+use rekindle_e2e::{App, Node, Result, process, stage};
+
+const RANKS: usize = 2;
+const STEPS: u64 = 24;
+
+/// How ranks reach each other's memory: what is said to NCCL, and whether a step is a graph's.
+const WAYS: [(&[(&str, &str)], &str); 4] = [
+    // cuMemCreate's memory, whose descriptors ranks send to each other.
+    (&[], "0"),
+    (&[("NCCL_CUMEM_ENABLE", "0")], "1"),
+    // Files in /dev/shm without a name, which are registered.
+    (&[("NCCL_P2P_DISABLE", "1")], "0"),
+    (&[("NCCL_PROTO", "Simple")], "1"),
+];
+
+/// A host whose GPUs run the PTX that the library has.
+fn node() -> Result<Node> {
+    let node = Node::with_gpu(&[("SIMGPU_CC", "12.0")])?;
+    node.dumps_connections();
+    Ok(node)
+}
+
+fn run(node: &Node, (variables, graph): (&[(&str, &str)], &str), pause_us: &str) -> Result<App> {
+    let mut command = node.command(&stage::app("ranks")?)?;
+    command.env("NCCL_SOCKET_IFNAME", "lo").env("NCCL_RAS_ENABLE", "0").envs(variables.iter().copied());
+    let library = stage::nccl()?.display().to_string();
+    let (ranks, steps) = (RANKS.to_string(), STEPS.to_string());
+    let arguments = ["--library", &library, "--ranks", &ranks, "--iterations", &steps, "--graph", graph];
+    node.run_command("ranks", command, &[&arguments[..], &["--sleep-us", pause_us]].concat())
+}
+
+/// The lines of ranks, which end in any order.
+fn sorted(output: &str) -> Vec<String> {
+    let mut lines: Vec<_> = output.lines().filter(|line| line.starts_with("rank ")).map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+#[test]
+fn ranks_agree_in_each_way_and_go_on_from_their_middle() -> Result {
+    let network = Network::new()?;
+    // A port on which a connection has ended is in use for a minute, and CRIU cannot make it again then.
+    network.forgets_connections()?;
+    let node = node()?;
+    let mut expected = None;
+    for (number, way) in WAYS.into_iter().enumerate() {
+        let app = run(&node, way, "100000")?;
+        app.reaches(STEPS / 4 + number as u64)?;
+        assert_eq!(node.clients()?.len(), RANKS);
+        let image = node.dump_and_kill(app)?;
+        let app = node.restore(&image)?;
+        assert_eq!(process::tree(app.pid()).len(), RANKS + 1);
+        assert_eq!(node.clients()?.len(), RANKS);
+        let printed = sorted(&app.finish()?);
+        assert_eq!(printed.len(), RANKS, "{way:?}: {printed:?}");
+        // What is computed does not depend on the way.
+        assert_eq!(*expected.get_or_insert_with(|| printed.clone()), printed, "{way:?}");
+    }
+    node.finish()
+}
