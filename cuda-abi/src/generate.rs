@@ -29,6 +29,8 @@ const STRUCTURES: &[(&str, &str)] = &[
     ("CUtexObject", "u64"),
     ("CUsurfObject", "u64"),
     ("CUDA_ARRAY_DESCRIPTOR", "CudaArrayDescriptor"),
+    ("CUDA_ARRAY_DESCRIPTOR_v1", "CudaArrayDescriptorV1"),
+    ("CUDA_ARRAY3D_DESCRIPTOR_v1", "CudaArray3dDescriptorV1"),
     ("CUDA_ARRAY3D_DESCRIPTOR", "CudaArray3dDescriptor"),
     ("CUDA_ARRAY_MEMORY_REQUIREMENTS", "CudaArrayMemoryRequirements"),
     ("CUDA_RESOURCE_DESC", "CudaResourceDesc"),

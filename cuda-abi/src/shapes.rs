@@ -135,6 +135,57 @@ pub struct CudaArray3dDescriptor {
     pub flags: u32,
 }
 
+/// `CUDA_ARRAY_DESCRIPTOR_v1`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CudaArrayDescriptorV1 {
+    pub width: u32,
+    pub height: u32,
+    pub format: u32,
+    pub channels: u32,
+}
+
+impl From<CudaArrayDescriptorV1> for CudaArray3dDescriptor {
+    fn from(it: CudaArrayDescriptorV1) -> Self {
+        let CudaArrayDescriptorV1 { width, height, format, channels } = it;
+        Self { width: width as usize, height: height as usize, format, channels, ..Self::default() }
+    }
+}
+
+impl From<CudaArray3dDescriptor> for CudaArrayDescriptorV1 {
+    /// No array is wider or higher than 32 bits say.
+    fn from(it: CudaArray3dDescriptor) -> Self {
+        Self { width: it.width as u32, height: it.height as u32, format: it.format, channels: it.channels }
+    }
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR_v1`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CudaArray3dDescriptorV1 {
+    pub width: u32,
+    pub height: u32,
+    pub depth: u32,
+    pub format: u32,
+    pub channels: u32,
+    pub flags: u32,
+}
+
+impl From<CudaArray3dDescriptorV1> for CudaArray3dDescriptor {
+    fn from(it: CudaArray3dDescriptorV1) -> Self {
+        let CudaArray3dDescriptorV1 { width, height, depth, format, channels, flags } = it;
+        Self { width: width as usize, height: height as usize, depth: depth as usize, format, channels, flags }
+    }
+}
+
+impl From<CudaArray3dDescriptor> for CudaArray3dDescriptorV1 {
+    /// As for [`CudaArrayDescriptorV1`].
+    fn from(it: CudaArray3dDescriptor) -> Self {
+        let CudaArray3dDescriptor { width, height, depth, format, channels, flags } = it;
+        Self { width: width as u32, height: height as u32, depth: depth as u32, format, channels, flags }
+    }
+}
+
 /// `CUDA_ARRAY3D_LAYERED`.
 pub const CUDA_ARRAY3D_LAYERED: u32 = 1;
 /// `CUDA_ARRAY3D_SURFACE_LDST`.

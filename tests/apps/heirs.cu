@@ -3,7 +3,6 @@
 //
 //   heirs [--iterations N] [--sleep-us N] [--progress FILE]      60, 0, none
 //   heirs --user N          the first becomes that user before it uses CUDA, and the second lives: what opening answers
-//   heirs --pools FILE      what sharing a memory pool answers; then waits for FILE
 //
 // Prints "digest D", the same in every run with the same numbers, or a line for each call. FILE holds the iterations done.
 #include "driver.h"
@@ -103,42 +102,12 @@ static void say(const char *call, CUresult result) {
     fflush(stdout);
 }
 
-static int pools(const char *until) {
-    CHECK(cudaFree(nullptr));
-    CUmemPoolProps wanted = {};
-    wanted.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-    wanted.handleTypes = FILES;
-    wanted.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    CUmemoryPool pool = nullptr, own = nullptr, other = nullptr;
-    int supported = -1, file = -1;
-    CU(cuDeviceGetAttribute, &supported, CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, 0);
-    printf("handle types: %d\n", supported);
-    say("cuMemPoolCreate", ASK(cuMemPoolCreate, &pool, &wanted));
-    CU(cuDeviceGetMemPool, &own, 0);
-    CUdeviceptr at = 0;
-    CU(cuMemAllocAsync, &at, 4096, nullptr);
-    CUmemPoolPtrExportData data = {};
-    say("cuMemPoolExportToShareableHandle", ASK(cuMemPoolExportToShareableHandle, &file, own, FILES, 0));
-    say("cuMemPoolImportFromShareableHandle", ASK(cuMemPoolImportFromShareableHandle, &other, (void *)(uintptr_t)0, FILES, 0));
-    say("cuMemPoolExportPointer", ASK(cuMemPoolExportPointer, &data, at));
-    say("cuMemPoolImportPointer", ASK(cuMemPoolImportPointer, &at, own, &data));
-    printf("ready\n");
-    fflush(stdout);
-    while (until && access(until, F_OK) != 0) {
-        usleep(1000);
-    }
-    return 0;
-}
-
 int main(int argc, char **argv) {
     Options options(argc, argv);
     uint64_t iterations = options.number("--iterations", 60), pause_us = options.number("--sleep-us", 0);
     uint64_t user = options.number("--user", 0);
-    const char *progress_file = options.text("--progress", nullptr), *of_pools = options.text("--pools", nullptr);
+    const char *progress_file = options.text("--progress", nullptr);
     options.done();
-    if (of_pools) {
-        return pools(of_pools);
-    }
 
     // Before there is CUDA in either.
     int pair[2];

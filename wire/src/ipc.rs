@@ -36,6 +36,10 @@ pub enum Named {
     Piece = 2,
     /// An event (`cuIpcGetEventHandle`).
     Event = 3,
+    /// A pool (`cuMemPoolExportToShareableHandle`). Only in handles: what is on its way from worker to worker names no piece.
+    Pool = 4,
+    /// An allocation from a pool (`cuMemPoolExportPointer`). Only in handles.
+    PoolMemory = 5,
 }
 
 /// The bytes of a handle, which the application passes to another process.
@@ -52,6 +56,41 @@ pub fn token(named: Named, bytes: &[u8; HANDLE_BYTES]) -> Option<Token> {
     let mut token = Token::default();
     token.copy_from_slice(&bytes[16..32]);
     (*bytes == handle(named, &token)).then_some(token)
+}
+
+/// An allocation from a pool, as the application passes it on: where it is in the memory that has the segment's name. The
+/// importer has that memory mapped once for all allocations in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolMemory {
+    /// The name of the pool's segment.
+    pub segment: Token,
+    /// The name of the pool.
+    pub pool: Token,
+    /// Where the allocation begins in the segment.
+    pub offset: u64,
+    /// Bytes of the allocation.
+    pub size: u64,
+}
+
+impl PoolMemory {
+    /// The bytes that the application passes to another process, as many as `CUmemPoolPtrExportData` has.
+    pub fn handle(&self) -> [u8; HANDLE_BYTES] {
+        let mut bytes = handle(Named::PoolMemory, &self.segment);
+        bytes[32..48].copy_from_slice(&self.pool);
+        bytes[48..56].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[56..].copy_from_slice(&self.size.to_le_bytes());
+        bytes
+    }
+
+    /// What [`PoolMemory::handle`] gave these bytes for; None for other bytes.
+    pub fn of(bytes: &[u8; HANDLE_BYTES]) -> Option<Self> {
+        let (mut segment, mut pool) = (Token::default(), Token::default());
+        segment.copy_from_slice(&bytes[16..32]);
+        pool.copy_from_slice(&bytes[32..48]);
+        let word = |at: usize| (0..8).fold(0, |word, i| word | u64::from(bytes[at + i]) << (8 * i));
+        let memory = Self { segment, pool, offset: word(48), size: word(56) };
+        (*bytes == memory.handle()).then_some(memory)
+    }
 }
 
 /// A token as two words of the ring.
@@ -117,5 +156,14 @@ mod tests {
             assert_eq!(token(Named::Piece, &other), None, "{place}");
         }
         assert_eq!(of_words(words(&name)), name);
+    }
+
+    #[test]
+    fn memory_of_pools_is_read_as_it_was_written_and_nothing_else_is() {
+        let memory = PoolMemory { segment: [3; 16], pool: [4; 16], offset: 512, size: 1 << 40 };
+        let bytes = memory.handle();
+        assert_eq!(PoolMemory::of(&bytes), Some(memory));
+        assert_eq!(token(Named::PoolMemory, &bytes), None);
+        assert_eq!(PoolMemory::of(&handle(Named::Pool, &[4; 16])), None);
     }
 }

@@ -27,7 +27,7 @@ use rekindle_wire::control::{
     Suspension, TemplatePiece, WorkerReply, WorkerRequest,
 };
 use rekindle_wire::frame::{self, FrameError, MAX_FDS, Message};
-use rekindle_wire::ipc::{MAX_PIECES, PIECES_AT_A_TIME, PieceId, Shared, Token};
+use rekindle_wire::ipc::{MAX_PIECES, PIECES_AT_A_TIME, PieceId, Shared, SharedPiece, Token};
 use rekindle_wire::nvml::Memory;
 use thiserror::Error;
 use tracing::{debug, info, warn};
@@ -624,12 +624,16 @@ impl Worker {
 
     /// Gives its client memory, which the client asks for by this ticket.
     pub(crate) fn import(&self, ticket: u64, shared: &Shared, fds: &[OwnedFd]) -> Result<(), WorkerError> {
-        for (pieces, fds) in shared.pieces.chunks(PIECES_AT_A_TIME).zip(fds.chunks(PIECES_AT_A_TIME)) {
+        let send = |pieces: &[SharedPiece], fds: &[OwnedFd]| {
             let part = Shared { pieces: pieces.to_vec(), ..shared.clone() };
-            let request = WorkerRequest::Import { ticket, shared: part };
-            self.ask(&request, &sys::raw(fds), ASK_TIMEOUT)?;
+            self.ask(&WorkerRequest::Import { ticket, shared: part }, &sys::raw(fds), ASK_TIMEOUT)
+        };
+        // A pool comes without memory.
+        if shared.pieces.is_empty() {
+            return send(&[], &[]);
         }
-        Ok(())
+        let mut parts = shared.pieces.chunks(PIECES_AT_A_TIME).zip(fds.chunks(PIECES_AT_A_TIME));
+        parts.try_for_each(|(pieces, fds)| send(pieces, fds))
     }
 
     /// Gives it a file that its client has mapped, and is about to register.

@@ -89,7 +89,7 @@ impl Checkpoint {
             return Err(SuspendError::Copying);
         }
         let has_names = memory.devices.iter().any(|device| device.memory.has_names()) || memory.vmm.has_names();
-        if has_names {
+        if has_names || memory.pools.have_names() {
             return Err(SuspendError::Shared);
         }
         let key = kept.reader.as_ref().ok_or(NotLoaded::Busy)?.key();

@@ -403,13 +403,19 @@ impl DeviceMemory {
     pub(crate) fn exported(&self, token: &Token) -> Option<(u64, u64, Vec<Exported>)> {
         let address = *self.exported.get(token)?;
         let size = self.allocations.get(&address)?.size;
+        let (base, _, pieces) = self.backing(address)?;
+        Some((address - base, size, pieces))
+    }
+
+    /// What is mapped where an address is: where it begins, its length, and its pieces.
+    pub(crate) fn backing(&self, address: u64) -> Option<(u64, u64, Vec<Exported>)> {
         let (&base, (length, backing)) = self.backings.range(..=address).next_back()?;
         let pieces: &[u64] = match backing {
             Backing::Large(pieces) => pieces,
             Backing::Slab { piece, .. } => std::slice::from_ref(piece),
         };
         let piece = |((offset, size), &real)| Exported { address: base + offset, size, real };
-        Some((address - base, size, cut(*length).zip(pieces).map(piece).collect()))
+        Some((base, *length, cut(*length).zip(pieces).map(piece).collect()))
     }
 
     /// The name of the piece at an address. A piece without a name gets `new`.
@@ -424,7 +430,14 @@ impl DeviceMemory {
 
     /// Whether other processes may have a part of the memory at these addresses.
     pub(crate) fn is_given_away(&self, address: u64, size: u64) -> bool {
-        self.ids.range(address & !(MEMORY_GRANULARITY - 1)..address.saturating_add(size)).next().is_some()
+        // Memory from a pool may begin anywhere in a piece.
+        let first = match self.backings.range(..=address).next_back() {
+            Some((base, (length, _))) if address - base < *length => {
+                base + (address - base) / PHYSICAL_SIZE * PHYSICAL_SIZE
+            }
+            _ => address,
+        };
+        self.ids.range(first..address.saturating_add(size)).next().is_some()
     }
 
     /// The names of all named pieces, with their addresses and sizes.

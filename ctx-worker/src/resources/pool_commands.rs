@@ -3,13 +3,14 @@
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{
-    self, Kind, PoolAlloc, PoolCreate, PoolCurrent, PoolDestroy, PoolFree, PoolGet, PoolGetAccess, PoolSet,
-    PoolSetAccess, PoolSetCurrent, PoolTrim, WINDOW_FULL, default_pool,
+    self, Kind, PoolAlloc, PoolCreate, PoolCurrent, PoolDestroy, PoolExport, PoolFree, PoolGet, PoolGetAccess,
+    PoolMemoryExport, PoolSet, PoolSetAccess, PoolSetCurrent, PoolTrim, WINDOW_FULL, default_pool,
 };
 use rekindle_wire::ring::CommandHeader;
 
 use crate::gpu::driver::Driver;
 use crate::resources::Memory;
+use crate::resources::ipc::names::{new_name, write_name};
 use crate::resources::memory::{Allocation, MemoryError};
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::pools::{Pool, SEGMENT, rounded};
@@ -77,6 +78,26 @@ impl Memory {
                 let PoolSetCurrent { device, pool } = PoolSetCurrent::read(args)?;
                 self.device(device)?;
                 self.pools.set_current(device as usize, pool).map_err(Refused::Code)?;
+            }
+            command::POOL_EXPORT => {
+                let PoolExport { pool } = PoolExport::read(args)?;
+                let pool = self.pools.get(pool).map_err(Refused::Code)?;
+                let name = pool.name.or_else(new_name).ok_or(Refused::Code(CUDA_ERROR_OPERATING_SYSTEM))?;
+                pool.name = Some(name);
+                write_name(reply, &name);
+            }
+            command::POOL_MEMORY_EXPORT => {
+                let PoolMemoryExport { address } = PoolMemoryExport::read(args)?;
+                let invalid = Refused::Code(CUDA_ERROR_INVALID_VALUE);
+                let Some((_, allocation)) = self.find_allocation(address) else { return Err(invalid) };
+                let Some(pool) = self.pools.by_handle.get_mut(&allocation.pool) else { return Err(invalid) };
+                let name = pool.name.or_else(new_name).ok_or(Refused::Code(CUDA_ERROR_OPERATING_SYSTEM))?;
+                pool.name = Some(name);
+                let (segment, offset) = pool.name_segment(address, new_name).ok_or(invalid)?;
+                write_name(reply, &segment);
+                write_name(reply, &name);
+                reply.word(offset);
+                reply.word(allocation.size);
             }
             _ => return Err(Refused::UnknownCall(number)),
         }

@@ -9,6 +9,9 @@
 //! queries it when memory is wanted, and when the client has waited for something. On the latter occasion the worker also
 //! gives back unused segments above a pool's threshold.
 //!
+//! A pool that other processes know by a name keeps the segments of which it has given names away until the pool has been
+//! destroyed, as the driver's pools for other processes do: the others have these segments mapped.
+//!
 //! A deferred free (see [`crate::schedule::deferred`]) leaves its memory in use. An allocation in the same stream may take
 //! that memory over at once (see [`crate::resources::pool_commands`]).
 
@@ -18,6 +21,7 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Malformed;
 use rekindle_wire::command::default_pool;
 use rekindle_wire::free_ranges::FreeRanges;
+use rekindle_wire::ipc::Token;
 
 use crate::gpu::driver::Driver;
 use crate::resources::memory::ALIGN;
@@ -57,7 +61,11 @@ pub(crate) struct Pool {
     pub(crate) access: BTreeSet<usize>,
     /// The pool has been destroyed, and goes away when the last of its memory is freed.
     pub(crate) dying: bool,
+    /// The name by which other processes may know the pool.
+    pub(crate) name: Option<Token>,
     segments: BTreeMap<u64, u64>,
+    /// The names by which other processes may know segments.
+    names: BTreeMap<u64, Token>,
     free: FreeRanges,
     pending: VecDeque<Pending>,
     used: u64,
@@ -223,17 +231,33 @@ impl Pool {
         done
     }
 
+    /// The name of the segment that an address is in, and where the address is in it. A segment without a name gets `new`.
+    pub(crate) fn name_segment(&mut self, address: u64, new: impl FnOnce() -> Option<Token>) -> Option<(Token, u64)> {
+        let (&base, length) = self.segments.range(..=address).next_back()?;
+        let offset = address - base;
+        if offset >= *length {
+            return None;
+        }
+        let name = match self.names.get(&base) {
+            Some(name) => *name,
+            None => *self.names.entry(base).or_insert(new()?),
+        };
+        Some((name, offset))
+    }
+
     /// Removes segments that nothing uses, the last ones first, as long as `keep` bytes remain.
     pub(crate) fn shrink(&mut self, keep: u64) -> Vec<u64> {
         let free: HashSet<(u64, u64)> = self.free.parts().collect();
         let all = self.segments.iter().map(|(address, length)| (*address, *length));
-        let unused: Vec<(u64, u64)> = all.filter(|segment| free.contains(segment)).collect();
+        let may_go = |address: &u64| self.dying || !self.names.contains_key(address);
+        let unused: Vec<(u64, u64)> = all.filter(|it| free.contains(it) && may_go(&it.0)).collect();
         let mut gone = Vec::new();
         for (address, length) in unused.into_iter().rev() {
             if self.reserved() - length < keep {
                 continue;
             }
             self.segments.remove(&address);
+            self.names.remove(&address);
             self.free.take_at(address, length);
             gone.push(address);
         }
@@ -277,6 +301,24 @@ impl Pools {
     /// The device of a pool, destroyed or not.
     pub(crate) fn device(&self, handle: u64) -> Option<usize> {
         self.by_handle.get(&handle).map(|pool| pool.device)
+    }
+
+    /// The device of the pool that has this name.
+    pub(crate) fn named(&self, name: &Token) -> Option<usize> {
+        self.by_handle.values().find(|pool| !pool.dying && pool.name.as_ref() == Some(name)).map(|pool| pool.device)
+    }
+
+    /// The device and the address of the segment that has this name.
+    pub(crate) fn segment_named(&self, name: &Token) -> Option<(usize, u64)> {
+        self.by_handle.values().find_map(|pool| {
+            let (address, _) = pool.names.iter().find(|(_, its)| *its == name)?;
+            Some((pool.device, *address))
+        })
+    }
+
+    /// Whether other processes may know any pool.
+    pub(crate) fn have_names(&self) -> bool {
+        self.by_handle.values().any(|pool| pool.name.is_some() || !pool.names.is_empty())
     }
 
     pub(crate) fn current(&self, device: usize) -> u64 {
@@ -373,7 +415,13 @@ impl Pools {
     /// Writes the pools for the image. The free parts are left out, since they follow from the allocations. No part is
     /// pending, since every stream is idle.
     pub(crate) fn write(&self, state: &mut State) {
-        let segment = |(&address, &size): (&u64, &u64)| state::Segment { address, size, ..Default::default() };
+        let bytes = |name: Option<&Token>| name.map_or_else(Vec::new, |name| name.to_vec());
+        let segment = |pool: &Pool, address: u64, size: u64| state::Segment {
+            address,
+            size,
+            name: bytes(pool.names.get(&address)),
+            ..Default::default()
+        };
         let pool = |(&handle, pool): (&u64, &Pool)| state::Pool {
             handle,
             device: pool.device as u32,
@@ -383,7 +431,8 @@ impl Pools {
             settings: pool.settings.to_vec(),
             used_high: pool.used_high,
             reserved_high: pool.reserved_high,
-            segments: pool.segments.iter().map(segment).collect(),
+            segments: pool.segments.iter().map(|(address, size)| segment(pool, *address, *size)).collect(),
+            name: bytes(pool.name.as_ref()),
             ..state::Pool::default()
         };
         state.pools = self.by_handle.iter().map(pool).collect();
@@ -392,6 +441,7 @@ impl Pools {
 
     /// Reads what [`Pools::write`] wrote.
     pub(crate) fn read(&mut self, state: &State, devices: usize) -> Result<(), Malformed> {
+        let name = |bytes: &[u8]| (!bytes.is_empty()).then(|| state::name(bytes)).transpose();
         self.by_handle.clear();
         for saved in &state.pools {
             let device = saved.device as usize;
@@ -404,7 +454,9 @@ impl Pools {
             pool.settings.iter_mut().zip(&saved.settings).for_each(|(setting, saved)| *setting = *saved);
             for segment in &saved.segments {
                 pool.grow(segment.address, segment.size);
+                pool.names.extend(name(&segment.name)?.map(|name| (segment.address, name)));
             }
+            pool.name = name(&saved.name)?;
             (pool.used_high, pool.reserved_high) = (saved.used_high, saved.reserved_high);
             self.by_handle.insert(saved.handle, pool);
         }
@@ -476,6 +528,19 @@ mod tests {
     }
 
     #[test]
+    fn segments_with_names_stay_until_their_pool_is_destroyed() {
+        let mut pool = pool();
+        pool.grow(2 * SEGMENT, SEGMENT);
+        assert_eq!(pool.name_segment(SEGMENT + 512, || Some([5; 16])), Some(([5; 16], 512)));
+        assert_eq!(pool.name_segment(SEGMENT, || None), Some(([5; 16], 0)));
+        assert_eq!(pool.name_segment(3 * SEGMENT, || Some([6; 16])), None);
+        assert_eq!(pool.shrink(0), [2 * SEGMENT]);
+        pool.dying = true;
+        assert_eq!(pool.shrink(0), [SEGMENT]);
+        assert!(pool.names.is_empty());
+    }
+
+    #[test]
     fn pools_are_read_as_they_were_written() {
         let mut pools = Pools::new(2);
         let pool = pools.get(default_pool(1)).unwrap();
@@ -483,12 +548,16 @@ mod tests {
         pool.set_attribute(4, u64::MAX).unwrap();
         pool.access.insert(0);
         let part = pool.take(512, A).unwrap();
+        pool.name = Some([7; 16]);
+        pool.name_segment(part, || Some([8; 16])).unwrap();
         let mut state = State::default();
         pools.write(&mut state);
         assert!(Pools::new(1).read(&state, 1).is_err());
         let mut read = Pools::new(2);
         read.read(&state, 2).unwrap();
         assert_eq!(read.segments(), [(1, SEGMENT, SEGMENT, vec![0])]);
+        assert_eq!((read.named(&[7; 16]), read.named(&[8; 16])), (Some(1), None));
+        assert_eq!(read.segment_named(&[8; 16]), Some((1, SEGMENT)));
         let pool = read.get(default_pool(1)).unwrap();
         assert!(pool.take_at(part, 512));
         assert!(!pool.take_at(part, 512));

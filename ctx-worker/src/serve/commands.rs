@@ -70,7 +70,7 @@ impl Executor {
             }
             command::PEER_ENABLE => self.memory.peer_enable(&mut self.call, args),
             command::PEER_DISABLE => self.memory.peer_disable(&mut self.call, args),
-            command::POOL_CREATE..=command::POOL_SET_CURRENT => self.pool_command(number, args, reply),
+            command::POOL_CREATE..=command::POOL_MEMORY_EXPORT => self.pool_command(number, args, reply),
             command::ADDRESS_RESERVE..=command::PIECE_GRANULARITY => {
                 self.memory.vmm_command(&mut self.call, number, args, reply)
             }

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use rekindle_cuda_abi::raw::read;
 use rekindle_cuda_abi::types::{CudaMemcpy3dSide as Side, *};
 use rekindle_wire::command::{ARRAY_CREATE, ARRAY_DESTROY, ArrayCreate, ArrayDestroy, Kind};
 
@@ -73,6 +74,28 @@ pub(crate) unsafe fn cuArrayDestroy(array: CUarray) -> CUresult {
         client.arrays.remove(array);
         check(call.wait().0).inspect_err(|_| client.arrays.insert(array, known))
     }))
+}
+
+// The forms before CUDA 3.2, whose descriptors have sizes of 32 bits.
+
+pub(crate) unsafe fn cuArrayCreate(out: *mut CUarray, desc: *const CudaArrayDescriptorV1) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(unsafe { read(desc) }.and_then(|desc| create(out, desc.into(), "cuArrayCreate")))
+}
+
+pub(crate) unsafe fn cuArray3DCreate(out: *mut CUarray, desc: *const CudaArray3dDescriptorV1) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(unsafe { read(desc) }.and_then(|desc| create(out, desc.into(), "cuArray3DCreate")))
+}
+
+pub(crate) unsafe fn cuArrayGetDescriptor(out: *mut CudaArrayDescriptorV1, array: CUarray) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(client::get().and_then(|client| unsafe { put(out, client.arrays.get(array)?.desc.into()) }))
+}
+
+pub(crate) unsafe fn cuArray3DGetDescriptor(out: *mut CudaArray3dDescriptorV1, array: CUarray) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(client::get().and_then(|client| unsafe { put(out, client.arrays.get(array)?.desc.into()) }))
 }
 
 pub(crate) unsafe fn cuArray3DGetDescriptor_v2(out: *mut CudaArray3dDescriptor, array: CUarray) -> CUresult {

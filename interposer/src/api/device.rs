@@ -84,16 +84,23 @@ pub(crate) unsafe fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) -> CU
 const CAN_USE_HOST_POINTER: u32 = 91;
 
 /// Attributes of what the interposer does not offer, answered 0: pageable memory access (88, 100), managed memory that the
-/// program and the GPU may use at once (89: they may, but slowly), handles of memory for other processes (103, 128), pools for other processes and on the
-/// host (119, 142, 144), virtual memory on the host (141, 145), multicast (132).
-const NOT_OFFERED: &[u32] = &[88, 89, 100, 103, 119, 128, 132, 141, 142, 144, 145];
+/// program and the GPU may use at once (89: they may, but slowly), handles of memory for other processes (103, 128), pools on the
+/// host (142, 144), virtual memory on the host (141, 145), multicast (132).
+const NOT_OFFERED: &[u32] = &[88, 89, 100, 103, 128, 132, 141, 142, 144, 145];
+/// `CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES`: pools are exported as files alone.
+const POOL_HANDLE_TYPES: u32 = 119;
 
 pub(crate) unsafe fn cuDeviceGetAttribute(pi: *mut i32, attrib: u32, dev: CUdevice) -> CUresult {
     code(device(dev).and_then(|d| {
         let value = attribute(d, attrib)?;
         let hidden = attrib == CAN_USE_HOST_POINTER || NOT_OFFERED.contains(&attrib);
+        let value = match attrib {
+            POOL_HANDLE_TYPES => value & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR as i32,
+            _ if hidden => 0,
+            _ => value,
+        };
         // SAFETY: the caller's promise by cuda.h.
-        unsafe { put(pi, if hidden { 0 } else { value }) }
+        unsafe { put(pi, value) }
     }))
 }
 

@@ -1,6 +1,7 @@
 //! Memory and events that processes share. The application passes on a name that its worker keeps. A process that opens the
 //! name has the daemon pass the memory to its own worker, and maps it as pieces of its own.
 
+use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -21,13 +22,17 @@ use crate::connection::ask;
 use crate::operations::event;
 use crate::process::log;
 use crate::state::client::{self, Client};
-use crate::state::ipc::Open;
+use crate::state::ipc::{Open, Placed};
 use crate::state::memory::Allocation;
 
 /// All that `CU_MEM_HANDLE_TYPE_*` names: a file, two of Windows, a fabric's.
-const KNOWN_HANDLE_TYPES: [u32; 4] = [CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 2, 4, 8];
+pub(super) const KNOWN_HANDLE_TYPES: [u32; 4] = [CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 2, 4, 8];
 
-fn name(number: u16, of: &impl Parameters) -> Result<Token, CUresult> {
+/// How often a delivery without pieces is asked for.
+const EMPTY_DELIVERIES: u32 = 16;
+
+/// Has the worker name something.
+pub(super) fn name(number: u16, of: &impl Parameters) -> Result<Token, CUresult> {
     let mut call = Call::new(number)?;
     call.put(of);
     let (result, mut reply) = call.wait();
@@ -75,8 +80,10 @@ pub(crate) unsafe fn cuIpcOpenMemHandle_v2(pdptr: *mut CUdeviceptr, handle: CUip
             return unsafe { put(pdptr, open.base) };
         }
         let imported = take(client, &token, false)?;
-        let open = map(client, context, known.device, &imported).inspect_err(|_| imported.release())?;
-        let (base, size) = (open.base, imported.size);
+        let devices = [imported.device, known.device];
+        let placed = map(client, &devices, &imported).inspect_err(|_| imported.release())?;
+        let (base, size) = (placed.reserved + imported.offset, imported.size);
+        let open = Open { base, context, times: 1, placed };
         client.memory.insert(Allocation::Opened { base, size, device: imported.device, context });
         opened.insert(token, open);
         // SAFETY: not null, so writable by cuda.h's contract.
@@ -95,7 +102,7 @@ pub(crate) unsafe fn cuIpcCloseMemHandle(dptr: CUdeviceptr) -> CUresult {
             _ => {
                 if let Some(open) = opened.remove(&token) {
                     client.memory.remove(open.base);
-                    unmap(client, &open)?;
+                    unmap(client, &open.placed)?;
                 }
             }
         }
@@ -109,7 +116,7 @@ pub(super) fn close_all(client: &Client, context: CUcontext) {
     for open in gone {
         client.memory.remove(open.base);
         // After a failure, the process's end frees the memory.
-        let _ = unmap(client, &open);
+        let _ = unmap(client, &open.placed);
     }
 }
 
@@ -192,7 +199,7 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
             log::refused("cuMemImportFromShareableHandle of other handles than files");
             return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
-        let token = token_in(osHandle as usize as i32).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let token = token_in(osHandle as usize as i32, Named::Piece).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let imported = take(client, &token, true)?;
         let &[(piece, _)] = imported.pieces.as_slice() else {
             imported.release();
@@ -216,7 +223,7 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
 }
 
 /// Creates a sealed file with a handle. It can be passed on, and CRIU saves it.
-fn file_of(bytes: &[u8; HANDLE_BYTES]) -> std::io::Result<OwnedFd> {
+pub(super) fn file_of(bytes: &[u8; HANDLE_BYTES]) -> std::io::Result<OwnedFd> {
     // SAFETY: the name is a C string; a descriptor that comes back is new and owned here.
     let file = unsafe {
         let fd = libc::memfd_create(ipc::FILE_NAME.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
@@ -234,18 +241,18 @@ fn file_of(bytes: &[u8; HANDLE_BYTES]) -> std::io::Result<OwnedFd> {
     }
 }
 
-/// The token in such a file; `None` for any other file.
-fn token_in(fd: i32) -> Option<Token> {
+/// The token in such a file for this kind of object; `None` for any other file.
+pub(super) fn token_in(fd: i32, named: Named) -> Option<Token> {
     let mut bytes = [0_u8; HANDLE_BYTES + 1];
     // SAFETY: the kernel writes at most so many bytes into the local, and looks whether the descriptor is one.
     let got = unsafe { libc::pread(fd, bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     let (bytes, _) = bytes.split_first_chunk::<HANDLE_BYTES>()?;
-    (got == HANDLE_BYTES as isize).then(|| ipc::token(Named::Piece, bytes)).flatten()
+    (got == HANDLE_BYTES as isize).then(|| ipc::token(named, bytes)).flatten()
 }
 
 /// Pieces that the worker has imported.
-struct Imported {
-    device: usize,
+pub(super) struct Imported {
+    pub(super) device: usize,
     offset: u64,
     size: u64,
     flags: u64,
@@ -255,7 +262,7 @@ struct Imported {
 
 impl Imported {
     /// Releases them.
-    fn release(&self) {
+    pub(super) fn release(&self) {
         for (piece, _) in &self.pieces {
             // After a failure, the process's end frees the memory.
             let _ = perform(PIECE_RELEASE, &OfPiece { piece: *piece });
@@ -276,7 +283,9 @@ fn ticket(token: &Token, own: bool) -> Result<(u64, usize), CUresult> {
 }
 
 /// Has the worker take the pieces that a token names. `own` is whether they may belong to this process.
-fn take(client: &Client, token: &Token, own: bool) -> Result<Imported, CUresult> {
+pub(super) fn take(client: &Client, token: &Token, own: bool) -> Result<Imported, CUresult> {
+    // A daemon that does not know of pools never delivers what has no pieces.
+    let mut empty = 0..EMPTY_DELIVERIES;
     loop {
         let (ticket, count) = ticket(token, own)?;
         let mut call = Call::new(PIECE_IMPORT)?;
@@ -285,6 +294,10 @@ fn take(client: &Client, token: &Token, own: bool) -> Result<Imported, CUresult>
         let (result, mut reply) = call.wait();
         if result == NO_TICKET {
             // This process was dumped in between, and has another worker.
+            if count == 0 && empty.next().is_none() {
+                log::refused("pools of other processes under this daemon, which is too old");
+                return Err(CUDA_ERROR_NOT_SUPPORTED);
+            }
             continue;
         }
         check(result)?;
@@ -295,12 +308,11 @@ fn take(client: &Client, token: &Token, own: bool) -> Result<Imported, CUresult>
     }
 }
 
-/// Maps pieces side by side, for the device of the current context and their own.
-fn map(client: &Client, context: CUcontext, device: usize, imported: &Imported) -> Result<Open, CUresult> {
+/// Maps pieces side by side, for these devices.
+pub(super) fn map(client: &Client, devices: &[usize], imported: &Imported) -> Result<Placed, CUresult> {
     let bytes: u64 = imported.pieces.iter().map(|(_, size)| size).sum();
     let reserved = client.vmm.take(bytes, MEMORY_GRANULARITY, 0).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let pieces = imported.pieces.iter().map(|(handle, _)| *handle).collect();
-    let open = Open { base: reserved + imported.offset, context, times: 1, reserved, bytes, pieces };
     // After a failure the addresses stay reserved here, so that the next reservation tries others.
     perform(ADDRESS_RESERVE, &AddressRange { address: reserved, size: bytes })?;
     let mut at = reserved;
@@ -309,10 +321,8 @@ fn map(client: &Client, context: CUcontext, device: usize, imported: &Imported) 
         at += size;
         Ok(())
     });
-    let mut access = vec![(imported.device as u64, CU_MEM_ACCESS_READWRITE)];
-    if device != imported.device {
-        access.push((device as u64, CU_MEM_ACCESS_READWRITE));
-    }
+    let devices: BTreeSet<usize> = devices.iter().copied().collect();
+    let access = devices.into_iter().map(|device| (device as u64, CU_MEM_ACCESS_READWRITE)).collect();
     let access = PieceAccess { address: reserved, size: bytes, access };
     mapped.and_then(|()| perform(PIECE_ACCESS, &access)).inspect_err(|_| {
         if at > reserved {
@@ -323,17 +333,18 @@ fn map(client: &Client, context: CUcontext, device: usize, imported: &Imported) 
             client.vmm.give(reserved, bytes);
         }
     })?;
-    Ok(open)
+    Ok(Placed { reserved, bytes, pieces })
 }
 
-fn unmap(client: &Client, open: &Open) -> Result<(), CUresult> {
-    let range = AddressRange { address: open.reserved, size: open.bytes };
+/// Unmaps what [`map`] has mapped, when nothing uses it any more.
+pub(super) fn unmap(client: &Client, placed: &Placed) -> Result<(), CUresult> {
+    let range = AddressRange { address: placed.reserved, size: placed.bytes };
     perform(PIECE_UNMAP, &range)?;
-    for piece in &open.pieces {
+    for piece in &placed.pieces {
         perform(PIECE_RELEASE, &OfPiece { piece: *piece })?;
     }
     perform(ADDRESS_FREE, &range)?;
-    client.vmm.give(open.reserved, open.bytes);
+    client.vmm.give(placed.reserved, placed.bytes);
     Ok(())
 }
 
@@ -345,10 +356,11 @@ mod tests {
     fn only_a_file_for_a_piece_has_a_token() {
         let name = [7; 16];
         let file = file_of(&ipc::handle(Named::Piece, &name)).unwrap();
-        assert_eq!(token_in(file.as_raw_fd()), Some(name));
+        assert_eq!(token_in(file.as_raw_fd(), Named::Piece), Some(name));
         let other = file_of(&ipc::handle(Named::Allocation, &name)).unwrap();
-        assert_eq!(token_in(other.as_raw_fd()), None);
-        assert_eq!(token_in(-1), None);
+        assert_eq!(token_in(other.as_raw_fd(), Named::Piece), None);
+        assert_eq!(token_in(file.as_raw_fd(), Named::Pool), None);
+        assert_eq!(token_in(-1, Named::Piece), None);
         assert!(File::from(file).write_all_at(b"x", 0).is_err());
     }
 }

@@ -55,6 +55,9 @@ pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
         if let Some(answer) = rekindle_graphs::hook::free(dptr) {
             return check(answer);
         }
+        if let Some(freed) = super::pool_sharing::free(client, dptr) {
+            return freed;
+        }
         match client.memory.at(dptr) {
             Some(Allocation::Device { base, .. } | Allocation::Pooled { base, .. }) if base == dptr => {}
             Some(Allocation::Managed { .. }) => return managed::free(client, dptr),

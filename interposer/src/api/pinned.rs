@@ -28,6 +28,12 @@ pub(crate) unsafe fn cuMemAllocHost_v2(out: *mut *mut c_void, bytes: usize) -> C
     unsafe { cuMemHostAlloc(out, bytes, 0) }
 }
 
+/// The form before CUDA 3.2.
+pub(crate) unsafe fn cuMemAllocHost(out: *mut *mut c_void, bytes: u32) -> CUresult {
+    // SAFETY: the same contract.
+    unsafe { cuMemAllocHost_v2(out, bytes as usize) }
+}
+
 pub(crate) unsafe fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
     code(client::get().and_then(|client| pinned::free(client, pointer as u64)))
 }

@@ -69,6 +69,7 @@ unsafe fn write(data: *mut c_void, attribute: u32, address: u64) -> Result<(), C
             13 => data.cast::<u32>().write(1),
             14 => data.cast::<u64>().write(match allocation {
                 Allocation::Mapping { handle_types, .. } => u64::from(handle_types),
+                Allocation::Pooled { pool, .. } => u64::from(client.pools.lock().handle_types(pool)),
                 _ => 0,
             }),
             16 => data.cast::<u32>().write(3),

@@ -12,15 +12,16 @@ use rekindle_wire::command::{
     PoolGetAccess, PoolSet, PoolSetAccess, PoolSetCurrent, PoolTrim, WINDOW_FULL, default_pool,
 };
 
-use super::{check, code, put};
+use super::{check, code, pool_sharing, put};
 use crate::call::{Call, stream_of};
 use crate::operations::device_memory::reserve_window;
 use crate::process::log;
 use crate::state::client;
 use crate::state::idle;
 use crate::state::memory::Allocation;
+use crate::state::pools::Imported;
 
-/// Memory on the host, and memory for other processes, that the driver could give and this does not.
+/// Memory on the host, and handles for other processes, that the driver could give and this does not.
 fn refused<T>(what: &'static str) -> Result<T, CUresult> {
     log::refused(what);
     Err(CUDA_ERROR_NOT_SUPPORTED)
@@ -120,8 +121,8 @@ pub(crate) unsafe fn cuMemPoolCreate(out: *mut c_void, properties: *const c_void
         }
         let location = CUmemLocation { kind: wanted.location_type, id: wanted.location_id };
         let device = device_of(location, "cuMemPoolCreate of host memory")?;
-        if wanted.handle_types != 0 {
-            return refused("cuMemPoolCreate for other processes");
+        if wanted.handle_types & !CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0 {
+            return refused("cuMemPoolCreate for other handles than files");
         }
         let mut call = Call::new(POOL_CREATE)?;
         let client = client::get()?;
@@ -129,15 +130,24 @@ pub(crate) unsafe fn cuMemPoolCreate(out: *mut c_void, properties: *const c_void
         let device = client.devices.number(device).map_err(wrong_value)? as u64;
         call.put(&PoolCreate { pool: handle, device, maximum: wanted.maximum as u64 });
         check(call.wait().0)?;
+        if wanted.handle_types != 0 {
+            client.pools.lock().created(handle, wanted.handle_types);
+        }
         // SAFETY: not null, writable by cuda.h's contract.
         unsafe { put(out.cast(), handle) }
     }))
 }
 
 pub(crate) unsafe fn cuMemPoolDestroy(pool: u64) -> CUresult {
-    code(Call::new(POOL_DESTROY).and_then(|mut call| {
+    code(client::get().and_then(|client| {
+        if let Some(destroyed) = pool_sharing::destroy(client, pool) {
+            return destroyed;
+        }
+        let mut call = Call::new(POOL_DESTROY)?;
         call.put(&PoolDestroy { pool });
-        check(call.wait().0)
+        check(call.wait().0)?;
+        client.pools.lock().destroyed(pool);
+        Ok(())
     }))
 }
 
@@ -148,10 +158,15 @@ fn is_small(attribute: u32) -> bool {
 
 pub(crate) unsafe fn cuMemPoolGetAttribute(pool: u64, attribute: u32, value: *mut c_void) -> CUresult {
     code(Call::new(POOL_GET).and_then(|mut call| {
-        call.put(&PoolGet { pool, attribute });
-        let (result, mut reply) = call.wait();
-        check(result)?;
-        let number = reply.word().ok_or(CUDA_ERROR_UNKNOWN)?;
+        let number = match pool_sharing::with_imported(client::get()?, pool, |it| it.attribute(attribute)) {
+            Some(number) => number?,
+            None => {
+                call.put(&PoolGet { pool, attribute });
+                let (result, mut reply) = call.wait();
+                check(result)?;
+                reply.word().ok_or(CUDA_ERROR_UNKNOWN)?
+            }
+        };
         // SAFETY: the caller's promise by cuda.h: room for the attribute's type.
         unsafe { if is_small(attribute) { put(value.cast(), number as u32) } else { put(value.cast(), number) } }
     }))
@@ -163,6 +178,10 @@ pub(crate) unsafe fn cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mu
         let number = unsafe {
             if is_small(attribute) { u64::from(read(value.cast::<u32>())?) } else { read(value.cast::<u64>())? }
         };
+        let set = |it: &mut Imported| it.set_attribute(attribute, number);
+        if let Some(set) = pool_sharing::with_imported(client::get()?, pool, set) {
+            return set;
+        }
         call.put(&PoolSet { pool, attribute, value: number });
         check(call.wait().0)
     }))
@@ -170,6 +189,10 @@ pub(crate) unsafe fn cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mu
 
 pub(crate) unsafe fn cuMemPoolTrimTo(pool: u64, keep: usize) -> CUresult {
     code(Call::new(POOL_TRIM).and_then(|mut call| {
+        // A pool of another process keeps all its memory.
+        if let Some(trimmed) = pool_sharing::with_imported(client::get()?, pool, |_| Ok(())) {
+            return trimmed;
+        }
         call.put(&PoolTrim { pool, keep: keep as u64 });
         check(call.wait().0)
     }))
@@ -185,9 +208,14 @@ pub(crate) unsafe fn cuMemPoolSetAccess(pool: u64, list: *const CUmemAccessDesc,
             let wanted = unsafe { list.add(i).read_unaligned() };
             let location = CUmemLocation { kind: wanted.location_type, id: wanted.location_id };
             let device = device_of(location, "cuMemPoolSetAccess of the host")?;
+            let device = client.devices.number(device)?;
+            let set = |it: &mut Imported| pool_sharing::set_access(client, it, device, wanted.flags);
+            if let Some(set) = pool_sharing::with_imported(client, pool, set) {
+                set?;
+                continue;
+            }
             let mut call = Call::new(POOL_SET_ACCESS)?;
-            let device = client.devices.number(device)? as u64;
-            call.put(&PoolSetAccess { pool, device, access: wanted.flags });
+            call.put(&PoolSetAccess { pool, device: device as u64, access: wanted.flags });
             check(call.wait().0)?;
         }
         Ok(())
@@ -200,11 +228,24 @@ pub(crate) unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location:
         let mut call = Call::new(POOL_GET_ACCESS)?;
         let ordinal = device_of(location, "cuMemPoolGetAccess of the host")?;
         let device = device(ordinal).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-        call.put(&PoolGetAccess { pool, device });
-        let (result, mut reply) = call.wait();
-        check(result)?;
+        let allows = |it: &mut Imported| Ok(it.access.contains(&(device as usize)));
+        let access = match pool_sharing::with_imported(client::get()?, pool, allows) {
+            Some(open) => {
+                if open? {
+                    CU_MEM_ACCESS_READWRITE
+                } else {
+                    0
+                }
+            }
+            None => {
+                call.put(&PoolGetAccess { pool, device });
+                let (result, mut reply) = call.wait();
+                check(result)?;
+                reply.word().ok_or(CUDA_ERROR_UNKNOWN)? as u32
+            }
+        };
         // SAFETY: the caller's promise by cuda.h.
-        unsafe { put(flags.cast(), reply.word().ok_or(CUDA_ERROR_UNKNOWN)? as u32) }
+        unsafe { put(flags.cast(), access) }
     }))
 }
 
@@ -288,7 +329,11 @@ pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> C
             Some(Allocation::Device { base, .. } | Allocation::Pooled { base, .. }) if base == address => {}
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         }
-        call.put(&PoolFree { address, stream: stream_of(stream)? });
+        let stream = stream_of(stream)?;
+        if let Some(freed) = pool_sharing::free(client, address) {
+            return freed;
+        }
+        call.put(&PoolFree { address, stream });
         // Forgotten first: another thread may be given the address at once.
         client.memory.remove(address);
         check(call.send())

@@ -124,6 +124,7 @@ fn reset(client: &'static Client, device: usize) -> Result<(), CUresult> {
 /// Forgets everything in a primary context.
 fn gone(client: &Client, device: usize) {
     client.memory.forget_pools(device);
+    super::pool_sharing::forget_device(client, device);
     super::context::forget(client, Contexts::primary_handle(device));
 }
 

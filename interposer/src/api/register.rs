@@ -31,6 +31,12 @@ const SHARED: u64 = 0;
 /// One registration or its end at a time.
 static REGISTERING: Mutex<()> = Mutex::new(());
 
+/// The form before CUDA 6.5.
+pub(crate) unsafe fn cuMemHostRegister(pointer: *mut c_void, bytes: usize, flags: u32) -> CUresult {
+    // SAFETY: the same contract.
+    unsafe { cuMemHostRegister_v2(pointer, bytes, flags) }
+}
+
 pub(crate) unsafe fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) -> CUresult {
     code(client::get().and_then(|client| {
         standing_error(client)?;

@@ -14,6 +14,7 @@ use super::functions::Functions;
 use super::ipc::Opened;
 use super::managed::ManagedMemory;
 use super::memory::Memory;
+use super::pools::Pools;
 use super::streams::Streams;
 use super::vmm::Vmm;
 use crate::connection::Connection;
@@ -29,6 +30,7 @@ pub(crate) struct Client {
     pub(crate) managed: ManagedMemory,
     pub(crate) vmm: Vmm,
     pub(crate) opened: Opened,
+    pub(crate) pools: Pools,
     pub(crate) functions: Functions,
     pub(crate) streams: Streams,
     pub(crate) arrays: Arrays,
@@ -87,6 +89,7 @@ impl Client {
             managed: ManagedMemory::default(),
             vmm: Vmm::default(),
             opened: Opened::default(),
+            pools: Pools::default(),
             functions: Functions::default(),
             streams: Streams::default(),
             arrays: Arrays::default(),

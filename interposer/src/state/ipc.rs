@@ -6,6 +6,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rekindle_cuda_abi::types::CUcontext;
 use rekindle_wire::ipc::Token;
 
+/// Pieces of another process, mapped side by side.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    /// The reservation in which they are mapped, from its beginning to its end.
+    pub(crate) reserved: u64,
+    pub(crate) bytes: u64,
+    pub(crate) pieces: Vec<u64>,
+}
+
 /// An open handle.
 #[derive(Clone, Debug)]
 pub(crate) struct Open {
@@ -14,12 +23,7 @@ pub(crate) struct Open {
     pub(crate) context: CUcontext,
     /// How often it has been opened.
     pub(crate) times: u64,
-    /// The reservation in which it is mapped.
-    pub(crate) reserved: u64,
-    /// The mapped bytes of the reservation.
-    pub(crate) bytes: u64,
-    /// The mapped pieces.
-    pub(crate) pieces: Vec<u64>,
+    pub(crate) placed: Placed,
 }
 
 /// All of them.

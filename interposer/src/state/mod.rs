@@ -10,6 +10,7 @@ pub(crate) mod idle;
 pub(crate) mod ipc;
 pub(crate) mod managed;
 pub(crate) mod memory;
+pub(crate) mod pools;
 pub(crate) mod stream_attributes;
 pub(crate) mod streams;
 pub(crate) mod vmm;

@@ -74,3 +74,15 @@ GROUP(registered) {
     no_context();
     TRY("without a context", cuMemHostRegister_v2, memory, size, 0);
 }
+
+GROUP(first_forms) {
+    with_context();
+    void *memory = NULL, *pages = NULL;
+    if (posix_memalign(&pages, 4096, 8192)) exit(4);
+    TRY("a page", cuMemAllocHost, &memory, 4096);
+    TRY("no bytes", cuMemAllocHost, &memory, 0);
+    TRY("to null", cuMemAllocHost, NULL, 64);
+    TRY("pages", cuMemHostRegister, pages, 8192, 0);
+    TRY("null", cuMemHostRegister, NULL, 8192, 0);
+    SET(cuMemHostUnregister, pages);
+}

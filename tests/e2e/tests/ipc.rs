@@ -7,7 +7,6 @@ use std::fs;
 use anyhow::Context;
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::criu::Fate;
-use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{App, Node, Result, stage, until};
 
 /// Starts `ipc`, and returns it and the id of its second process when both are in their middle.
@@ -77,23 +76,41 @@ fn another_users_memory_is_not_to_be_had() -> Result {
     node.finish()
 }
 
+/// Starts `poolmates`, and returns it when both of its processes are in their middle.
+fn mates_in_the_middle(node: &Node, arguments: &[&str]) -> Result<App> {
+    let app = node.run_held("poolmates", arguments, Some(40))?;
+    app.reaches(40)?;
+    Ok(app)
+}
+
 #[test]
-fn sharing_a_pool_is_refused_by_code_and_name() -> Result {
+fn a_pool_that_two_processes_share_is_theirs_after_a_restore_under_another_daemon() -> Result {
+    let arguments = ["--rounds", "80"];
+    let expected = undisturbed("poolmates", &arguments)?;
+    let mut node = Node::start()?;
+    let app = mates_in_the_middle(&node, &arguments)?;
+    node.dump(&app)?;
+    let image = node.dump_and_kill(app)?;
+    image.must_be_of_the_middle(&expected)?;
+    node.stop_daemon()?;
+    node.start_daemon(&[])?;
+    // The second process imports pool and memory again by what it was given before the dump, and memory that is new.
+    assert_eq!(node.restore(&image)?.finish()?, expected, "restored");
+    node.finish()
+}
+
+#[test]
+fn one_of_two_that_share_a_pool_cannot_be_dumped() -> Result {
+    let arguments = ["--rounds", "60"];
+    let expected = undisturbed("poolmates", &arguments)?;
     let node = Node::start()?;
-    let until = node.path("until");
-    let app = node.run("heirs", &["--pools", &until.display().to_string()])?;
-    until_true("it has asked", || Ok(app.output()?.ends_with("ready\n")))?;
-    let pid = app.pid().to_string();
-    let output = node.rekindle(&["ps", "--calls", &pid, "--json"].map(OsStr::new))?;
-    let calls: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-    fs::write(&until, "")?;
-    let mut expected = "handle types: 0\ncuMemPoolCreate: CUDA_ERROR_NOT_SUPPORTED\n".to_owned();
-    for call in ["ExportToShareableHandle", "ImportFromShareableHandle", "ExportPointer", "ImportPointer"] {
-        let name = format!("cuMemPool{call}");
-        expected += &format!("{name}: CUDA_ERROR_NOT_SUPPORTED\n");
-        let counted = calls.as_array().into_iter().flatten().find(|it| it["call"] == *name);
-        assert_eq!(counted.and_then(|it| it["refused"].as_u64()), Some(1), "{name}: {calls}");
-    }
-    assert_eq!(app.finish()?, expected + "ready\n");
+    let app = mates_in_the_middle(&node, &arguments)?;
+    let other = node.clients()?.into_iter().find(|it| it.pid != app.pid());
+    let other = other.context("there is no second process")?.pid;
+    let output = node.rekindle(&["check".as_ref(), OsStr::new(&other.to_string())])?;
+    let said = String::from_utf8([output.stdout, output.stderr].concat())?;
+    let reason = format!("shares GPU memory with process {}", app.pid());
+    assert!(output.status.code() == Some(3) && said.contains(&reason), "{said}");
+    assert_eq!(app.finish()?, expected, "running");
     node.finish()
 }

@@ -240,15 +240,18 @@ fn a_disk_that_is_full_leaves_the_program_as_it_was() -> Result {
 
 #[test]
 fn programs_that_share_memory_are_refused_and_go_on() -> Result {
-    let expected = undisturbed("ipc", &[])?;
-    let node = Node::start()?;
-    let app = node.run("ipc", &[])?;
-    app.reaches(2)?;
-    let refused = suspend(&node, app.pid(), false)?;
-    let failure = refused.err().context("it was suspended")?;
-    ensure!(failure.kind == FailureKind::Refused && failure.reason.contains("shares GPU memory"), "{failure}");
-    assert_eq!(app.finish()?, expected);
-    node.finish()
+    for name in ["ipc", "poolmates"] {
+        let expected = undisturbed(name, &[])?;
+        let node = Node::start()?;
+        let app = node.run(name, &[])?;
+        app.reaches(2)?;
+        let refused = suspend(&node, app.pid(), false)?;
+        let failure = refused.err().context("it was suspended")?;
+        ensure!(failure.kind == FailureKind::Refused && failure.reason.contains("shares GPU memory"), "{failure}");
+        assert_eq!(app.finish()?, expected);
+        node.finish()?;
+    }
+    Ok(())
 }
 
 #[test]

@@ -59,8 +59,10 @@ pub(crate) fn value(attribute: u32, device: CUdevice) -> Option<i32> {
         // Not supported: access to a device's memory from the host, several ways of sharing memory.
         101 | 128 => 0,
         110 | 112 | 113 | 114 | 116 | 117 | 121 | 124 | 125 => 0,
-        // Not supported: pools and virtual memory on the host, exported pools.
-        119 | 141 | 142 | 144 | 145 => 0,
+        // Not supported: pools and virtual memory on the host.
+        141 | 142 | 144 | 145 => 0,
+        // Pools are exported as files alone.
+        119 => 1,
         _ => known,
     })
 }

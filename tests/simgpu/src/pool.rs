@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rekindle_cuda_abi::types::CUDA_ERROR_INVALID_VALUE;
 
 use crate::handles;
-use crate::status::Result;
+use crate::status::{Result, ensure};
 
 /// A device's pools.
 #[derive(Debug)]
@@ -44,11 +44,22 @@ const STEP: u64 = 32 << 20;
 /// The multiple to which sizes are rounded up.
 const ALIGN: u64 = 512;
 
+/// The pool of another process that an imported pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    pub(crate) process: u64,
+    pub(crate) pool: u64,
+}
+
 /// A pool: mostly settings and counters.
 #[derive(Debug)]
 pub(crate) struct Pool {
     /// Its handle.
     pub(crate) handle: u64,
+    /// The types of handles for other processes that it was created for.
+    pub(crate) handle_types: u32,
+    /// Where it came from, if it is another process's. Nothing is allocated from it then.
+    pub(crate) source: Option<Source>,
     /// The attributes 1 to 4: three ways of reuse, and the release threshold.
     settings: [AtomicU64; 4],
     used: AtomicU64,
@@ -61,13 +72,15 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    fn new() -> Arc<Self> {
+    fn new(handle_types: u32, source: Option<Source>) -> Arc<Self> {
         let settings = [1, 1, 1, 0].map(AtomicU64::new);
         let zero = || AtomicU64::new(0);
         let segments = Mutex::default();
         let handle = handles::next();
         Arc::new(Self {
             handle,
+            handle_types,
+            source,
             settings,
             used: zero(),
             used_high: zero(),
@@ -136,7 +149,7 @@ impl Pool {
 impl Pools {
     /// A device's default pool.
     pub(crate) fn new() -> Self {
-        let default = Pool::new();
+        let default = Pool::new(0, None);
         let current = default.handle;
         Self { default, state: Mutex::new(State { current, ..State::default() }) }
     }
@@ -157,7 +170,7 @@ impl Pools {
 
     /// Sets the pool that allocations are taken from.
     pub(crate) fn set_current(&self, handle: u64) -> Result<()> {
-        self.get(handle)?;
+        ensure(self.get(handle)?.source.is_none(), CUDA_ERROR_INVALID_VALUE)?;
         self.state().current = handle;
         Ok(())
     }
@@ -170,9 +183,9 @@ impl Pools {
         self.state().created.get(&handle).cloned().ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 
-    /// Creates a pool.
-    pub(crate) fn create(&self) -> u64 {
-        let pool = Pool::new();
+    /// Creates a pool, or imports one.
+    pub(crate) fn create(&self, handle_types: u32, source: Option<Source>) -> u64 {
+        let pool = Pool::new(handle_types, source);
         let handle = pool.handle;
         self.state().created.insert(handle, pool);
         handle
@@ -190,7 +203,18 @@ impl Pools {
 
     /// The pool that the allocation at an address came from.
     pub(crate) fn origin(&self, base: u64) -> Option<u64> {
-        self.state().origin.get(&base).map(|pool| pool.handle)
+        self.pool_of(base).map(|pool| pool.handle)
+    }
+
+    /// The same pool itself.
+    pub(crate) fn pool_of(&self, base: u64) -> Option<Arc<Pool>> {
+        self.state().origin.get(&base).cloned()
+    }
+
+    /// The addresses of a pool's allocations.
+    pub(crate) fn allocations(&self, pool: u64) -> Vec<u64> {
+        let state = self.state();
+        state.origin.iter().filter(|(_, its)| its.handle == pool).map(|(base, _)| *base).collect()
     }
 
     /// Notes an allocation from a pool.

@@ -5,14 +5,17 @@ use std::sync::Arc;
 use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
 
 use crate::device::{Device, devices};
+use crate::memory::ipc_pool;
 use crate::memory::space::{self, Kind};
 use crate::pool::Pool;
-use crate::status::Result;
+use crate::status::{Result, ensure};
 use crate::stream::Stream;
 
 /// Ends the pools of a device that is reset, and their allocations.
 pub(crate) fn reset(device: &Device) {
     for base in device.pools.reset() {
+        // As often as it was imported.
+        while ipc_pool::is_open(base) && ipc_pool::close(device, base).is_ok() {}
         if let Some(region) = space::remove(base, |r| r.kind == Kind::Device) {
             device.pools.forget(base, region.len);
             device.reclaim(&region);
@@ -32,6 +35,7 @@ pub(crate) fn find(handle: u64) -> Result<(&'static Device, Arc<Pool>)> {
 pub(crate) fn allocate(stream: &Arc<Stream>, pool: u64, bytes: u64) -> Result<u64> {
     let context = stream.context()?;
     let (device, pool) = find(pool)?;
+    ensure(pool.source.is_none(), CUDA_ERROR_INVALID_VALUE)?;
     if let Some(base) = device.pools.reuse(pool.handle, bytes, stream.id) {
         device.pools.note(base, pool, bytes);
         return Ok(base);
@@ -55,6 +59,11 @@ pub(crate) fn allocate(stream: &Arc<Stream>, pool: u64, bytes: u64) -> Result<u6
 
 /// Frees the memory when the stream comes to this command.
 pub(crate) fn free(stream: &Arc<Stream>, base: u64) -> Result<()> {
+    if let Some(region) = space::find(base).filter(|r| r.base == base && ipc_pool::is_open(base)) {
+        let device = devices().get(region.device).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        stream.submit(move |_| ipc_pool::close(device, base))?;
+        return Ok(());
+    }
     let region = space::find(base).filter(|r| r.base == base && r.kind == Kind::Device);
     let region = region.ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let device = devices().get(region.device).ok_or(CUDA_ERROR_INVALID_VALUE)?;

@@ -399,6 +399,18 @@ commands! {
         /// Sets it. Waits.
         330 POOL_SET_CURRENT;
 
+    struct PoolExport { pool: u64 }
+        /// `cuMemPoolExportToShareableHandle`: names a pool for other processes. -> as [`MEMORY_EXPORT`]. Waits.
+        331 POOL_EXPORT;
+
+    struct PoolMemoryExport {
+        /// The first address of an allocation from a pool.
+        address: u64,
+    }
+        /// `cuMemPoolExportPointer`: names the pool, and the segment of it that the allocation is in. -> the segment's name, the
+        /// pool's (each as of [`MEMORY_EXPORT`]), `offset size`. Waits.
+        332 POOL_MEMORY_EXPORT;
+
     struct PeerEnable {
         /// A context.
         peer: u64,

@@ -157,6 +157,8 @@ fn every_command_lies_in_the_ring_as_when_it_was_written_by_hand() {
     same(seen, &PoolGetAccess { pool: 1, device: 2 }, &[&1, &2]);
     same(seen, &PoolCurrent { device: 1 }, &[&1]);
     same(seen, &PoolSetCurrent { device: 1, pool: 2 }, &[&1, &2]);
+    same(seen, &PoolExport { pool: 1 }, &[&1]);
+    same(seen, &PoolMemoryExport { address: 1 }, &[&1]);
     same(seen, &PeerEnable { peer: 1, flags: 2 }, &[&1, &2]);
     same(seen, &PeerDisable { peer: 1 }, &[&1]);
 

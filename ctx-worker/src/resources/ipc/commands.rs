@@ -174,8 +174,17 @@ impl Memory {
                 vec![(named, piece.real)],
             ));
         }
+        // The importer asks whether the pool is there, and for no memory.
+        if let Some(ordinal) = self.pools.named(token) {
+            return Some((ordinal, shared(Named::Allocation, 0, 0, 0), Vec::new()));
+        }
+        let segment = self.pools.segment_named(token);
         for (ordinal, device) in self.devices.iter_mut().enumerate() {
-            let Some((offset, size, pieces)) = device.memory.exported(token) else { continue };
+            let of_pool = segment.filter(|(of, _)| *of == ordinal).and_then(|(_, address)| {
+                let (base, length, pieces) = device.memory.backing(address)?;
+                Some((address - base, length, pieces))
+            });
+            let Some((offset, size, pieces)) = of_pool.or_else(|| device.memory.exported(token)) else { continue };
             let mut named = Vec::new();
             for piece in pieces {
                 let id = device.memory.id(piece.address, new_name)?;

@@ -12,7 +12,7 @@
 mod commands;
 pub(crate) mod events;
 mod events_saved;
-mod names;
+pub(crate) mod names;
 mod saved;
 
 use std::collections::BTreeMap;

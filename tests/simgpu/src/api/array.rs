@@ -6,7 +6,8 @@ use std::sync::Arc;
 use rekindle_cuda_abi::arguments::{In, Out};
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_VALUE, CUarray, CUdevice, CUdeviceptr, CUresult, CUstream, CudaArray3dDescriptor,
-    CudaArrayDescriptor, CudaArrayMemoryRequirements, CudaMemcpy3d, CudaMemcpy3dSide as Side,
+    CudaArray3dDescriptorV1, CudaArrayDescriptor, CudaArrayDescriptorV1, CudaArrayMemoryRequirements, CudaMemcpy3d,
+    CudaMemcpy3dSide as Side,
 };
 
 use super::boxes;
@@ -50,6 +51,22 @@ pub fn cuArrayDestroy(array: CUarray) -> CUresult {
         give_back(array.base);
         Ok(())
     })
+}
+
+pub fn cuArrayCreate(out: Out<CUarray>, desc: In<CudaArrayDescriptorV1>) -> CUresult {
+    status(|| create(out, (*desc.read()?).into()))
+}
+
+pub fn cuArray3DCreate(out: Out<CUarray>, desc: In<CudaArray3dDescriptorV1>) -> CUresult {
+    status(|| create(out, (*desc.read()?).into()))
+}
+
+pub fn cuArrayGetDescriptor(out: Out<CudaArrayDescriptorV1>, array: CUarray) -> CUresult {
+    status(|| out.put(handles::get::<Array>(array)?.desc.into()))
+}
+
+pub fn cuArray3DGetDescriptor(out: Out<CudaArray3dDescriptorV1>, array: CUarray) -> CUresult {
+    status(|| out.put(handles::get::<Array>(array)?.desc.into()))
 }
 
 pub fn cuArray3DGetDescriptor_v2(out: Out<CudaArray3dDescriptor>, array: CUarray) -> CUresult {

@@ -6,6 +6,7 @@ use rekindle_graphs::hook;
 
 use crate::current;
 use crate::device::devices;
+use crate::memory::ipc_pool;
 use crate::memory::managed;
 use crate::memory::space::{self, Kind, Region};
 use crate::status::{Result, ensure, status};
@@ -49,6 +50,9 @@ pub fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
         if let Some(code) = hook::free(pointer) {
             current.map_or_else(current::current, Ok)?.synchronize()?;
             return ensure(code == CUDA_SUCCESS, code);
+        }
+        if let Some(region) = space::find(pointer).filter(|r| r.base == pointer && ipc_pool::is_open(pointer)) {
+            return ipc_pool::close(devices().get(region.device).ok_or(CUDA_ERROR_INVALID_VALUE)?, pointer);
         }
         let region = allocation(pointer)?;
         let context = current.map_or_else(|| current::named(region.context), Ok)?;

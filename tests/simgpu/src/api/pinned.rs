@@ -28,6 +28,10 @@ pub fn cuMemAllocHost_v2(out: Out<*mut c_void>, bytes: usize) -> CUresult {
     cuMemHostAlloc(out, bytes, 0)
 }
 
+pub fn cuMemAllocHost(out: Out<*mut c_void>, bytes: u32) -> CUresult {
+    cuMemHostAlloc(out, bytes as usize, 0)
+}
+
 /// Waits, as for device memory, for commands that may still use the memory.
 pub fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
     status(|| {
@@ -37,6 +41,10 @@ pub fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
         current::healthy()?.synchronize()?;
         pinned::free(pointer as u64)
     })
+}
+
+pub fn cuMemHostRegister(pointer: *mut c_void, bytes: usize, flags: u32) -> CUresult {
+    cuMemHostRegister_v2(pointer, bytes, flags)
 }
 
 pub fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) -> CUresult {

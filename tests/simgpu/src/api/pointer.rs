@@ -27,7 +27,12 @@ const NO_DEVICE: i32 = -2;
 /// The value of `CU_POINTER_ATTRIBUTE_*` for an address, in known memory or not.
 fn value(attribute: u32, pointer: u64, region: Option<&Region>) -> Result<Value> {
     let of = |get: &dyn Fn(&Region) -> u64| region.map_or(0, get);
-    let pool = |r: &Region| devices().get(r.device).and_then(|d| d.pools.origin(r.base)).unwrap_or(0);
+    let pool_of = |r: &Region| devices().get(r.device).and_then(|d| d.pools.pool_of(r.base));
+    let pool = |r: &Region| pool_of(r).map_or(0, |pool| pool.handle);
+    let handle_types = |r: &Region| match r.kind {
+        Kind::Mapped => 1,
+        _ => pool_of(r).map_or(0, |pool| pool.handle_types.into()),
+    };
     let (bits, bytes) = match attribute {
         1 => (of(&|r| r.context), 8),
         // Managed memory counts as the device's here.
@@ -43,8 +48,7 @@ fn value(attribute: u32, pointer: u64, region: Option<&Region>) -> Result<Value>
         11 => (of(&|r| vmm::reservation_at(r.base).map_or(r.base, |v| v.0)), 8),
         12 => (of(&|r| vmm::reservation_at(r.base).map_or(r.len, |v| v.1)), 8),
         13 => (of(&|_| 1), 4),
-        // POSIX descriptors, for mapped memory.
-        14 => (of(&|r| u64::from(r.kind == Kind::Mapped)), 8),
+        14 => (of(&handle_types), 8),
         15 => (0, 4),
         16 => (of(&|_| 3), 4),
         17 => (of(&pool), 8),

@@ -1,22 +1,25 @@
 //! Stream-ordered allocation and its pools.
 
 use std::ffi::c_void;
+use std::os::fd::IntoRawFd;
 use std::sync::atomic::Ordering;
 
 use rekindle_cuda_abi::arguments::{Count, In, InArray, Out};
 use rekindle_cuda_abi::types::{
-    CU_MEM_ACCESS_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_DEVICE,
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUmemAccessDesc,
-    CUmemLocation, CUmemPoolProps, CUresult, CUstream,
+    CU_MEM_ACCESS_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+    CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_SUCCESS, CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUmemPoolProps, CUresult, CUstream,
 };
 
 use rekindle_graphs::hook;
 
 use crate::config::config;
 use crate::device::{Device, device};
+use crate::memory::ipc::Handle;
+use crate::memory::ipc_pool;
 use crate::memory::space::{self, Kind};
 use crate::status::{Result, ensure, put, status};
-use crate::{current, stream_ordered};
+use crate::{current, process, stream_ordered};
 
 pub fn cuDeviceGetDefaultMemPool(out: Out<u64>, dev: CUdevice) -> CUresult {
     status(|| out.put(device(dev)?.pools.default()))
@@ -66,8 +69,50 @@ pub unsafe fn cuMemPoolCreate(out: Out<u64>, properties: *const c_void) -> CUres
         let properties = unsafe { properties.cast::<CUmemPoolProps>().read_unaligned() };
         ensure(properties.kind == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE)?;
         let on_device = properties.location_type == CU_MEM_LOCATION_TYPE_DEVICE;
-        ensure(on_device && properties.handle_types == 0, CUDA_ERROR_NOT_SUPPORTED)?;
-        out.put(named(properties.location_id)?.pools.create())
+        ensure(on_device && properties.handle_types & !FILES == 0, CUDA_ERROR_NOT_SUPPORTED)?;
+        out.put(named(properties.location_id)?.pools.create(properties.handle_types, None))
+    })
+}
+
+const FILES: u32 = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+pub unsafe fn cuMemPoolExportToShareableHandle(out: *mut c_void, pool: u64, kind: u32, flags: u64) -> CUresult {
+    status(|| {
+        process::initialized()?;
+        ensure(!out.is_null() && flags == 0 && kind == FILES, CUDA_ERROR_INVALID_VALUE)?;
+        let (owner, found) = stream_ordered::find(pool)?;
+        let descriptor = ipc_pool::export(owner, &found)?;
+        // SAFETY: null or room for a descriptor, by the caller's promise.
+        unsafe { put(out.cast::<i32>(), descriptor.into_raw_fd()) }
+    })
+}
+
+pub fn cuMemPoolImportFromShareableHandle(out: Out<u64>, descriptor: *mut c_void, kind: u32, flags: u64) -> CUresult {
+    status(|| {
+        process::initialized()?;
+        ensure(!out.is_null() && flags == 0 && matches!(kind, 1 | 2 | 4 | 8), CUDA_ERROR_INVALID_VALUE)?;
+        ensure(kind == FILES, CUDA_ERROR_NOT_SUPPORTED)?;
+        let (owner, source) = ipc_pool::import(descriptor as usize as i32)?;
+        out.put(owner.pools.create(0, Some(source)))
+    })
+}
+
+pub unsafe fn cuMemPoolExportPointer(out: *mut c_void, pointer: CUdeviceptr) -> CUresult {
+    status(|| {
+        process::initialized()?;
+        // SAFETY: null or room for the data, by the caller's promise.
+        unsafe { put(out.cast(), ipc_pool::handle(pointer)?) }
+    })
+}
+
+pub unsafe fn cuMemPoolImportPointer(out: Out<CUdeviceptr>, pool: u64, data: *mut c_void) -> CUresult {
+    status(|| {
+        process::initialized()?;
+        ensure(!out.is_null() && !data.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let (owner, found) = stream_ordered::find(pool)?;
+        // SAFETY: not null, so such data by the caller's promise.
+        let handle = unsafe { data.cast::<Handle>().read_unaligned() };
+        out.put(ipc_pool::open(owner, found, &handle)?)
     })
 }
 
@@ -126,9 +171,18 @@ pub fn cuMemPoolSetAccess(pool: u64, descriptors: InArray<CUmemAccessDesc>, coun
                 true => found.access.fetch_or(1 << other, Ordering::SeqCst),
                 false => found.access.fetch_and(!(1 << other), Ordering::SeqCst),
             };
-            owner.memory.set_peer(other, open);
+            let theirs = if found.source.is_some() { owner.pools.allocations(pool) } else { Vec::new() };
+            if found.source.is_none() {
+                owner.memory.set_peer(other, open);
+            }
             space::change_all(|region| {
-                if region.device == owner.ordinal && region.kind == Kind::Device {
+                // Of pools of other processes, only this one's memory is.
+                let is_it = match region.kind {
+                    Kind::Device => found.source.is_none(),
+                    Kind::Opened => theirs.contains(&region.base),
+                    _ => false,
+                };
+                if region.device == owner.ordinal && is_it {
                     let bit = 1 << other;
                     region.readers = if open { region.readers | bit } else { region.readers & !bit };
                     region.writers = if open { region.writers | bit } else { region.writers & !bit };

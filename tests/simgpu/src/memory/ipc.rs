@@ -18,7 +18,24 @@ use crate::device::device;
 use crate::status::{Result, ensure};
 
 /// A handle, which applications pass on.
-pub(crate) type Handle = [u8; 64];
+pub(crate) type Handle = [u8; BYTES];
+
+/// Bytes of a handle.
+pub(crate) const BYTES: usize = 64;
+
+/// The handle of these words.
+pub(crate) fn bytes(words: &[u64]) -> Handle {
+    let mut handle = [0; BYTES];
+    for (place, word) in handle.chunks_exact_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    handle
+}
+
+/// The words of a handle.
+pub(crate) fn words(handle: &Handle) -> [u64; 8] {
+    std::array::from_fn(|at| handle[at * 8..at * 8 + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)))
+}
 
 const MAGIC: u64 = u64::from_le_bytes(*b"simgpu m");
 
@@ -52,17 +69,12 @@ pub(crate) fn handle(address: u64) -> Result<Handle> {
         region.base - block.base,
         region.len,
     ];
-    let mut handle = [0; 64];
-    for (place, word) in handle.chunks_exact_mut(8).zip(words) {
-        place.copy_from_slice(&word.to_le_bytes());
-    }
-    Ok(handle)
+    Ok(bytes(&words))
 }
 
 /// Opens memory of another process in a context; memory that is open already is counted once more.
 pub(crate) fn open(context: &Context, handle: &Handle) -> Result<u64> {
-    let word = |at: usize| handle[at * 8..at * 8 + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-    let [magic, pid, file, ordinal, offset, len, inside, size] = std::array::from_fn(word);
+    let [magic, pid, file, ordinal, offset, len, inside, size] = words(handle);
     ensure(magic == MAGIC, CUDA_ERROR_INVALID_VALUE)?;
     ensure(pid != u64::from(std::process::id()), CUDA_ERROR_INVALID_CONTEXT)?;
     let owner = device(i32::try_from(ordinal).map_err(|_| CUDA_ERROR_INVALID_VALUE)?)?;

@@ -4,6 +4,7 @@
 //!   api ──► heap      cuMemAlloc, module globals: slabs and large blocks
 //!       ──► pinned    page-locked and registered host memory
 //!       ──► ipc       memory of other processes
+//!       ──► ipc_pool  memory of their pools
 //!       ──► vmm       reservations, physical pieces, mappings
 //!                │
 //!                ▼ regions
@@ -16,6 +17,7 @@
 pub(crate) mod account;
 pub(crate) mod heap;
 pub(crate) mod ipc;
+pub(crate) mod ipc_pool;
 mod machine;
 pub(crate) mod managed;
 pub(crate) mod pages;
