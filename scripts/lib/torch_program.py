@@ -11,6 +11,8 @@ import tempfile
 import time
 
 PROGRAMS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tests/torch")
+# A port on which a connection has ended is in use for a minute otherwise, and CRIU cannot make it again then.
+FORGETFUL = "/proc/sys/net/ipv4/tcp_max_tw_buckets"
 CRIU_OPTIONS = ["--tcp-established", "--network-lock", "skip", "--file-locks", "--link-remap", "--ghost-limit", "1G"]
 
 
@@ -39,6 +41,15 @@ def reaped(pid):
     except ChildProcessError:
         pass
     return not os.path.exists(f"/proc/{pid}")
+
+
+def forget_connections():
+    """Connections that have ended leave nothing behind from now on, where this may be set."""
+    try:
+        with open(FORGETFUL, "w") as file:
+            file.write("0")
+    except OSError as error:
+        print(f"torch: ended connections stay for a minute ({error}): restores of ranks may fail", file=sys.stderr)
 
 
 class Failed(Exception):
