@@ -358,8 +358,9 @@ impl fmt::Display for Summary {
             )?;
         }
         writeln!(f, "\nobjects")?;
+        let width = self.objects.iter().map(|object| object.kind.len()).fold(22, usize::max) + 2;
         for object in &self.objects {
-            writeln!(f, "  {:<24}{:>10}", plain(&object.kind), object.count)?;
+            writeln!(f, "  {:<width$}{:>10}", plain(&object.kind), object.count)?;
         }
         writeln!(f, "\nphases")?;
         for phase in &self.phases {
