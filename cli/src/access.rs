@@ -90,7 +90,7 @@ mod tests {
         let mut uses = FirstUses { content: 2048, ..FirstUses::default() };
         [1024, 0].into_iter().for_each(|bytes| uses.used(bytes));
         let mut report = AccessReport { first_uses: Some(uses), ..AccessReport::default() };
-        let said = "used so far: 1.00 KiB of 2.00 KiB, by 2 commands\nuses of what was not named: none\n";
+        let said = "used so far: 1.0 KiB of 2.0 KiB, by 2 commands\nuses of what was not named: none\n";
         assert!(text(&report).ends_with(said), "{}", text(&report));
         report.first_uses.as_mut().unwrap().fault = Some("bad\x1b[2Jname".to_owned());
         assert!(text(&report).ends_with("used what it had not named: bad\u{fffd}[2Jname\n"), "{}", text(&report));

@@ -3,8 +3,8 @@
 //! CRIU gives a process new memfds. The daemon may open anything through `/proc/PID/map_files`, and could then write to it. So
 //! the daemon hands on only files that are mapped shared and writable. They are memfds with the names of ours, and have our seals
 //! and size; or the process has them mapped in the pinned window, where interposers map files that programs register, and they are
-//! the very files that the list of mappings names. So no process, and no image, can have the daemon open a file that the process
-//! could not write itself.
+//! the very files that the list of mappings names, and lie in memory. So no process, and no image, can have the daemon open a file
+//! that the process could not write itself, or that somebody's file system can keep it waiting for.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -36,7 +36,7 @@ pub(in crate::daemon) enum SharedError {
     Memory(#[from] MemfdError),
     #[error("pinned memory at {0:#x} is not what was dumped")]
     Pinned(u64),
-    #[error("no regular file is mapped shared and writable at {0:#x}")]
+    #[error("no file in memory is mapped shared and writable at {0:#x}")]
     NoFile(u64),
 }
 
@@ -85,7 +85,7 @@ pub(in crate::daemon) fn take(pid: i32, dumped: &[(u64, u64)]) -> Result<SharedM
         pinned.push(take_pinned(pid, &mappings)?);
     }
     for mapping in maps.iter().filter(|it| it.is_registered()) {
-        pinned.push(mapping.registered(pid)?);
+        pinned.push(mapping.registered(pid, &maps)?);
     }
     let found = |(address, size): &&(u64, u64)| {
         let mut found = pinned.iter().map(|(it, _)| it);
@@ -101,7 +101,7 @@ pub(in crate::daemon) fn take(pid: i32, dumped: &[(u64, u64)]) -> Result<SharedM
 pub(in crate::daemon) fn registered(pid: i32, address: u64, size: u64) -> Result<(Pinned, File), SharedError> {
     let maps = read_maps(pid)?;
     let is_it = |it: &&Mapping| it.is_registered() && it.start == address && it.end.checked_sub(it.start) == Some(size);
-    maps.iter().find(is_it).ok_or(SharedError::NoFile(address))?.registered(pid)
+    maps.iter().find(is_it).ok_or(SharedError::NoFile(address))?.registered(pid, &maps)
 }
 
 /// One memfd of pinned memory. Its mapping may be in parts, where the process has changed the protection of some.
@@ -165,8 +165,21 @@ impl Mapping {
         self.start >= window.start && self.end <= window.end && !self.path.starts_with(OURS)
     }
 
-    fn registered(&self, pid: i32) -> Result<(Pinned, File), SharedError> {
+    /// Whether the file lies in memory: as the ring does, like all shared memory without a name, or in a file system of that kind.
+    fn is_in_memory(&self, pid: i32, maps: &[Mapping]) -> Result<bool, SharedError> {
+        if maps.iter().any(|it| it.is(SHARED_NAME) && it.device == self.device) {
+            return Ok(true);
+        }
+        let mounts = std::fs::read(format!("/proc/{pid}/mountinfo")).map_err(SharedError::Maps)?;
+        let mounts = String::from_utf8_lossy(&mounts);
+        Ok(mounts.lines().any(|line| is_mounted_memory(line, &self.device)))
+    }
+
+    fn registered(&self, pid: i32, maps: &[Mapping]) -> Result<(Pinned, File), SharedError> {
         let (address, size) = (self.start, self.end - self.start);
+        if !self.is_in_memory(pid, maps)? {
+            return Err(SharedError::NoFile(address));
+        }
         let file = self.open(pid, "registered memory")?;
         let about = file.metadata().map_err(SharedError::Maps)?;
         // Another file may be mapped there by now, for reading only.
@@ -183,6 +196,17 @@ impl Mapping {
         let file = File::options().read(true).write(true).open(path);
         file.map_err(|source| SharedError::Open { what, source })
     }
+}
+
+/// Whether a line of `mountinfo` is of a file system in memory with this device number, which the list of mappings has in
+/// hexadecimal digits.
+fn is_mounted_memory(line: &str, device: &str) -> bool {
+    let hex = |digits| u32::from_str_radix(digits, 16).ok();
+    let wanted = device.split_once(':').and_then(|(major, minor)| Some((hex(major)?, hex(minor)?)));
+    let Some((before, behind)) = line.split_once(" - ") else { return false };
+    let found = before.split(' ').nth(2).and_then(|it| it.split_once(':'));
+    let found = found.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    wanted.is_some() && wanted == found && matches!(behind.split(' ').next(), Some("tmpfs" | "hugetlbfs" | "ramfs"))
 }
 
 fn read_maps(pid: i32) -> Result<Vec<Mapping>, SharedError> {
@@ -237,6 +261,15 @@ mod tests {
         assert_eq!(parse("1-2 rw-s 0 00:01 0"), None);
     }
 
+    #[test]
+    fn file_systems_in_memory_are_known_by_their_device() {
+        let line = "36 35 0:45 / /dev/shm rw,nosuid shared:17 - tmpfs tmpfs rw,size=64k";
+        assert!(is_mounted_memory(line, "00:2d"));
+        assert!(!is_mounted_memory(line, "00:45") && !is_mounted_memory(line, "00:2e") && !is_mounted_memory(line, ""));
+        assert!(!is_mounted_memory(&line.replace("- tmpfs", "- fuse.tmpfs"), "00:2d"));
+        assert!(!is_mounted_memory("nonsense", "00:2d"));
+    }
+
     /// Maps into this process, at an address if one is given.
     fn map(file: &File, size: usize, address: u64) {
         let flags = libc::MAP_SHARED | if address == 0 { 0 } else { libc::MAP_FIXED_NOREPLACE };
@@ -288,22 +321,15 @@ mod tests {
         let missing = take(own, &[(address + (1 << 20), PAGE)]);
         assert!(matches!(missing, Err(SharedError::Pinned(_))));
 
-        // Any file that the process may write, from its second page on.
-        let file = tempfile::tempfile().unwrap();
-        file.set_len(3 * PAGE).unwrap();
+        // Any memory that the process may write, from its second page on.
+        let file = memfd(c"of-the-program", 3 * PAGE, 0);
         let at = address + (3 << 20);
         map_part(&file, 4096, at, libc::PROT_READ | libc::PROT_WRITE);
         let expected = Pinned { address: at, size: PAGE, serial: 0, file_offset: Some(PAGE) };
-        match registered(own, at, PAGE) {
-            // Some file systems have other device numbers in the list of mappings.
-            Err(SharedError::NoFile(_)) => eprintln!("skipped: the files of this folder cannot be registered"),
-            taken => {
-                let (pinned, taken) = taken.unwrap();
-                assert_eq!((pinned, inode(&taken)), (expected, inode(&file)));
-                assert!(take(own, &[(at, PAGE)]).unwrap().pinned.iter().any(|it| it.0 == expected));
-                assert!(matches!(registered(own, at, 2 * PAGE), Err(SharedError::NoFile(_))));
-            }
-        }
+        let (pinned, taken) = registered(own, at, PAGE).unwrap();
+        assert_eq!((pinned, inode(&taken)), (expected, inode(&file)));
+        assert!(take(own, &[(at, PAGE)]).unwrap().pinned.iter().any(|it| it.0 == expected));
+        assert!(matches!(registered(own, at, 2 * PAGE), Err(SharedError::NoFile(_))));
         // SAFETY: the mapping made above, which nobody uses.
         unsafe { libc::munmap(at as *mut _, 4096) };
         map_part(&file, 4096, at, libc::PROT_READ);
