@@ -61,32 +61,36 @@ pub(crate) unsafe fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, fl
             client.memory.insert(registered(0, 0));
             return Ok(());
         }
+        let insert_alias = |alias: u64, serial| {
+            let alias = alias + (base - pages.start);
+            client.memory.insert(registered(alias, serial));
+            client.memory.insert(Allocation::Mapped { base: alias, size, host: base, context });
+        };
+        if moves::are_shared(&pages) {
+            match shared_memory::register(client, &pages, flags) {
+                Ok(alias) => insert_alias(alias, SHARED),
+                Err(_) => {
+                    log::note(&format!(
+                        "registered memory at {base:#x} has no device pointer: the worker does not map the file that the program shares"
+                    ));
+                    client.memory.insert(registered(0, 0));
+                }
+            }
+            return Ok(());
+        }
         let moved = Pages::allocate(client, pages.end - pages.start, flags)?;
         match moves::move_in(pages.clone(), moved.base, &moved.file, moved.serial) {
             Ok(()) => {
-                let alias = moved.base + (base - pages.start);
                 // SAFETY: our own mapping, which a child needs not.
                 unsafe { libc::madvise(moved.base as *mut _, moved.size as usize, libc::MADV_DONTFORK) };
-                client.memory.insert(registered(alias, moved.serial));
-                client.memory.insert(Allocation::Mapped { base: alias, size, host: base, context });
+                insert_alias(moved.base, moved.serial);
                 Ok(())
             }
             Err(refusal) => {
                 moved.free(client)?;
                 match refusal {
                     Refusal::Unmapped => return Err(CUDA_ERROR_INVALID_VALUE),
-                    Refusal::Shared => {
-                        if let Ok(alias) = shared_memory::register(client, &pages, flags) {
-                            let alias = alias + (base - pages.start);
-                            client.memory.insert(registered(alias, SHARED));
-                            client.memory.insert(Allocation::Mapped { base: alias, size, host: base, context });
-                            return Ok(());
-                        }
-                        log::note(&format!(
-                            "registered memory at {base:#x} has no device pointer: the daemon cannot give its file to the worker"
-                        ));
-                    }
-                    Refusal::Kind | Refusal::System(_) => {
+                    Refusal::Shared | Refusal::Kind | Refusal::System(_) => {
                         log::note(&format!(
                             "registered memory at {base:#x} is not moved, so it has no device pointer: {refusal}"
                         ));

@@ -112,6 +112,11 @@ fn parts(range: &Range<u64>) -> Result<Vec<(Range<u64>, i32)>, Refusal> {
     }
 }
 
+/// Whether pages lie in one mapping that is shared with other processes, and writable: they cannot be moved.
+pub(crate) fn are_shared(pages: &Range<u64>) -> bool {
+    matches!(parts(pages), Err(Refusal::Shared))
+}
+
 /// Moves the pages of `home` into a memfd of that size, whose mapping at `alias` is readable and writable.
 pub(crate) fn move_in(home: Range<u64>, alias: u64, file: &OwnedFd, serial: u64) -> Result<(), Refusal> {
     static FORKS: Once = Once::new();
