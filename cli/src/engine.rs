@@ -37,6 +37,34 @@ impl Kind {
     pub(crate) fn names_checkpoints(self) -> bool {
         self != Self::Podman
     }
+
+    /// Whether a checkpoint of the engine's needs a name. Refuses what the engine does not have: a name, with podman; one of podman's
+    /// options, or one for CRIU, with the others.
+    pub(crate) fn needs_name(
+        self,
+        checkpoint: Option<&str>,
+        of_podman: Option<&str>,
+        of_criu: Option<&str>,
+    ) -> Result<bool, Failure> {
+        if !self.names_checkpoints() {
+            return match checkpoint {
+                Some(_) => Err(Failure::usage(anyhow!(
+                    "podman gives checkpoints no names: leave out --checkpoint, or give --engine docker or nerdctl"
+                ))),
+                None => Ok(false),
+            };
+        }
+        if let Some(option) = of_podman {
+            return Err(Failure::usage(anyhow!("{self} has nothing like {option}: leave it out, or use podman")));
+        }
+        if let Some(option) = of_criu {
+            let name = option.trim_start_matches('-');
+            return Err(Failure::usage(anyhow!(
+                "{self} does not pass {option} on: write `{name}` into /etc/criu/runc.conf instead, for all of its containers"
+            )));
+        }
+        Ok(true)
+    }
 }
 
 impl fmt::Display for Kind {

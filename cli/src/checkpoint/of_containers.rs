@@ -143,23 +143,11 @@ impl OfContainers {
     /// Refuses options that the engine does not have. `of_criu` are those for CRIU that podman passes on.
     fn check_engine(&self, of_criu: impl Iterator<Item = OsString>) -> Result<(), Failure> {
         let engine = self.engine;
-        if !engine.names_checkpoints() {
-            return match &self.checkpoint {
-                Some(_) => Err(Failure::usage(anyhow!(
-                    "podman gives checkpoints no names: leave out --checkpoint, or give --engine docker or nerdctl"
-                ))),
-                None => Ok(()),
-            };
-        }
-        if let Some(option) = self.options_of_podman().first() {
-            return Err(Failure::usage(anyhow!("{engine} has nothing like {option}: leave it out, or use podman")));
-        }
-        if let Some(option) = of_criu.into_iter().next() {
-            let (option, name) = (option.display(), option.to_string_lossy());
-            let name = name.trim_start_matches('-');
-            return Err(Failure::usage(anyhow!(
-                "{engine} does not pass {option} on: write `{name}` into /etc/criu/runc.conf instead, for all of its containers"
-            )));
+        let of_criu = of_criu.into_iter().next();
+        let of_criu = of_criu.as_ref().map(|option| option.to_string_lossy());
+        let of_podman = self.options_of_podman();
+        if !engine.needs_name(self.checkpoint.as_deref(), of_podman.first().copied(), of_criu.as_deref())? {
+            return Ok(());
         }
         match self.checkpoint.as_deref() {
             None => Err(Failure::usage(anyhow!("{engine} keeps checkpoints under names: give --checkpoint NAME"))),

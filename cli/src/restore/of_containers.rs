@@ -93,26 +93,13 @@ impl OfContainers {
     /// Refuses options that the engine does not have. `of_criu` are those for CRIU that podman passes on.
     pub(super) fn check_engine(&self, has_archives: bool, of_criu: &[&'static str]) -> Result<(), Failure> {
         let engine = self.engine;
-        if !engine.names_checkpoints() {
-            return match &self.checkpoint {
-                Some(_) => Err(Failure::usage(anyhow!(
-                    "podman gives checkpoints no names: leave out --checkpoint, or give --engine docker or nerdctl"
-                ))),
-                None => Ok(()),
-            };
-        }
-        if let Some(option) = self.options_of_podman().first() {
-            return Err(Failure::usage(anyhow!("{engine} has nothing like {option}: leave it out, or use podman")));
+        let of_podman = self.options_of_podman();
+        if !engine.needs_name(self.checkpoint.as_deref(), of_podman.first().copied(), of_criu.first().copied())? {
+            return Ok(());
         }
         if has_archives {
             return Err(Failure::usage(anyhow!(
                 "{engine} restores from no archives: give --container and --checkpoint"
-            )));
-        }
-        if let Some(option) = of_criu.first() {
-            let name = option.trim_start_matches('-');
-            return Err(Failure::usage(anyhow!(
-                "{engine} does not pass {option} on: write `{name}` into /etc/criu/runc.conf instead, for all of its containers"
             )));
         }
         match self.checkpoint.as_deref() {
