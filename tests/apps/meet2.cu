@@ -1,8 +1,9 @@
 // Two processes whose kernels wait for each other: each spins on memory of its own that a thread of its process copies
 // from memory that both share, and the other way round.
 //
-//   meet2 [--rounds N] [--ahead N] [--sleep-us N] [--progress FILE]      60, 3, 0, none
+//   meet2 [--rounds N] [--ahead N] [--lead N] [--sleep-us N] [--progress FILE]      60, 3, 0, 0, none
 //
+// Each synchronises after so many rounds that it enqueued ahead. With a lead the second one enqueues so many before the first.
 // Prints "digest D" for both, the same in every run with the same numbers. FILE holds the first one's rounds enqueued.
 #include "app.h"
 
@@ -38,6 +39,7 @@ static void *carry(void *) {
 int main(int argc, char **argv) {
     Options options(argc, argv);
     uint32_t rounds = (uint32_t)options.number("--rounds", 60), ahead = (uint32_t)options.number("--ahead", 3);
+    uint32_t lead = (uint32_t)options.number("--lead", 0);
     uint64_t pause_us = options.number("--sleep-us", 0);
     const char *progress_file = options.text("--progress", nullptr);
     options.done();
@@ -60,8 +62,8 @@ int main(int argc, char **argv) {
     CHECK(cudaMemset(sum, side, 4));
     CHECK(cudaDeviceSynchronize());
     for (uint32_t round = 1; round <= rounds; round++) {
-        // The second one follows the first, whose kernel waits for that.
-        while (side == 1 && __atomic_load_n(&shared[192], __ATOMIC_SEQ_CST) < round) {
+        // Without a lead the second one follows the first, whose kernel waits for that.
+        while (side == 1 && __atomic_load_n(&shared[192], __ATOMIC_SEQ_CST) + lead < round) {
             sleep_us(50);
         }
         meet<<<1, 1, 0, stream>>>(pinned, pinned + 64, sum, round);
@@ -73,7 +75,9 @@ int main(int argc, char **argv) {
         if (round % ahead == 0) {
             CHECK(cudaStreamSynchronize(stream));
         }
-        sleep_us(pause_us);
+        if (side == 0 || lead == 0) {
+            sleep_us(pause_us);
+        }
     }
     CHECK(cudaStreamSynchronize(stream));
     CHECK(cudaMemcpy(&result, sum, 4, cudaMemcpyDeviceToHost));

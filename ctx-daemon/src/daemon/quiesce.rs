@@ -15,12 +15,15 @@ use crate::limit::{Deadline, Limit};
 
 /// The last part of the limit is for workers' answers: by then devices have come to rest, or are busy.
 const FOR_ANSWERS: u32 = 10;
-/// How long devices may take before the daemon assumes that a kernel waits for a command that is still in a ring.
-const REST_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long devices may take before the daemon assumes that a kernel waits for a command that is still in a ring. A worker whose
+/// own device is busy waits longer before it assumes this of its own commands.
+const REST_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long a device may take to come to rest that is idle as far as is known.
 const IDLE_REST: Duration = Duration::from_millis(20);
-/// How long the device may take for one such command before the next is tried.
+/// How long a device may take for a round of such commands before the next round.
 const STEP: Duration = Duration::from_millis(20);
+/// The first wait for a device that such a command has made busy. Each further wait is twice as long.
+const FIRST_WAIT: Duration = Duration::from_millis(40);
 /// The pause between two checks whether a former dump has let a client go.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -173,19 +176,24 @@ fn heartbeat(client: &Arc<Client>) -> Result<Sender<()>, QuiesceError> {
 /// ```text
 ///   all stop and wait for their devices ──all at rest──> done
 ///        │ some are busy                     ^
-///        └──> those at rest execute one command for the device (all, if none is at rest), the others wait ──┐
-///                 ^──────────────────────────┴──────────────────────────────────────────────────────────────┘
+///        └──> those at rest execute n commands, each after the one before has ended, the others wait ──┐
+///             (if none is at rest, all execute one)                                                    │
+///                 ^──────────────────────────┴─────────────────────────────────────────────────────────┘
 /// ```
 ///
 /// A kernel may wait for another that is still in a ring, of its own process or another, or for something that a process does
 /// after another command has run. If a kernel is merely long, no client needs to go on, so waiting comes first; and whenever
-/// another device has become busy, it gets the same time.
+/// another device has become busy, it gets time too.
+///
+/// A rank may have launched hundreds of collectives that wait for a rank that is slower, so n doubles while the same devices are
+/// busy, and is 1 again when others are. Since each command ends before the next begins, a rank that comes to the collective
+/// that others have not launched stays there: it is at most one collective ahead, and those behind it come after in a few rounds.
 pub(crate) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<ClosedRing>, QuiesceError> {
     let (began, deadline) = (Instant::now(), limit.begins());
     let for_devices = limit.time - limit.time / FOR_ANSWERS;
     let mut closing = clients.iter().map(|it| Closing::begin(it, deadline)).collect::<Result<Vec<_>, _>>()?;
     let mut step = Step::Stop;
-    let (mut timeout, mut longest) = (REST_TIMEOUT, REST_TIMEOUT / 2);
+    let (mut timeout, mut wait) = (REST_TIMEOUT, FIRST_WAIT);
     loop {
         let left = for_devices.saturating_sub(began.elapsed());
         let before: Vec<bool> = closing.iter().map(|it| it.busy.is_some()).collect();
@@ -209,13 +217,15 @@ pub(crate) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<Close
             });
         }
         let same = closing.iter().zip(before).all(|(it, before)| it.busy.is_some() == before);
-        step = if same || step == Step::Stop { Step::Advance } else { Step::Wait };
-        timeout = match step {
-            Step::Advance => STEP,
-            // Two clients with long kernels must not take turns for ever.
+        (step, timeout) = match step {
+            Step::Advance { commands } if same => (Step::Advance { commands: commands.saturating_mul(2) }, STEP),
+            Step::Stop => (Step::Advance { commands: 1 }, STEP),
+            _ if same => (Step::Advance { commands: 1 }, STEP),
             _ => {
-                longest *= 2;
-                longest
+                // Two clients with long kernels must not take turns for ever.
+                let this = wait;
+                wait *= 2;
+                (Step::Wait, this)
             }
         };
     }
@@ -264,8 +274,8 @@ enum Step {
     Stop,
     /// To busy clients: wait.
     Wait,
-    /// To the clients at rest, or to all if none is at rest: execute one command.
-    Advance,
+    /// To the clients at rest: execute so many commands, one after the other. To all, if none is at rest: execute one.
+    Advance { commands: u32 },
 }
 
 /// A client that executes nothing any more. Its device may still be busy, with the named work.
@@ -291,14 +301,29 @@ impl Closing {
         timeout: Duration,
         deadline: Deadline,
     ) -> Result<(), QuiesceError> {
-        let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-        let request = match (step, &self.busy) {
+        let commands = match (step, &self.busy) {
             (Step::Wait, None) => return Ok(()),
-            (Step::Stop, _) | (Step::Wait, Some(_)) => WorkerRequest::Quiesce { timeout_ms },
-            (Step::Advance, Some(_)) if !none_at_rest => WorkerRequest::Quiesce { timeout_ms },
-            (Step::Advance, _) => WorkerRequest::Advance { timeout_ms },
+            (Step::Stop, _) | (Step::Wait, Some(_)) => 0,
+            (Step::Advance { .. }, Some(_)) => u32::from(none_at_rest),
+            (Step::Advance { commands }, None) => commands,
         };
-        let answered = self.ring.client.worker.call(&request, &[], &[], deadline);
+        if commands == 0 {
+            return self.request(&WorkerRequest::Quiesce { timeout_ms: millis(timeout) }, deadline);
+        }
+        let began = Instant::now();
+        for _ in 0..commands {
+            let left = timeout.saturating_sub(began.elapsed());
+            self.request(&WorkerRequest::Advance { timeout_ms: millis(left) }, deadline)?;
+            if self.busy.is_some() || began.elapsed() >= timeout {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends one request, and notes what keeps the device busy after it.
+    fn request(&mut self, request: &WorkerRequest, deadline: Deadline) -> Result<(), QuiesceError> {
+        let answered = self.ring.client.worker.call(request, &[], &[], deadline);
         let source = match answered.map(|it| it.reply) {
             Ok(WorkerReply::Busy { what }) => {
                 self.busy = Some(what);
@@ -321,4 +346,8 @@ impl Closing {
             source => QuiesceError::Client { client, source },
         })
     }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

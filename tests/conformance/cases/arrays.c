@@ -124,8 +124,13 @@ GROUP(lines) {
     TRY("from null", cuMemcpyAtoD_v2, memory, NULL, 0, 256);
 }
 
+// The forms before CUDA 3.2 are for contexts that were made by the first form of cuCtxCreate.
 GROUP(first_forms) {
-    with_context();
+    with_driver();
+    TRY("in its first form", cuCtxCreate, &context, 0, device);
+    unsigned version = 0;
+    SET(cuCtxGetApiVersion, context, &version);
+    TELL(cuCtxGetApiVersion, "of the first form", "%u", version);
     CUDA_ARRAY_DESCRIPTOR_v1 of = {64, 16, CU_AD_FORMAT_FLOAT, 1}, told;
     CUDA_ARRAY3D_DESCRIPTOR_v1 deep = {32, 8, 4, CU_AD_FORMAT_UNSIGNED_INT8, 2, 0}, told_deep;
     CUDA_ARRAY_DESCRIPTOR now;
@@ -145,6 +150,24 @@ GROUP(first_forms) {
     TRY("32 by 8 by 4", cuArray3DGetDescriptor, &told_deep, other);
     TELL(cuArray3DGetDescriptor, "32 by 8 by 4, is", "%u by %u by %u, format %u, %u channels", told_deep.Width,
          told_deep.Height, told_deep.Depth, told_deep.Format, told_deep.NumChannels);
+    if (array) SET(cuArrayDestroy, array);
+    if (other) SET(cuArrayDestroy, other);
+}
+
+GROUP(first_forms_in_a_later_context) {
+    with_context();
+    CUDA_ARRAY_DESCRIPTOR_v1 of = {64, 16, CU_AD_FORMAT_FLOAT, 1}, told;
+    CUDA_ARRAY3D_DESCRIPTOR_v1 deep = {32, 8, 4, CU_AD_FORMAT_UNSIGNED_INT8, 2, 0}, told_deep;
+    CUDA_ARRAY_DESCRIPTOR now = {64, 16, CU_AD_FORMAT_FLOAT, 1};
+    CUarray array = NULL, other = NULL;
+    SET(cuArrayCreate_v2, &array, &now);
+    TRY("in a later context", cuArrayCreate, &other, &of);
+    TRY("of null in a later context", cuArrayCreate, &other, NULL);
+    TRY("to null in a later context", cuArrayCreate, NULL, &of);
+    TRY("in a later context", cuArray3DCreate, &other, &deep);
+    TRY("in a later context", cuArrayGetDescriptor, &told, array);
+    TRY("to null in a later context", cuArrayGetDescriptor, NULL, array);
+    TRY("of null in a later context", cuArrayGetDescriptor, &told, NULL);
+    TRY("in a later context", cuArray3DGetDescriptor, &told_deep, array);
     SET(cuArrayDestroy, array);
-    SET(cuArrayDestroy, other);
 }

@@ -159,6 +159,11 @@ GROUP(imported) {
     uint64_t used = 0;
     TRY("of an imported pool", cuMemPoolGetAttribute, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
     YES(cuMemPoolGetAttribute, "of an imported pool, counts what was imported", used >= SMALL + LARGE);
+    int reuse = 0;
+    TRY("threshold of an imported pool", cuMemPoolGetAttribute, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &used);
+    TRY("threshold of an imported pool", cuMemPoolSetAttribute, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &used);
+    TRY("reuse of an imported pool", cuMemPoolGetAttribute, pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, &reuse);
+    TRY("reuse of an imported pool", cuMemPoolSetAttribute, pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, &reuse);
     CUmemAccess_flags access = 0;
     CUmemLocation here = {CU_MEM_LOCATION_TYPE_DEVICE, device};
     TRY("of an imported pool", cuMemPoolGetAccess, &access, pool, &here);
@@ -180,6 +185,7 @@ GROUP(imported) {
     TRY("an imported one", cuMemPoolDestroy, pool);
     YES(cuMemPoolDestroy, "an imported one, leaves what is in use", filled_with(again, LARGE, 9));
     TRY("into a destroyed pool", cuMemFree_v2, again);
+    TRY("an imported one, of which nothing is in use", cuMemPoolDestroy, pool);
     char byte = 0;
     int status = 0;
     if (write(pair[0], &byte, 1) != 1 || waitpid(pid, &status, 0) != pid) exit(4);

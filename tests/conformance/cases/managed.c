@@ -14,16 +14,17 @@ static void with_managed(void) {
 
 GROUP(allocated) {
     with_managed();
-    CUdeviceptr memory = 0, other = 0;
+    CUdeviceptr memory = 0, other = 0, none = 5;
     TRY("global", cuMemAllocManaged, &memory, 1000, CU_MEM_ATTACH_GLOBAL);
     TRY("of the host", cuMemAllocManaged, &other, 5 << 20, CU_MEM_ATTACH_HOST);
     YES(cuMemAllocManaged, "aligned to 256", memory % 256 == 0 && other % 256 == 0);
     memset((void *)(uintptr_t)memory, 7, 1000);
     memset((void *)(uintptr_t)other, 8, 5 << 20);
-    TRY("of a single stream", cuMemAllocManaged, &memory, 64, CU_MEM_ATTACH_SINGLE);
-    TRY("with no flags", cuMemAllocManaged, &memory, 64, 0);
-    TRY("with both flags", cuMemAllocManaged, &memory, 64, CU_MEM_ATTACH_GLOBAL | CU_MEM_ATTACH_HOST);
-    TRY("no bytes", cuMemAllocManaged, &memory, 0, CU_MEM_ATTACH_GLOBAL);
+    TRY("of a single stream", cuMemAllocManaged, &none, 64, CU_MEM_ATTACH_SINGLE);
+    TRY("with no flags", cuMemAllocManaged, &none, 64, 0);
+    TRY("with both flags", cuMemAllocManaged, &none, 64, CU_MEM_ATTACH_GLOBAL | CU_MEM_ATTACH_HOST);
+    TRY("no bytes", cuMemAllocManaged, &none, 0, CU_MEM_ATTACH_GLOBAL);
+    TELL(cuMemAllocManaged, "no bytes, is", "%llu", (unsigned long long)none);
     TRY("to null", cuMemAllocManaged, NULL, 64, CU_MEM_ATTACH_GLOBAL);
     CUdeviceptr base = 0;
     size_t size = 0;
@@ -35,7 +36,7 @@ GROUP(allocated) {
     TRY("managed, again", cuMemFree_v2, memory);
     TRY("managed, large", cuMemFree_v2, other);
     no_context();
-    TRY("without a context", cuMemAllocManaged, &memory, 64, CU_MEM_ATTACH_GLOBAL);
+    TRY("without a context", cuMemAllocManaged, &none, 64, CU_MEM_ATTACH_GLOBAL);
 }
 
 GROUP(used) {
@@ -58,6 +59,7 @@ GROUP(used) {
     TRY("managed", cuMemHostGetDevicePointer_v2, &there, bytes, 0);
     unsigned flags = 0;
     TRY("managed", cuMemHostGetFlags, &flags, bytes);
+    TELL(cuMemHostGetFlags, "managed, are", "%u", flags);
     TRY("managed", cuMemHostRegister_v2, bytes, 4096, 0);
 }
 

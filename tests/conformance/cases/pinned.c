@@ -75,10 +75,15 @@ GROUP(registered) {
     TRY("without a context", cuMemHostRegister_v2, memory, size, 0);
 }
 
+// The form before CUDA 3.2 is for contexts that were made by the first form of cuCtxCreate.
 GROUP(first_forms) {
-    with_context();
+    with_driver();
     void *memory = NULL, *pages = NULL;
     if (posix_memalign(&pages, 4096, 8192)) exit(4);
+    SET(cuCtxCreate_v2, &context, 0, device);
+    TRY("in a later context", cuMemAllocHost, &memory, 4096);
+    TRY("to null in a later context", cuMemAllocHost, NULL, 64);
+    SET(cuCtxCreate, &context, 0, device);
     TRY("a page", cuMemAllocHost, &memory, 4096);
     TRY("no bytes", cuMemAllocHost, &memory, 0);
     TRY("to null", cuMemAllocHost, NULL, 64);

@@ -32,6 +32,13 @@ fn kernels_of_two_processes_that_wait_for_each_other_go_on() -> Result {
     goes_on_after_each_of(3, "meet2", &["--rounds", "400", "--sleep-us", "5000"], 40)
 }
 
+/// As ranks are whose collectives wait for one that is slower: what is ahead cannot be called back, so the slow one catches up.
+#[test]
+fn a_process_whose_kernels_are_hundreds_of_launches_ahead_of_another_waits_for_it() -> Result {
+    let arguments = ["--rounds", "900", "--ahead", "900", "--lead", "600", "--sleep-us", "1000"];
+    goes_on_after_each_of(1, "meet2", &arguments, 60)
+}
+
 #[test]
 fn streams_that_wait_for_words_of_memory_go_on() -> Result {
     goes_on_after_each_of(2, "waitvalue", &["--rounds", "150", "--sleep-us", "5000"], 40)
