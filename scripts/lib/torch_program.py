@@ -138,11 +138,11 @@ class Program:
         rows = [line.split() for line in done.stdout.splitlines()]
         return sorted(row[3] for row in rows if len(row) == 4 and row[1].isdigit() and int(row[1]) > 0)
 
-    def worker(self, pid):
-        """The process number of a process's worker."""
+    def workers(self, leader):
+        """The process numbers of the workers of a session's processes."""
+        pids = [leader, *session(leader)]
         done = self.rekindle("ps", "--json")
-        workers = [client["worker"] for client in json.loads(done.stdout or "[]") if client["pid"] == pid]
-        return workers[0] if workers else None
+        return sorted(client["worker"] for client in json.loads(done.stdout or "[]") if client["pid"] in pids)
 
     def dump(self, last):
         """Dumps it in its middle and kills it."""
@@ -152,7 +152,9 @@ class Program:
             self.wait_for(f"step {at}", lambda: self.progress() >= at, process)
             time.sleep(self.random.random() * 0.05)  # not always at a step's end
             image, tree = tempfile.mkdtemp(dir=self.folder), session(process.pid)
-            worker = self.worker(process.pid)
+            workers = self.workers(process.pid)
+            if not workers:
+                raise Failed("it has no worker")
             seconds = self.run_criu("dump", image, ["-t", str(process.pid)])
             process.wait()
             for pid in tree:
@@ -160,7 +162,7 @@ class Program:
         except BaseException:
             self.let_go(process)
             raise
-        self.dumped = process, image, {"step": at, "dump_s": seconds, "worker": worker}
+        self.dumped = process, image, {"step": at, "dump_s": seconds, "workers": workers}
 
     def restore(self):
         """Restores it; what it printed then, and how long CRIU took."""
@@ -172,7 +174,7 @@ class Program:
                 self.teach(process, image)
                 about["warm"] = self.keep_warm(image)
             about["restore_s"] = self.restore_lazily(image) if self.opts.lazy else self.run_criu("restore", image, ["-d"])
-            about["restored_worker"] = self.worker(process.pid)
+            about["restored_workers"] = self.workers(process.pid)
             os.unlink(self.path("hold"))  # only now: it may have been open when the process was dumped
             self.wait_for("its end", lambda: reaped(process.pid))
         finally:
@@ -180,8 +182,8 @@ class Program:
             if self.opts.warm:
                 self.rekindle("warm", "--forget", image)
         shutil.rmtree(image)
-        if about["worker"] == about["restored_worker"]:
-            raise Failed(f"it has worker {about['worker']} as before")
+        if len(about["workers"]) != len(about["restored_workers"]) or set(about["workers"]) & set(about["restored_workers"]):
+            raise Failed(f"it had the workers {about['workers']}, and has {about['restored_workers']} now")
         return read(self.path("restored.out")), about
 
     def teach(self, process, image):

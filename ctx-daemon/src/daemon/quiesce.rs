@@ -216,7 +216,9 @@ pub(crate) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<Close
                 limit,
             });
         }
-        let same = closing.iter().zip(before).all(|(it, before)| it.busy.is_some() == before);
+        let which: Vec<bool> = closing.iter().map(|it| it.busy.is_some()).collect();
+        debug!(?step, busy = ?which, ms = began.elapsed().as_millis(), "not all devices are at rest");
+        let same = which == before;
         (step, timeout) = match step {
             Step::Advance { commands } if same => (Step::Advance { commands: commands.saturating_mul(2) }, STEP),
             Step::Stop => (Step::Advance { commands: 1 }, STEP),

@@ -6,12 +6,13 @@ use rekindle_cuda_abi::raw::read;
 use rekindle_cuda_abi::types::{CudaMemcpy3dSide as Side, *};
 use rekindle_wire::command::{ARRAY_CREATE, ARRAY_DESTROY, ArrayCreate, ArrayDestroy, Kind};
 
+use super::context::in_first_form;
 use super::{check, code, put};
 use crate::call::Call;
 use crate::operations::boxes;
 use crate::process::log;
 use crate::state::arrays::Array;
-use crate::state::client;
+use crate::state::client::{self, Client};
 
 /// The size that a descriptor says.
 pub(super) fn size_of(d: &CudaArray3dDescriptor) -> [u64; 3] {
@@ -76,26 +77,41 @@ pub(crate) unsafe fn cuArrayDestroy(array: CUarray) -> CUresult {
     }))
 }
 
-// The forms before CUDA 3.2, whose descriptors have sizes of 32 bits.
+// The forms before CUDA 3.2, whose descriptors have sizes of 32 bits. They are for contexts that `cuCtxCreate` in its first form
+// made.
 
 pub(crate) unsafe fn cuArrayCreate(out: *mut CUarray, desc: *const CudaArrayDescriptorV1) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    code(unsafe { read(desc) }.and_then(|desc| create(out, desc.into(), "cuArrayCreate")))
+    let read = |()| unsafe { read(desc) };
+    code(
+        client::get().and_then(in_first_form).and_then(read).and_then(|desc| create(out, desc.into(), "cuArrayCreate")),
+    )
 }
 
 pub(crate) unsafe fn cuArray3DCreate(out: *mut CUarray, desc: *const CudaArray3dDescriptorV1) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    code(unsafe { read(desc) }.and_then(|desc| create(out, desc.into(), "cuArray3DCreate")))
+    let read = |()| unsafe { read(desc) };
+    code(
+        client::get()
+            .and_then(in_first_form)
+            .and_then(read)
+            .and_then(|desc| create(out, desc.into(), "cuArray3DCreate")),
+    )
 }
 
 pub(crate) unsafe fn cuArrayGetDescriptor(out: *mut CudaArrayDescriptorV1, array: CUarray) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    code(client::get().and_then(|client| unsafe { put(out, client.arrays.get(array)?.desc.into()) }))
+    code(client::get().and_then(|client| unsafe { put(out, described_in_first_form(client, array)?.into()) }))
 }
 
 pub(crate) unsafe fn cuArray3DGetDescriptor(out: *mut CudaArray3dDescriptorV1, array: CUarray) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    code(client::get().and_then(|client| unsafe { put(out, client.arrays.get(array)?.desc.into()) }))
+    code(client::get().and_then(|client| unsafe { put(out, described_in_first_form(client, array)?.into()) }))
+}
+
+fn described_in_first_form(client: &Client, array: CUarray) -> Result<CudaArray3dDescriptor, CUresult> {
+    let known = client.arrays.get(array)?;
+    in_first_form(client).map(|()| known.desc)
 }
 
 pub(crate) unsafe fn cuArray3DGetDescriptor_v2(out: *mut CudaArray3dDescriptor, array: CUarray) -> CUresult {

@@ -42,7 +42,23 @@ pub(super) fn check_flags(flags: u32) -> Result<(), CUresult> {
     if known { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
 }
 
+/// The version of the interface that contexts of `cuCtxCreate` in its first form have.
+const FIRST_VERSION: u32 = 3010;
+
+/// The calls of CUDA before 3.2 are for contexts that were made in that form.
+pub(super) fn in_first_form(client: &Client) -> Result<(), CUresult> {
+    match client.contexts.current()?.1.api_version {
+        FIRST_VERSION => Ok(()),
+        _ => Err(CUDA_ERROR_INVALID_CONTEXT),
+    }
+}
+
 fn create(pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> Result<(), CUresult> {
+    create_for(None, pctx, flags, dev)
+}
+
+/// Makes a context, for a version of the interface or that of the driver.
+fn create_for(version: Option<u32>, pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> Result<(), CUresult> {
     let client = client::get()?;
     let device = client.devices.number(dev)?;
     if pctx.is_null() {
@@ -54,7 +70,8 @@ fn create(pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> Result<(), CUresul
     call.put(&MakeContext { context: handle, device: device as u64, flags });
     let (result, mut reply) = call.wait();
     check(result)?;
-    let api_version = reply.word().unwrap_or(u64::from(client.devices.api_version())) as u32;
+    let drivers = reply.word().map_or(client.devices.api_version(), |word| word as u32);
+    let api_version = version.unwrap_or(drivers);
     let id = handle & 0xffff_ffff | 1 << 32;
     client.contexts.insert(handle, Context { device, flags, api_version, id, attached: 0 });
     if !contexts::push(handle) {
@@ -69,7 +86,7 @@ pub(crate) unsafe fn cuCtxCreate_v2(pctx: *mut CUcontext, flags: u32, dev: CUdev
 }
 
 pub(crate) unsafe fn cuCtxCreate(pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> CUresult {
-    code(create(pctx, flags, dev))
+    code(create_for(Some(FIRST_VERSION), pctx, flags, dev))
 }
 
 /// Execution affinities, which a device supports under MPS alone, and MPS is not used here.

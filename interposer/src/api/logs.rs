@@ -27,16 +27,15 @@ pub(crate) unsafe fn cuLogsUnregisterCallback(handle: u64) -> CUresult {
     code(LOGS.unregister(handle))
 }
 
-pub(crate) unsafe fn cuLogsCurrent(iterator: *mut u32, flags: u32) -> CUresult {
-    if flags != 0 {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
+// There are no flags, and the driver ignores them.
+
+pub(crate) unsafe fn cuLogsCurrent(iterator: *mut u32, _flags: u32) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
     code(unsafe { put(iterator, LOGS.current()) })
 }
 
-pub(crate) unsafe fn cuLogsDumpToFile(iterator: *mut u32, path: *const c_char, flags: u32) -> CUresult {
-    if path.is_null() || flags != 0 {
+pub(crate) unsafe fn cuLogsDumpToFile(iterator: *mut u32, path: *const c_char, _flags: u32) -> CUresult {
+    if path.is_null() {
         return CUDA_ERROR_INVALID_VALUE;
     }
     // SAFETY: not null, so a C string by the caller's promise; an iterator is null or a number.
@@ -50,9 +49,9 @@ pub(crate) unsafe fn cuLogsDumpToMemory(
     iterator: *mut u32,
     buffer: *mut c_char,
     size: *mut usize,
-    flags: u32,
+    _flags: u32,
 ) -> CUresult {
-    if buffer.is_null() || flags != 0 {
+    if buffer.is_null() {
         return CUDA_ERROR_INVALID_VALUE;
     }
     // SAFETY: the caller's promise by cuda.h: an iterator is null or a number, and the buffer has room for `size` bytes.

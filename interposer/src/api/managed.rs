@@ -19,9 +19,11 @@ pub(crate) unsafe fn cuMemAllocManaged(dptr: *mut CUdeviceptr, bytes: usize, fla
         if dptr.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let base = managed::allocate(client, bytes as u64, flags)?;
+        let base = managed::allocate(client, bytes as u64, flags);
+        // The driver writes a null pointer when it refuses.
         // SAFETY: not null, so writable by cuda.h's contract.
-        unsafe { put(dptr, base) }
+        unsafe { put(dptr, *base.as_ref().unwrap_or(&0)) }?;
+        base.map(drop)
     }))
 }
 

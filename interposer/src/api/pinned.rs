@@ -4,7 +4,8 @@ use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
 
-use super::{code, put};
+use super::context::in_first_form;
+use super::{check, code, put};
 use crate::operations::pinned;
 use crate::state::client;
 use crate::state::memory::Allocation;
@@ -30,8 +31,10 @@ pub(crate) unsafe fn cuMemAllocHost_v2(out: *mut *mut c_void, bytes: usize) -> C
 
 /// The form before CUDA 3.2.
 pub(crate) unsafe fn cuMemAllocHost(out: *mut *mut c_void, bytes: u32) -> CUresult {
-    // SAFETY: the same contract.
-    unsafe { cuMemAllocHost_v2(out, bytes as usize) }
+    code(client::get().and_then(in_first_form).and_then(|()| {
+        // SAFETY: the same contract.
+        check(unsafe { cuMemAllocHost_v2(out, bytes as usize) })
+    }))
 }
 
 pub(crate) unsafe fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
@@ -39,9 +42,12 @@ pub(crate) unsafe fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
 }
 
 pub(crate) unsafe fn cuMemHostGetFlags(out: *mut u32, host: *mut c_void) -> CUresult {
+    const MAPPED: u32 = 2;
     code(client::get().and_then(|client| match client.memory.at(host as u64) {
         // SAFETY: the caller's promise by cuda.h. All pinned memory is mapped for the device.
-        Some(Allocation::Pinned { flags, .. }) => unsafe { put(out, flags | 2) },
+        Some(Allocation::Pinned { flags, .. }) => unsafe { put(out, flags | MAPPED) },
+        // SAFETY: as above.
+        Some(Allocation::Managed { .. }) => unsafe { put(out, MAPPED) },
         _ => Err(CUDA_ERROR_INVALID_VALUE),
     }))
 }

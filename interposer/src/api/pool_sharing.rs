@@ -58,7 +58,7 @@ pub(crate) unsafe fn cuMemPoolImportFromShareableHandle(
             return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
         give_reservations_back(client);
-        let token = token_in(handle as usize as i32, Named::Pool).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let token = token_in(handle as usize as i32, Named::Pool).ok_or(CUDA_ERROR_UNKNOWN)?;
         // The name is good, and the process may share with the pool's.
         let device = take(client, &token, true).map_err(wrong_value)?.device;
         let pool = client.fresh(Kind::MemPool);
@@ -128,6 +128,11 @@ pub(super) fn with_imported<T>(
     client.pools.lock_imported()?.imported(pool).map(body)
 }
 
+/// The error of calls that only the process of the pool may make.
+pub(super) fn not_imported(client: &Client, pool: u64) -> Result<(), CUresult> {
+    with_imported(client, pool, |_| Err(CUDA_ERROR_INVALID_VALUE)).unwrap_or(Ok(()))
+}
+
 /// Lets another device use the memory of a pool of another process, or no longer.
 pub(super) fn set_access(client: &Client, pool: &mut Imported, device: usize, access: u32) -> Result<(), CUresult> {
     let open = access == CU_MEM_ACCESS_READWRITE;
@@ -160,19 +165,17 @@ pub(super) fn set_access(client: &Client, pool: &mut Imported, device: usize, ac
 /// Destroys a pool of another process; `None` if the handle names no such pool.
 pub(super) fn destroy(client: &Client, pool: u64) -> Option<Result<(), CUresult>> {
     let gone = client.pools.lock_imported()?.destroy_imported(pool)?;
-    Some(leave(client, gone))
+    Some(gone.and_then(|gone| leave(client, gone)))
 }
 
 /// Frees memory of a pool of another process; `None` for other memory.
 pub(super) fn free(client: &Client, address: u64) -> Option<Result<(), CUresult>> {
     let Some(Allocation::Pooled { base, pool, .. }) = client.memory.at(address) else { return None };
     let mut state = client.pools.lock_imported().filter(|_| base == address)?;
-    let (closed, gone) = state.free_imported(pool, address)?;
-    if closed {
+    if state.free_imported(pool, address)? {
         client.memory.remove(address);
     }
-    drop(state);
-    Some(leave(client, gone))
+    Some(Ok(()))
 }
 
 /// Forgets the pools of other processes on a device.

@@ -158,15 +158,11 @@ fn is_small(attribute: u32) -> bool {
 
 pub(crate) unsafe fn cuMemPoolGetAttribute(pool: u64, attribute: u32, value: *mut c_void) -> CUresult {
     code(Call::new(POOL_GET).and_then(|mut call| {
-        let number = match pool_sharing::with_imported(client::get()?, pool, |it| it.attribute(attribute)) {
-            Some(number) => number?,
-            None => {
-                call.put(&PoolGet { pool, attribute });
-                let (result, mut reply) = call.wait();
-                check(result)?;
-                reply.word().ok_or(CUDA_ERROR_UNKNOWN)?
-            }
-        };
+        pool_sharing::not_imported(client::get()?, pool)?;
+        call.put(&PoolGet { pool, attribute });
+        let (result, mut reply) = call.wait();
+        check(result)?;
+        let number = reply.word().ok_or(CUDA_ERROR_UNKNOWN)?;
         // SAFETY: the caller's promise by cuda.h: room for the attribute's type.
         unsafe { if is_small(attribute) { put(value.cast(), number as u32) } else { put(value.cast(), number) } }
     }))
@@ -178,10 +174,7 @@ pub(crate) unsafe fn cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mu
         let number = unsafe {
             if is_small(attribute) { u64::from(read(value.cast::<u32>())?) } else { read(value.cast::<u64>())? }
         };
-        let set = |it: &mut Imported| it.set_attribute(attribute, number);
-        if let Some(set) = pool_sharing::with_imported(client::get()?, pool, set) {
-            return set;
-        }
+        pool_sharing::not_imported(client::get()?, pool)?;
         call.put(&PoolSet { pool, attribute, value: number });
         check(call.wait().0)
     }))
@@ -189,10 +182,7 @@ pub(crate) unsafe fn cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mu
 
 pub(crate) unsafe fn cuMemPoolTrimTo(pool: u64, keep: usize) -> CUresult {
     code(Call::new(POOL_TRIM).and_then(|mut call| {
-        // A pool of another process keeps all its memory.
-        if let Some(trimmed) = pool_sharing::with_imported(client::get()?, pool, |_| Ok(())) {
-            return trimmed;
-        }
+        pool_sharing::not_imported(client::get()?, pool)?;
         call.put(&PoolTrim { pool, keep: keep as u64 });
         check(call.wait().0)
     }))

@@ -52,6 +52,9 @@ pub(crate) unsafe fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, fl
             return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
         let _one = REGISTERING.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
+        if matches!(client.memory.at(base), Some(Allocation::Managed { .. })) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         if client.memory.meets(base, size) {
             return Err(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
         }

@@ -1,5 +1,6 @@
 //! Pools that processes share: those of this process that others may get, and those that came from others. The worker keeps
-//! the former like all pools. The latter are kept here: nothing is allocated from them, and their memory is mapped pieces.
+//! the former like all pools. The latter are kept here: nothing is allocated from them, they have no attributes, and their memory
+//! is mapped pieces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicBool;
@@ -19,62 +20,15 @@ pub(crate) struct Imported {
     pub(crate) device: usize,
     /// The devices that may use its memory.
     pub(crate) access: BTreeSet<usize>,
-    /// The pool has been destroyed, and goes away when the last of its memory is freed.
-    pub(crate) dying: bool,
-    /// The attributes 1 to 4, which mean nothing for such a pool.
-    settings: [u64; 4],
     /// Segments of the pool that are mapped here, by their names. They stay as long as the pool, as the driver keeps them.
     segments: BTreeMap<Token, Placed>,
     /// Allocations by address: the size, and how often each has been imported.
     open: BTreeMap<u64, (u64, u64)>,
-    used_high: u64,
-    reserved_high: u64,
 }
 
 impl Imported {
     pub(crate) fn new(token: Token, device: usize) -> Self {
-        Self {
-            token,
-            device,
-            access: BTreeSet::from([device]),
-            dying: false,
-            settings: [1, 1, 1, 0],
-            segments: BTreeMap::new(),
-            open: BTreeMap::new(),
-            used_high: 0,
-            reserved_high: 0,
-        }
-    }
-
-    fn used(&self) -> u64 {
-        self.open.values().map(|(size, _)| size).sum()
-    }
-
-    fn reserved(&self) -> u64 {
-        self.segments.values().map(|placed| placed.bytes).sum()
-    }
-
-    /// `CU_MEMPOOL_ATTR_*`.
-    pub(crate) fn attribute(&self, attribute: u32) -> Result<u64, CUresult> {
-        Ok(match attribute {
-            1..=4 => self.settings[attribute as usize - 1],
-            5 => self.reserved(),
-            6 => self.reserved_high,
-            7 => self.used(),
-            8 => self.used_high,
-            _ => return Err(CUDA_ERROR_INVALID_VALUE),
-        })
-    }
-
-    /// Sets an attribute; high-water marks can only be set to 0.
-    pub(crate) fn set_attribute(&mut self, attribute: u32, value: u64) -> Result<(), CUresult> {
-        match attribute {
-            1..=4 => self.settings[attribute as usize - 1] = value,
-            6 if value == 0 => self.reserved_high = self.reserved(),
-            8 if value == 0 => self.used_high = self.used(),
-            _ => return Err(CUDA_ERROR_INVALID_VALUE),
-        }
-        Ok(())
+        Self { token, device, access: BTreeSet::from([device]), segments: BTreeMap::new(), open: BTreeMap::new() }
     }
 
     /// The segment of this name, if it is mapped.
@@ -89,7 +43,6 @@ impl Imported {
 
     pub(crate) fn add_segment(&mut self, name: Token, placed: Placed) {
         self.segments.insert(name, placed);
-        self.reserved_high = self.reserved_high.max(self.reserved());
     }
 
     /// Counts an allocation that has been imported. `false` if it is known with another size.
@@ -99,7 +52,6 @@ impl Imported {
             return false;
         }
         *times += 1;
-        self.used_high = self.used_high.max(self.used());
         true
     }
 
@@ -115,10 +67,6 @@ impl Imported {
                 true
             }
         }
-    }
-
-    fn is_over(&self) -> bool {
-        self.dying && self.open.is_empty()
     }
 }
 
@@ -173,21 +121,22 @@ impl State {
 
     /// The pool of another process that the application's handle names.
     pub(crate) fn imported(&mut self, pool: u64) -> Option<&mut Imported> {
-        self.imported.get_mut(&pool).filter(|it| !it.dying)
+        self.imported.get_mut(&pool)
     }
 
-    /// Destroys a pool of another process. Returns the segments that may be unmapped; none while its memory is in use. `None`
-    /// if there is no such pool.
-    pub(crate) fn destroy_imported(&mut self, pool: u64) -> Option<Vec<Placed>> {
-        self.imported(pool)?.dying = true;
-        Some(self.end(pool))
+    /// Destroys a pool of another process, unless its memory is in use. Returns the segments that may be unmapped. `None` if there
+    /// is no such pool.
+    pub(crate) fn destroy_imported(&mut self, pool: u64) -> Option<Result<Vec<Placed>, CUresult>> {
+        if !self.imported(pool)?.open.is_empty() {
+            return Some(Err(CUDA_ERROR_INVALID_VALUE));
+        }
+        self.imported.remove(&pool).map(|pool| Ok(pool.segments.into_values().collect()))
     }
 
-    /// Frees an allocation of a pool of another process. Returns whether the process no longer has the allocation, and the
-    /// segments that may be unmapped. `None` if there is no such pool.
-    pub(crate) fn free_imported(&mut self, pool: u64, base: u64) -> Option<(bool, Vec<Placed>)> {
-        let closed = self.imported.get_mut(&pool)?.close(base);
-        Some((closed, self.end(pool)))
+    /// Frees an allocation of a pool of another process. Returns whether the process no longer has the allocation. `None` if there
+    /// is no such pool.
+    pub(crate) fn free_imported(&mut self, pool: u64, base: u64) -> Option<bool> {
+        Some(self.imported(pool)?.close(base))
     }
 
     /// Removes the pools of other processes on a device. Returns their segments.
@@ -197,13 +146,6 @@ impl State {
         let gone: BTreeMap<u64, Imported> = gone;
         gone.into_values().flat_map(|pool| pool.segments.into_values()).collect()
     }
-
-    fn end(&mut self, pool: u64) -> Vec<Placed> {
-        if !self.imported.get(&pool).is_some_and(Imported::is_over) {
-            return Vec::new();
-        }
-        self.imported.remove(&pool).map_or_else(Vec::new, |pool| pool.segments.into_values().collect())
-    }
 }
 
 #[cfg(test)]
@@ -211,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_of_an_imported_pool_go_when_it_is_destroyed_and_all_its_memory_is_freed() {
+    fn an_imported_pool_is_destroyed_with_its_segments_once_all_its_memory_is_freed() {
         let pools = Pools::default();
         assert!(pools.lock_imported().is_none());
         pools.add_imported(7, Imported::new([1; 16], 0));
@@ -219,12 +161,11 @@ mod tests {
         let pool = state.imported(7).unwrap();
         pool.add_segment([2; 16], Placed { reserved: 1 << 40, bytes: 32 << 20, pieces: vec![3] });
         assert!(pool.open(1 << 40, 512) && pool.open(1 << 40, 512) && !pool.open(1 << 40, 1024));
-        assert_eq!((pool.attribute(5), pool.attribute(7)), (Ok(32 << 20), Ok(512)));
         assert!(state.destroy_imported(8).is_none());
-        assert!(state.destroy_imported(7).unwrap().is_empty());
-        assert!(state.imported(7).is_none() && state.destroy_imported(7).is_none());
-        assert!(matches!(state.free_imported(7, 1 << 40), Some((false, gone)) if gone.is_empty()));
-        assert!(matches!(state.free_imported(7, 1 << 40), Some((true, gone)) if gone.len() == 1));
-        assert!(state.free_imported(7, 1 << 40).is_none());
+        assert_eq!(state.free_imported(7, 1 << 40), Some(false));
+        assert!(matches!(state.destroy_imported(7), Some(Err(CUDA_ERROR_INVALID_VALUE))));
+        assert_eq!(state.free_imported(7, 1 << 40), Some(true));
+        assert!(matches!(state.destroy_imported(7), Some(Ok(gone)) if gone.len() == 1));
+        assert!(state.imported(7).is_none() && state.free_imported(7, 1 << 40).is_none());
     }
 }

@@ -133,7 +133,6 @@ GROUP(first_forms) {
     TELL(cuCtxGetApiVersion, "of the first form", "%u", version);
     CUDA_ARRAY_DESCRIPTOR_v1 of = {64, 16, CU_AD_FORMAT_FLOAT, 1}, told;
     CUDA_ARRAY3D_DESCRIPTOR_v1 deep = {32, 8, 4, CU_AD_FORMAT_UNSIGNED_INT8, 2, 0}, told_deep;
-    CUDA_ARRAY_DESCRIPTOR now;
     CUarray array = NULL, other = NULL;
     TRY("64 by 16", cuArrayCreate, &array, &of);
     TRY("of null", cuArrayCreate, &other, NULL);
@@ -142,8 +141,6 @@ GROUP(first_forms) {
     TRY("64 by 16", cuArrayGetDescriptor, &told, array);
     TELL(cuArrayGetDescriptor, "64 by 16, is", "%u by %u, format %u, %u channels", told.Width, told.Height, told.Format,
          told.NumChannels);
-    SET(cuArrayGetDescriptor_v2, &now, array);
-    TELL(cuArrayGetDescriptor_v2, "of the first form, is", "%zu by %zu", now.Width, now.Height);
     TRY("32 by 8 by 4", cuArray3DCreate, &other, &deep);
     TRY("of null", cuArray3DCreate, &other, NULL);
     TRY("to null", cuArray3DGetDescriptor, NULL, other);

@@ -78,15 +78,20 @@ GROUP(registered) {
 // The form before CUDA 3.2 is for contexts that were made by the first form of cuCtxCreate.
 GROUP(first_forms) {
     with_driver();
-    void *memory = NULL, *pages = NULL;
-    if (posix_memalign(&pages, 4096, 8192)) exit(4);
-    SET(cuCtxCreate_v2, &context, 0, device);
-    TRY("in a later context", cuMemAllocHost, &memory, 4096);
-    TRY("to null in a later context", cuMemAllocHost, NULL, 64);
+    void *memory = NULL;
     SET(cuCtxCreate, &context, 0, device);
     TRY("a page", cuMemAllocHost, &memory, 4096);
     TRY("no bytes", cuMemAllocHost, &memory, 0);
     TRY("to null", cuMemAllocHost, NULL, 64);
+    if (memory) SET(cuMemFreeHost, memory);
+}
+
+GROUP(first_forms_in_a_later_context) {
+    with_context();
+    void *memory = NULL, *pages = NULL;
+    if (posix_memalign(&pages, 4096, 8192)) exit(4);
+    TRY("in a later context", cuMemAllocHost, &memory, 4096);
+    TRY("to null in a later context", cuMemAllocHost, NULL, 64);
     TRY("pages", cuMemHostRegister, pages, 8192, 0);
     TRY("null", cuMemHostRegister, NULL, 8192, 0);
     SET(cuMemHostUnregister, pages);

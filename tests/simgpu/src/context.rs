@@ -50,6 +50,8 @@ pub(crate) struct Context {
     pub(crate) device: &'static Device,
     /// The flags it was made with.
     pub(crate) flags: AtomicU32,
+    /// The version of the interface that it was made for.
+    pub(crate) api_version: AtomicU32,
     /// `cuCtxSetCacheConfig`'s hint, which has no effect.
     pub(crate) cache_config: AtomicU32,
     /// The number of `cuCtxAttach` calls without a `cuCtxDetach` yet.
@@ -71,6 +73,11 @@ pub(crate) struct Context {
     order: Mutex<Order>,
 }
 
+/// The version that `cuda.h` has had since 3.2.
+const API_VERSION: u32 = 3020;
+/// The version before, of contexts that `cuCtxCreate` in its first form makes.
+pub(crate) const FIRST_API_VERSION: u32 = 3010;
+
 impl Context {
     /// A new context on a device, under that handle.
     pub(crate) fn new(handle: u64, device: &'static Device, flags: u32) -> Self {
@@ -80,6 +87,7 @@ impl Context {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             device,
             flags: AtomicU32::new(flags),
+            api_version: AtomicU32::new(API_VERSION),
             cache_config: AtomicU32::new(0),
             attached: AtomicU32::new(0),
             malloc: MallocHeap::default(),

@@ -8,7 +8,7 @@ use rekindle_cuda_abi::types::{
     CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, CUresult,
 };
 
-use crate::context::Context;
+use crate::context::{Context, FIRST_API_VERSION};
 use crate::contexts::primary;
 use crate::device::devices;
 use crate::handles;
@@ -103,6 +103,12 @@ pub(crate) fn current() -> Result<Arc<Context>> {
         // The context on the stack was destroyed meanwhile.
         context => named(context).map_err(|_| CUDA_ERROR_CONTEXT_IS_DESTROYED),
     }
+}
+
+/// Calls of CUDA before 3.2 are for contexts that were made in their first form.
+pub(crate) fn in_first_form() -> Result<()> {
+    let version = current()?.api_version.load(Ordering::Relaxed);
+    if version == FIRST_API_VERSION { Ok(()) } else { Err(CUDA_ERROR_INVALID_CONTEXT) }
 }
 
 /// This thread's current context, if it has not failed.

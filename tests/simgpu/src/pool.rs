@@ -122,8 +122,14 @@ impl Pool {
         }
     }
 
+    /// Only the process that made a pool may ask for its attributes, set or trim it.
+    pub(crate) fn ensure_own(&self) -> Result<()> {
+        ensure(self.source.is_none(), CUDA_ERROR_INVALID_VALUE)
+    }
+
     /// An attribute, `CU_MEMPOOL_ATTR_*`.
     pub(crate) fn attribute(&self, attribute: u32) -> Result<u64> {
+        self.ensure_own()?;
         Ok(match attribute {
             1..=4 => self.settings[attribute as usize - 1].load(Ordering::Relaxed),
             5 => self.segments().iter().sum(),
@@ -136,6 +142,7 @@ impl Pool {
 
     /// Sets an attribute; the high-water marks can only be set to 0.
     pub(crate) fn set_attribute(&self, attribute: u32, value: u64) -> Result<()> {
+        self.ensure_own()?;
         match attribute {
             1..=4 => self.settings[attribute as usize - 1].store(value, Ordering::Relaxed),
             6 if value == 0 => self.reserved_high.store(self.segments().iter().sum(), Ordering::Relaxed),
@@ -191,9 +198,11 @@ impl Pools {
         handle
     }
 
-    /// Destroys a pool; its allocations stay.
+    /// Destroys a pool; its allocations stay. An imported one is not destroyed while its memory is in use.
     pub(crate) fn destroy(&self, handle: u64) -> Result<()> {
         let mut state = self.state();
+        let in_use = state.origin.values().any(|pool| pool.handle == handle && pool.source.is_some());
+        ensure(!in_use, CUDA_ERROR_INVALID_VALUE)?;
         state.created.remove(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         if state.current == handle {
             state.current = self.default.handle;

@@ -54,19 +54,24 @@ pub fn cuArrayDestroy(array: CUarray) -> CUresult {
 }
 
 pub fn cuArrayCreate(out: Out<CUarray>, desc: In<CudaArrayDescriptorV1>) -> CUresult {
-    status(|| create(out, (*desc.read()?).into()))
+    status(|| current::in_first_form().and_then(|()| create(out, (*desc.read()?).into())))
 }
 
 pub fn cuArray3DCreate(out: Out<CUarray>, desc: In<CudaArray3dDescriptorV1>) -> CUresult {
-    status(|| create(out, (*desc.read()?).into()))
+    status(|| current::in_first_form().and_then(|()| create(out, (*desc.read()?).into())))
 }
 
 pub fn cuArrayGetDescriptor(out: Out<CudaArrayDescriptorV1>, array: CUarray) -> CUresult {
-    status(|| out.put(handles::get::<Array>(array)?.desc.into()))
+    status(|| out.put(described_in_first_form(array)?.into()))
 }
 
 pub fn cuArray3DGetDescriptor(out: Out<CudaArray3dDescriptorV1>, array: CUarray) -> CUresult {
-    status(|| out.put(handles::get::<Array>(array)?.desc.into()))
+    status(|| out.put(described_in_first_form(array)?.into()))
+}
+
+fn described_in_first_form(array: CUarray) -> Result<CudaArray3dDescriptor> {
+    let array = handles::get::<Array>(array)?;
+    current::in_first_form().map(|()| array.desc)
 }
 
 pub fn cuArray3DGetDescriptor_v2(out: Out<CudaArray3dDescriptor>, array: CUarray) -> CUresult {

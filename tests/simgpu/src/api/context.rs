@@ -1,6 +1,7 @@
 //! Contexts that programs create, and the stack of current ones.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rekindle_cuda_abi::arguments::Out;
@@ -11,7 +12,7 @@ use rekindle_cuda_abi::types::{
 };
 
 use crate::config::config;
-use crate::context::Context;
+use crate::context::{Context, FIRST_API_VERSION};
 use crate::contexts;
 use crate::current;
 use crate::device::{device, devices};
@@ -25,17 +26,20 @@ pub(super) fn check_flags(flags: u32) -> Result<()> {
     ensure(flags & !0xff == 0 && matches!(flags & SCHEDULING, 0 | 1 | 2 | 4), CUDA_ERROR_INVALID_VALUE)
 }
 
+fn create(out: Out<CUcontext>, flags: u32, dev: CUdevice) -> Result<Arc<Context>> {
+    check_flags(flags)?;
+    let device = device(dev)?;
+    crate::context::process_is_well()?;
+    let handle = handles::next();
+    out.put(handle)?;
+    let context = contexts::create(handle, device, flags)?;
+    handles::insert(handle, context.clone());
+    current::push(handle);
+    Ok(context)
+}
+
 pub fn cuCtxCreate_v2(out: Out<CUcontext>, flags: u32, dev: CUdevice) -> CUresult {
-    status(|| {
-        check_flags(flags)?;
-        let device = device(dev)?;
-        crate::context::process_is_well()?;
-        let handle = handles::next();
-        out.put(handle)?;
-        handles::insert(handle, contexts::create(handle, device, flags)?);
-        current::push(handle);
-        Ok(())
-    })
+    status(|| create(out, flags, dev).map(drop))
 }
 
 pub fn cuCtxCreate_v3(out: Out<CUcontext>, affinities: *mut c_void, count: i32, flags: u32, dev: CUdevice) -> CUresult {
@@ -46,7 +50,7 @@ pub fn cuCtxCreate_v3(out: Out<CUcontext>, affinities: *mut c_void, count: i32, 
 }
 
 pub fn cuCtxCreate(out: Out<CUcontext>, flags: u32, dev: CUdevice) -> CUresult {
-    cuCtxCreate_v2(out, flags, dev)
+    status(|| create(out, flags, dev).map(|context| context.api_version.store(FIRST_API_VERSION, Ordering::Relaxed)))
 }
 
 /// Execution affinities need MPS; without it none is supported, of whatever kind.
@@ -190,12 +194,8 @@ pub fn cuCtxSetFlags(flags: u32) -> CUresult {
     })
 }
 
-/// The version that `cuda.h` has had since 3.2.
 pub fn cuCtxGetApiVersion(context: CUcontext, version: Out<u32>) -> CUresult {
-    status(|| {
-        current::or_named(context)?;
-        version.put(3020)
-    })
+    status(|| version.put(current::or_named(context)?.api_version.load(Ordering::Relaxed)))
 }
 
 pub fn cuCtxSynchronize() -> CUresult {

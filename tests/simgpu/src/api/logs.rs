@@ -24,20 +24,18 @@ pub fn cuLogsUnregisterCallback(handle: u64) -> CUresult {
     status(|| LOGS.unregister(handle))
 }
 
-pub fn cuLogsCurrent(iterator: Out<u32>, flags: u32) -> CUresult {
-    status(|| {
-        ensure(flags == 0, CUDA_ERROR_INVALID_VALUE)?;
-        iterator.put(LOGS.current())
-    })
+// There are no flags, and the driver ignores them.
+
+pub fn cuLogsCurrent(iterator: Out<u32>, _flags: u32) -> CUresult {
+    status(|| iterator.put(LOGS.current()))
 }
 
 fn from(iterator: InOut<u32>) -> Option<u32> {
     iterator.read().ok().map(|number| *number)
 }
 
-pub fn cuLogsDumpToFile(iterator: InOut<u32>, path: Text, flags: u32) -> CUresult {
+pub fn cuLogsDumpToFile(iterator: InOut<u32>, path: Text, _flags: u32) -> CUresult {
     status(|| {
-        ensure(flags == 0, CUDA_ERROR_INVALID_VALUE)?;
         let path = Path::new(OsStr::from_bytes(path.read()?.to_bytes()));
         let next = LOGS.write_file(from(iterator), path)?;
         let _ = iterator.put(next);
@@ -49,10 +47,10 @@ pub unsafe fn cuLogsDumpToMemory(
     iterator: InOut<u32>,
     buffer: *mut c_char,
     size: InOut<usize>,
-    flags: u32,
+    _flags: u32,
 ) -> CUresult {
     status(|| {
-        ensure(flags == 0 && !buffer.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        ensure(!buffer.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let room = *size.read()?;
         let (text, next) = LOGS.read(from(iterator), room.saturating_sub(1)).inspect_err(|_| {
             let _ = size.put(0);

@@ -16,7 +16,9 @@ use crate::status::{Result, ensure, status};
 pub fn cuMemAllocManaged(out: Out<CUdeviceptr>, bytes: usize, flags: u32) -> CUresult {
     status(|| {
         let context = current::healthy()?;
-        ensure(!out.is_null() && bytes > 0, CUDA_ERROR_INVALID_VALUE)?;
+        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        out.put(0)?;
+        ensure(bytes > 0, CUDA_ERROR_INVALID_VALUE)?;
         ensure(matches!(flags, ATTACH_GLOBAL | ATTACH_HOST), CUDA_ERROR_INVALID_VALUE)?;
         out.put(managed::allocate(&context, bytes)?)
     })

@@ -29,7 +29,10 @@ pub fn cuMemAllocHost_v2(out: Out<*mut c_void>, bytes: usize) -> CUresult {
 }
 
 pub fn cuMemAllocHost(out: Out<*mut c_void>, bytes: u32) -> CUresult {
-    cuMemHostAlloc(out, bytes as usize, 0)
+    match current::in_first_form() {
+        Ok(()) => cuMemHostAlloc(out, bytes as usize, 0),
+        Err(error) => error,
+    }
 }
 
 /// Waits, as for device memory, for commands that may still use the memory.
@@ -85,6 +88,7 @@ pub fn cuMemHostGetFlags(out: Out<u32>, pointer: *mut c_void) -> CUresult {
         current::healthy()?;
         match space::find(pointer as u64).map(|region| region.kind) {
             Some(Kind::Pinned(flags)) => out.put(flags | MAPPED),
+            Some(Kind::Managed) => out.put(MAPPED),
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         }
     })

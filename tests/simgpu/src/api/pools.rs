@@ -147,7 +147,12 @@ pub unsafe fn cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mut c_voi
 }
 
 pub fn cuMemPoolTrimTo(pool: u64, keep: usize) -> CUresult {
-    status(|| stream_ordered::find(pool).map(|(_, found)| found.trim(keep as u64)))
+    status(|| {
+        let (_, found) = stream_ordered::find(pool)?;
+        found.ensure_own()?;
+        found.trim(keep as u64);
+        Ok(())
+    })
 }
 
 /// Lets devices access the pool's present and future allocations. The device itself always has access, and other devices'

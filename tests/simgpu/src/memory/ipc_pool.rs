@@ -7,7 +7,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 
-use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
+use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN};
 
 use super::ipc::{self, Handle};
 use super::pages;
@@ -47,14 +47,14 @@ pub(crate) fn export(owner: &Device, pool: &Pool) -> Result<OwnedFd> {
 pub(crate) fn import(fd: i32) -> Result<(&'static Device, Source)> {
     // SAFETY: makes a new descriptor of one that the caller says is open.
     let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
-    ensure(copy >= 0, CUDA_ERROR_INVALID_VALUE)?;
+    ensure(copy >= 0, CUDA_ERROR_UNKNOWN)?;
     // SAFETY: the new descriptor is ours alone.
     let file = unsafe { File::from_raw_fd(copy) };
     let mut handle = [0; ipc::BYTES];
-    file.read_exact_at(&mut handle, 0).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    file.read_exact_at(&mut handle, 0).map_err(|_| CUDA_ERROR_UNKNOWN)?;
     let [magic, process, ordinal, pool, ..] = ipc::words(&handle);
-    ensure(magic == OF_POOL, CUDA_ERROR_INVALID_VALUE)?;
-    let device = device(i32::try_from(ordinal).map_err(|_| CUDA_ERROR_INVALID_VALUE)?)?;
+    ensure(magic == OF_POOL, CUDA_ERROR_UNKNOWN)?;
+    let device = device(i32::try_from(ordinal).map_err(|_| CUDA_ERROR_UNKNOWN)?)?;
     Ok((device, Source { process, pool }))
 }
 

@@ -37,6 +37,7 @@ pub(crate) fn register(context: &Context, base: u64, len: usize, flags: u32) -> 
     ensure(base != 0 && len > 0 && flags & !0xf == 0, CUDA_ERROR_INVALID_VALUE)?;
     ensure(base.checked_add(len as u64).is_some(), CUDA_ERROR_INVALID_VALUE)?;
     ensure(readable(base, len), CUDA_ERROR_INVALID_VALUE)?;
+    ensure(space::find(base).is_none_or(|region| region.kind != Kind::Managed), CUDA_ERROR_INVALID_VALUE)?;
     insert(context, base, len as u64, Kind::Registered(flags)).map_err(|_| CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
 }
 
