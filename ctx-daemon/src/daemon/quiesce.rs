@@ -20,10 +20,13 @@ const FOR_ANSWERS: u32 = 10;
 const REST_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long a device may take to come to rest that is idle as far as is known.
 const IDLE_REST: Duration = Duration::from_millis(20);
-/// How long a device may take for a round of such commands before the next round.
+/// How long the device may take for such commands before it counts as busy.
 const STEP: Duration = Duration::from_millis(20);
-/// The first wait for a device that such a command has made busy. Each further wait is twice as long.
-const FIRST_WAIT: Duration = Duration::from_millis(40);
+/// How long a device that was busy before may take to come to rest in a round of such commands, before the next round.
+const LOOK: Duration = Duration::from_millis(2);
+/// The first wait when other devices are busy than before. Each further wait is twice as long, and a wait is twice as long, too,
+/// as a busy device was busy before.
+const FIRST_WAIT: Duration = Duration::from_millis(2);
 /// The pause between two checks whether a former dump has let a client go.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -176,27 +179,26 @@ fn heartbeat(client: &Arc<Client>) -> Result<Sender<()>, QuiesceError> {
 /// ```text
 ///   all stop and wait for their devices ──all at rest──> done
 ///        │ some are busy                     ^
-///        └──> those at rest execute n commands, each after the one before has ended, the others wait ──┐
-///             (if none is at rest, all execute one)                                                    │
-///                 ^──────────────────────────┴─────────────────────────────────────────────────────────┘
+///        └──> those at rest execute n commands (all one, if none is at rest), the others wait ──┐
+///                 ^──────────────────────────┴──────────────────────────────────────────────────┘
 /// ```
 ///
 /// A kernel may wait for another that is still in a ring, of its own process or another, or for something that a process does
 /// after another command has run. If a kernel is merely long, no client needs to go on, so waiting comes first; and whenever
 /// another device has become busy, it gets time too.
 ///
-/// A rank may have launched hundreds of collectives that wait for a rank that is slower, so n doubles while the same devices are
-/// busy, and is 1 again when others are. Since each command ends before the next begins, a rank that comes to the collective
-/// that others have not launched stays there: it is at most one collective ahead, and those behind it come after in a few rounds.
+/// A rank may have launched hundreds of collectives that wait for a rank that is slower. So n doubles while the same devices are
+/// busy, and is 1 again when others are: a rank that has caught up, and is ahead now, is so by less than it was behind, and after
+/// a few turns all are at rest.
 pub(crate) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<ClosedRing>, QuiesceError> {
     let (began, deadline) = (Instant::now(), limit.begins());
     let for_devices = limit.time - limit.time / FOR_ANSWERS;
     let mut closing = clients.iter().map(|it| Closing::begin(it, deadline)).collect::<Result<Vec<_>, _>>()?;
     let mut step = Step::Stop;
-    let (mut timeout, mut wait) = (REST_TIMEOUT, FIRST_WAIT);
+    let (mut timeout, mut floor) = (REST_TIMEOUT, FIRST_WAIT);
     loop {
         let left = for_devices.saturating_sub(began.elapsed());
-        let before: Vec<bool> = closing.iter().map(|it| it.busy.is_some()).collect();
+        let before = busy_ones(&closing);
         let none_at_rest = before.iter().all(|busy| *busy);
         let results: Vec<_> = std::thread::scope(|scope| {
             let asked: Vec<_> = closing
@@ -206,6 +208,8 @@ pub(crate) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<Close
             asked.into_iter().filter_map(|it| it.join().ok()).collect()
         });
         results.into_iter().collect::<Result<(), _>>()?;
+        let now = busy_ones(&closing);
+        debug!(?step, busy = ?now, ms = began.elapsed().as_millis(), "a round of a quiesce");
         let Some(busy) = closing.iter().find(|it| it.busy.is_some()) else {
             return Ok(closing.into_iter().map(|it| it.ring).collect());
         };
@@ -216,21 +220,26 @@ pub(crate) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<Close
                 limit,
             });
         }
-        let which: Vec<bool> = closing.iter().map(|it| it.busy.is_some()).collect();
-        debug!(?step, busy = ?which, ms = began.elapsed().as_millis(), "not all devices are at rest");
-        let same = which == before;
         (step, timeout) = match step {
-            Step::Advance { commands } if same => (Step::Advance { commands: commands.saturating_mul(2) }, STEP),
+            Step::Advance { commands } if now == before => {
+                (Step::Advance { commands: commands.saturating_mul(2) }, STEP)
+            }
             Step::Stop => (Step::Advance { commands: 1 }, STEP),
-            _ if same => (Step::Advance { commands: 1 }, STEP),
+            _ if now == before => (Step::Advance { commands: 1 }, STEP),
             _ => {
                 // Two clients with long kernels must not take turns for ever.
-                let this = wait;
-                wait *= 2;
-                (Step::Wait, this)
+                let known = closing.iter().filter(|it| it.busy.is_some()).map(|it| it.took * 2).max();
+                let wait = floor.max(known.unwrap_or_default());
+                floor *= 2;
+                (Step::Wait, wait)
             }
         };
     }
+}
+
+/// Which clients' devices are not at rest.
+fn busy_ones(closing: &[Closing]) -> Vec<bool> {
+    closing.iter().map(|it| it.busy.is_some()).collect()
 }
 
 /// Brings clients to rest that are idle as far as is known. One that is not goes on at once, and with it all others.
@@ -284,6 +293,10 @@ enum Step {
 struct Closing {
     ring: ClosedRing,
     busy: Option<String>,
+    /// When an advance has made the device busy that it is now.
+    since: Option<Instant>,
+    /// How long the device was busy when it last came to rest after an advance.
+    took: Duration,
 }
 
 impl Closing {
@@ -291,7 +304,7 @@ impl Closing {
         wait_for(client, deadline, || client.leave_running(ClientState::Quiesced))?;
         let ring =
             ClosedRing { client: Arc::clone(client), when_dropped: WhenDropped::Open, _heartbeat: heartbeat(client)? };
-        Ok(Self { ring, busy: None })
+        Ok(Self { ring, busy: None, since: None, took: Duration::ZERO })
     }
 
     /// Asks for a step, for which the device may take as long as `timeout`. The worker itself may be in a call of the driver,
@@ -309,16 +322,17 @@ impl Closing {
             (Step::Advance { .. }, Some(_)) => u32::from(none_at_rest),
             (Step::Advance { commands }, None) => commands,
         };
-        if commands == 0 {
-            return self.request(&WorkerRequest::Quiesce { timeout_ms: millis(timeout) }, deadline);
+        let timeout_ms = |timeout: Duration| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        if commands > 0 {
+            let began = self.since.take().unwrap_or_else(Instant::now);
+            self.request(&WorkerRequest::Advance { timeout_ms: timeout_ms(timeout), commands }, deadline)?;
+            self.since = self.busy.is_some().then_some(began);
+            return Ok(());
         }
-        let began = Instant::now();
-        for _ in 0..commands {
-            let left = timeout.saturating_sub(began.elapsed());
-            self.request(&WorkerRequest::Advance { timeout_ms: millis(left) }, deadline)?;
-            if self.busy.is_some() || began.elapsed() >= timeout {
-                break;
-            }
+        let timeout = if matches!(step, Step::Advance { .. }) { timeout.min(LOOK) } else { timeout };
+        self.request(&WorkerRequest::Quiesce { timeout_ms: timeout_ms(timeout) }, deadline)?;
+        if self.busy.is_none() {
+            self.took = self.since.take().map_or(self.took, |since| since.elapsed());
         }
         Ok(())
     }
@@ -348,8 +362,4 @@ impl Closing {
             source => QuiesceError::Client { client, source },
         })
     }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

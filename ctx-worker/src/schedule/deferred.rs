@@ -150,6 +150,15 @@ impl Blocked {
     }
 }
 
+/// The commands that streams may take during a quiesce.
+#[derive(Clone, Copy, Debug)]
+struct Steps {
+    /// The number that is left.
+    left: u32,
+    /// There was one, which goes to an idle stream only.
+    one: bool,
+}
+
 /// All deferred commands.
 #[derive(Debug, Default)]
 pub(crate) struct DeferredCommands {
@@ -163,8 +172,8 @@ pub(crate) struct DeferredCommands {
     pub(crate) changed: bool,
     /// Whether the list is being checked.
     pub(crate) looking: bool,
-    /// During a quiesce, streams take commands only when they are idle, and only this many.
-    closing: Option<u32>,
+    /// During a quiesce, streams take only these.
+    closing: Option<Steps>,
     arrivals: HashMap<u64, CUresult>,
     pub(crate) callbacks: Callbacks,
     by_thread: HashMap<u32, usize>,
@@ -216,14 +225,14 @@ impl DeferredCommands {
         !self.full.is_empty()
     }
 
-    /// Called when a quiesce begins, or continues by `steps` commands for the device.
+    /// Called when a quiesce begins, or continues by `steps` commands for the device. One goes to a stream that is idle.
     pub(crate) fn close(&mut self, steps: u32) {
-        self.closing = Some(steps);
+        self.closing = Some(Steps { left: steps, one: steps <= 1 });
     }
 
     /// Whether all steps have been made.
     pub(crate) fn has_stepped(&self) -> bool {
-        self.closing == Some(0)
+        self.closing.is_some_and(|steps| steps.left == 0)
     }
 
     /// Called when a quiesce is over, with or without success.
@@ -246,14 +255,16 @@ impl DeferredCommands {
     fn stream_has_room(&self, driver: &Driver, waiting: &mut Waiting, stream: StreamKey) -> bool {
         match self.closing {
             None => waiting.has_room(driver, stream),
-            Some(steps) => steps > 0 && waiting.is_idle(stream),
+            Some(Steps { left: 0, .. }) => false,
+            Some(Steps { one: true, .. }) => waiting.is_idle(stream),
+            Some(Steps { one: false, .. }) => waiting.has_room(driver, stream),
         }
     }
 
     /// Counts a command of this stream that goes to the driver.
     pub(crate) fn count_step(&mut self, dependencies: &Dependencies) {
         if dependencies.lane.is_some() && dependencies.turn != Turn::Ask {
-            self.closing = self.closing.map(|steps| steps.saturating_sub(1));
+            self.closing = self.closing.map(|steps| Steps { left: steps.left.saturating_sub(1), ..steps });
         }
     }
 

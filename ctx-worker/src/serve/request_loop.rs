@@ -504,7 +504,7 @@ impl Server {
             }
             (WorkerRequest::Open, State::Connected(connected)) => self.open_connected(connected),
             (
-                WorkerRequest::Quiesce { timeout_ms } | WorkerRequest::Advance { timeout_ms },
+                WorkerRequest::Quiesce { timeout_ms } | WorkerRequest::Advance { timeout_ms, .. },
                 State::Filling(consumer),
             ) => self.quiesce_filling(consumer, Duration::from_millis(timeout_ms)),
             (WorkerRequest::Suspend { data, hash_algorithm, hash_key, hold, deep }, State::Quiesced(closed)) => {
@@ -514,7 +514,7 @@ impl Server {
             (WorkerRequest::Suspend { hold, .. }, State::Suspended(suspended)) => self.hold_suspended(suspended, hold),
             (WorkerRequest::BringBack, State::Suspended(suspended)) => self.resume(suspended),
             (
-                WorkerRequest::Quiesce { timeout_ms } | WorkerRequest::Advance { timeout_ms },
+                WorkerRequest::Quiesce { timeout_ms } | WorkerRequest::Advance { timeout_ms, .. },
                 State::Suspended(suspended),
             ) => self.quiesce_suspended(suspended, Duration::from_millis(timeout_ms)),
             (WorkerRequest::Open, State::Closing(closed) | State::Quiesced(closed)) => {
@@ -527,8 +527,8 @@ impl Server {
             (WorkerRequest::Quiesce { timeout_ms }, State::Closing(closed)) => {
                 self.quiesce(closed, Duration::from_millis(timeout_ms))
             }
-            (WorkerRequest::Advance { timeout_ms }, State::Closing(closed) | State::Quiesced(closed)) => {
-                self.advance(closed, Duration::from_millis(timeout_ms))
+            (WorkerRequest::Advance { timeout_ms, commands }, State::Closing(closed) | State::Quiesced(closed)) => {
+                self.advance(closed, Duration::from_millis(timeout_ms), commands)
             }
             (body, state) => {
                 let answered = self.ask(&state, Message { body, blob, fds });
@@ -802,15 +802,15 @@ impl Server {
         }
     }
 
-    /// Executes commands up to the first for an idle stream, which other work may wait for, and quiesces again. Commands for
-    /// busy streams are deferred.
-    fn advance(&mut self, mut closed: Closed, timeout: Duration) -> (State, Answered) {
+    /// Executes commands up to the first for an idle stream, which other work may wait for, or up to several for any stream, and
+    /// quiesces again. Commands that may not go to their streams are deferred.
+    fn advance(&mut self, mut closed: Closed, timeout: Duration, commands: u32) -> (State, Answered) {
         let patience = closed.streams.patience();
         if !patience.is_zero() {
             return self.quiesce(closed, patience.min(timeout));
         }
         let began = Instant::now();
-        self.executor.scheduler.deferred.close(1);
+        self.executor.scheduler.deferred.close(commands.max(1));
         self.executor.poll();
         while !self.executor.scheduler.deferred.has_stepped() && began.elapsed() < timeout {
             match closed.consumer.take() {

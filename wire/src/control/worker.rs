@@ -47,6 +47,11 @@ use crate::attach::Attach;
 use crate::ipc::{PieceId, Shared, Token};
 use crate::nvml;
 
+/// What an [`WorkerRequest::Advance`] of an older daemon means.
+fn one() -> u32 {
+    1
+}
+
 /// The daemon's requests to a worker, one at a time, each but `Cancel`, `Alive`, `GiveWay` and `Room` answered by a
 /// [`WorkerReply`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -74,11 +79,14 @@ pub enum WorkerRequest {
         /// How long to wait for the streams.
         timeout_ms: u64,
     },
-    /// Execute the commands from the ring up to and including the next command for the device, and quiesce again:
-    /// another process may wait for that command.
+    /// Execute the commands from the ring up to and including the next commands for the device, and quiesce again:
+    /// another process may wait for one of those.
     Advance {
-        /// How long to wait, for the command and for the rest.
+        /// How long to wait, for the commands and for the rest.
         timeout_ms: u64,
+        /// The number of commands for the device. One goes to an idle stream; several go to the device as they come.
+        #[serde(default = "one")]
+        commands: u32,
     },
     /// Open the ring again.
     Open,
