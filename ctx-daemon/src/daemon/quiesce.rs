@@ -17,16 +17,15 @@ use crate::limit::{Deadline, Limit};
 const FOR_ANSWERS: u32 = 10;
 /// How long devices may take before the daemon assumes that a kernel waits for a command that is still in a ring. A worker whose
 /// own device is busy waits longer before it assumes this of its own commands.
-const REST_TIMEOUT: Duration = Duration::from_millis(100);
+const REST_TIMEOUT: Duration = Duration::from_millis(50);
 /// How long a device may take to come to rest that is idle as far as is known.
 const IDLE_REST: Duration = Duration::from_millis(20);
-/// How long the device may take for such commands before it counts as busy.
+/// How long a device may take for the commands of an advance before it counts as busy.
 const STEP: Duration = Duration::from_millis(20);
-/// How long a device that was busy before may take to come to rest in a round of such commands, before the next round.
-const LOOK: Duration = Duration::from_millis(2);
-/// The first wait when other devices are busy than before. Each further wait is twice as long, and a wait is twice as long, too,
-/// as a busy device was busy before.
-const FIRST_WAIT: Duration = Duration::from_millis(2);
+/// How long the daemon waits for a busy device before it looks at the others again.
+const LOOK: Duration = Duration::from_millis(1);
+/// A device that an advance has made busy gets this part of the time until then to come to rest by itself.
+const PATIENCE: u32 = 32;
 /// The pause between two checks whether a former dump has let a client go.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -184,8 +183,8 @@ fn heartbeat(client: &Arc<Client>) -> Result<Sender<()>, QuiesceError> {
 /// ```
 ///
 /// A kernel may wait for another that is still in a ring, of its own process or another, or for something that a process does
-/// after another command has run. If a kernel is merely long, no client needs to go on, so waiting comes first; and whenever
-/// another device has become busy, it gets time too.
+/// after another command has run. If a kernel is merely long, no client needs to go on, so waiting comes first; and a device that
+/// an advance has made busy gets time to come to rest before others advance for it.
 ///
 /// A rank may have launched hundreds of collectives that wait for a rank that is slower. So n doubles while the same devices are
 /// busy, and is 1 again when others are: a rank that has caught up, and is ahead now, is so by less than it was behind, and after
@@ -194,22 +193,17 @@ pub(crate) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<Close
     let (began, deadline) = (Instant::now(), limit.begins());
     let for_devices = limit.time - limit.time / FOR_ANSWERS;
     let mut closing = clients.iter().map(|it| Closing::begin(it, deadline)).collect::<Result<Vec<_>, _>>()?;
+    let mut turns = Turns::new();
     let mut step = Step::Stop;
-    let (mut timeout, mut floor) = (REST_TIMEOUT, FIRST_WAIT);
     loop {
         let left = for_devices.saturating_sub(began.elapsed());
-        let before = busy_ones(&closing);
-        let none_at_rest = before.iter().all(|busy| *busy);
+        let none_at_rest = closing.iter().all(|it| it.busy.is_some());
         let results: Vec<_> = std::thread::scope(|scope| {
-            let asked: Vec<_> = closing
-                .iter_mut()
-                .map(|it| scope.spawn(move || it.ask(step, none_at_rest, timeout.min(left), deadline)))
-                .collect();
+            let asked: Vec<_> =
+                closing.iter_mut().map(|it| scope.spawn(move || it.ask(step, none_at_rest, left, deadline))).collect();
             asked.into_iter().filter_map(|it| it.join().ok()).collect()
         });
         results.into_iter().collect::<Result<(), _>>()?;
-        let now = busy_ones(&closing);
-        debug!(?step, busy = ?now, ms = began.elapsed().as_millis(), "a round of a quiesce");
         let Some(busy) = closing.iter().find(|it| it.busy.is_some()) else {
             return Ok(closing.into_iter().map(|it| it.ring).collect());
         };
@@ -220,26 +214,52 @@ pub(crate) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<Close
                 limit,
             });
         }
-        (step, timeout) = match step {
-            Step::Advance { commands } if now == before => {
-                (Step::Advance { commands: commands.saturating_mul(2) }, STEP)
-            }
-            Step::Stop => (Step::Advance { commands: 1 }, STEP),
-            _ if now == before => (Step::Advance { commands: 1 }, STEP),
-            _ => {
-                // Two clients with long kernels must not take turns for ever.
-                let known = closing.iter().filter(|it| it.busy.is_some()).map(|it| it.took * 2).max();
-                let wait = floor.max(known.unwrap_or_default());
-                floor *= 2;
-                (Step::Wait, wait)
-            }
-        };
+        let busy: Vec<bool> = closing.iter().map(|it| it.busy.is_some()).collect();
+        let longest = closing.iter().filter(|it| it.busy.is_some()).map(|it| it.took).max().unwrap_or_default();
+        debug!(?step, ?busy, ms = began.elapsed().as_millis(), "devices are not at rest together");
+        step = turns.next(step, busy, longest, began.elapsed());
     }
 }
 
-/// Which clients' devices are not at rest.
-fn busy_ones(closing: &[Closing]) -> Vec<bool> {
-    closing.iter().map(|it| it.busy.is_some()).collect()
+/// Who advances for whom, until all are at rest together.
+struct Turns {
+    /// The clients that the others advance for.
+    waited_for: Vec<bool>,
+    /// The commands of the next advance.
+    commands: u32,
+    /// Until when a device that an advance has made busy may come to rest by itself.
+    until: Option<Duration>,
+}
+
+impl Turns {
+    fn new() -> Self {
+        Self { waited_for: Vec::new(), commands: 1, until: None }
+    }
+
+    /// The step after this one, which has left these clients busy at this time of the quiesce. The longest that one of them was
+    /// busy by itself before is a sign of long kernels.
+    fn next(&mut self, step: Step, busy: Vec<bool>, longest: Duration, now: Duration) -> Step {
+        if step == Step::Stop {
+            self.waited_for = busy;
+            return Step::Advance { commands: 1 };
+        }
+        let is_new = busy.iter().zip(&self.waited_for).any(|(now, before)| *now && !before);
+        let has_ended = busy.iter().zip(&self.waited_for).any(|(now, before)| !now && *before);
+        if is_new {
+            // Two clients with long kernels must not take turns for ever.
+            let patience = LOOK.max(now / PATIENCE).max(longest * 2);
+            if now < *self.until.get_or_insert(now + patience) {
+                return Step::Wait;
+            }
+        }
+        if is_new || has_ended {
+            (self.waited_for, self.commands) = (busy, 1);
+        } else if self.until.is_none() {
+            self.commands = self.commands.saturating_mul(2);
+        }
+        self.until = None;
+        Step::Advance { commands: self.commands }
+    }
 }
 
 /// Brings clients to rest that are idle as far as is known. One that is not goes on at once, and with it all others.
@@ -293,9 +313,9 @@ enum Step {
 struct Closing {
     ring: ClosedRing,
     busy: Option<String>,
-    /// When an advance has made the device busy that it is now.
+    /// Since when the device is busy, if an advance has made it so.
     since: Option<Instant>,
-    /// How long the device was busy when it last came to rest after an advance.
+    /// How long it was busy then, the last time that it came to rest while no other client advanced.
     took: Duration,
 }
 
@@ -307,32 +327,28 @@ impl Closing {
         Ok(Self { ring, busy: None, since: None, took: Duration::ZERO })
     }
 
-    /// Asks for a step, for which the device may take as long as `timeout`. The worker itself may be in a call of the driver,
+    /// Asks for a step, for which the device may take as long as is `left`. The worker itself may be in a call of the driver,
     /// and has until the limit to return from it.
-    fn ask(
-        &mut self,
-        step: Step,
-        none_at_rest: bool,
-        timeout: Duration,
-        deadline: Deadline,
-    ) -> Result<(), QuiesceError> {
+    fn ask(&mut self, step: Step, none_at_rest: bool, left: Duration, deadline: Deadline) -> Result<(), QuiesceError> {
         let commands = match (step, &self.busy) {
             (Step::Wait, None) => return Ok(()),
             (Step::Stop, _) | (Step::Wait, Some(_)) => 0,
             (Step::Advance { .. }, Some(_)) => u32::from(none_at_rest),
             (Step::Advance { commands }, None) => commands,
         };
-        let timeout_ms = |timeout: Duration| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        let timeout_ms = |timeout: Duration| u64::try_from(timeout.min(left).as_millis()).unwrap_or(u64::MAX);
+        let mut since = self.since.take();
         if commands > 0 {
-            let began = self.since.take().unwrap_or_else(Instant::now);
-            self.request(&WorkerRequest::Advance { timeout_ms: timeout_ms(timeout), commands }, deadline)?;
-            self.since = self.busy.is_some().then_some(began);
-            return Ok(());
+            since.get_or_insert_with(Instant::now);
+            self.request(&WorkerRequest::Advance { timeout_ms: timeout_ms(STEP), commands }, deadline)?;
+        } else {
+            let timeout_ms = timeout_ms(if step == Step::Stop { REST_TIMEOUT } else { LOOK });
+            self.request(&WorkerRequest::Quiesce { timeout_ms }, deadline)?;
         }
-        let timeout = if matches!(step, Step::Advance { .. }) { timeout.min(LOOK) } else { timeout };
-        self.request(&WorkerRequest::Quiesce { timeout_ms: timeout_ms(timeout) }, deadline)?;
-        if self.busy.is_none() {
-            self.took = self.since.take().map_or(self.took, |since| since.elapsed());
+        match since {
+            since if self.busy.is_some() => self.since = since,
+            Some(since) if none_at_rest || step == Step::Wait => self.took = since.elapsed(),
+            _ => {}
         }
         Ok(())
     }
@@ -361,5 +377,67 @@ impl Closing {
             WorkerError::Ended => QuiesceError::Ended(client),
             source => QuiesceError::Client { client, source },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ranks that have launched so many collectives, which end when all ranks have launched them. Returns the rounds until all
+    /// ranks are at rest.
+    fn rounds(mut launched: Vec<u32>) -> u32 {
+        let (mut turns, mut step) = (Turns::new(), Step::Stop);
+        let mut round = 0;
+        loop {
+            let slowest = launched.iter().copied().min().unwrap_or_default();
+            let busy: Vec<bool> = launched.iter().map(|it| *it > slowest).collect();
+            if !busy.contains(&true) {
+                return round;
+            }
+            round += 1;
+            step = turns.next(step, busy.clone(), Duration::ZERO, LOOK * round);
+            if let Step::Advance { commands } = step {
+                for (launched, busy) in launched.iter_mut().zip(busy) {
+                    *launched += if busy { 0 } else { commands };
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_that_wait_for_a_slower_one_come_to_rest_in_few_rounds() {
+        for lead in 1..2000 {
+            let two = rounds(vec![1000, 1000 + lead]);
+            let four = rounds(vec![1000 + lead, 1000, 1000 + lead / 3, 1000 + lead / 2]);
+            assert!(two < 100 && four < 200, "a lead of {lead} takes {two} rounds, or {four}");
+        }
+    }
+
+    #[test]
+    fn a_device_with_long_kernels_is_waited_for() {
+        let (mut turns, milliseconds, long) = (Turns::new(), Duration::from_millis, Duration::from_millis(300));
+        let advance = Step::Advance { commands: 1 };
+        assert_eq!(turns.next(Step::Stop, vec![true, false], Duration::ZERO, milliseconds(50)), advance);
+        // The second is busy with what it was given.
+        assert_eq!(turns.next(advance, vec![true, true], long, milliseconds(70)), Step::Wait);
+        assert_eq!(turns.next(Step::Wait, vec![true, true], long, milliseconds(400)), Step::Wait);
+        // The first has ended: the second still has its time.
+        assert_eq!(turns.next(Step::Wait, vec![false, true], long, milliseconds(669)), Step::Wait);
+        assert_eq!(turns.next(Step::Wait, vec![false, true], long, milliseconds(670)), advance);
+    }
+
+    #[test]
+    fn what_is_merely_slow_to_advance_goes_on_as_fast_as_before() {
+        let (mut turns, now) = (Turns::new(), Duration::from_millis(50));
+        let mut step = turns.next(Step::Stop, vec![true, false], Duration::ZERO, now);
+        for commands in [2, 4, 8] {
+            step = turns.next(step, vec![true, false], Duration::ZERO, now);
+            assert_eq!(step, Step::Advance { commands });
+        }
+        // Eight take longer than an advance may: then eight again.
+        step = turns.next(step, vec![true, true], Duration::ZERO, now);
+        assert_eq!(step, Step::Wait);
+        assert_eq!(turns.next(step, vec![true, false], Duration::ZERO, now), Step::Advance { commands: 8 });
     }
 }
