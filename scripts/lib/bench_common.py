@@ -117,7 +117,7 @@ class Daemon:
 
     def start(self):
         self.process = subprocess.Popen(self.command, stdout=self.log, stderr=self.log,
-                                        env=dict(os.environ, REKINDLE_LOG="info"))
+                                        env=dict(os.environ, REKINDLE_LOG=os.environ.get("REKINDLE_LOG", "info")))
         self.before = self.said().count("a worker is ready")  # of daemons before this one
         self.before_host = self.said().count(HOST_MEMORY)
         self.ready = 0

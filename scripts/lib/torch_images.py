@@ -92,15 +92,16 @@ class LeftRunning(Program):
     def dump_alive(self, pid, tree):
         """A dump's folder; None where the dump has failed by a mispredicted write."""
         image = tempfile.mkdtemp(dir=self.opts.image_folder or self.folder)
-        # What CRIU finds of files when it restores must be as it was: how long what is printed is; folders of temporary
-        # files, which are gone when the program has ended, with sockets that CRIU binds there again; semaphores.
+        # What CRIU finds of files when it restores must be as it was: how long what is printed is; temporary files and their
+        # folders, which are gone when the program has ended, with sockets that CRIU binds there again; semaphores.
         script = os.path.join(image, "script")
         kept = " ".join(self.path(name) for name in ("progress", "progress.new", "hold"))
         with open(script, "w") as file:
             file.write(f"#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" = post-dump ] || exit 0\n"
                        f"stat -c %s {self.path('run.out')} {self.path('run.err')} > {image}/sizes\n"
                        f"find {self.path('tmp')} -type d > {image}/folders\n"
-                       f"mkdir {image}/kept {image}/shm && cp -p {kept} {image}/kept 2>/dev/null\n"
+                       f"mkdir {image}/kept {image}/shm {image}/tmp && cp -p {kept} {image}/kept 2>/dev/null\n"
+                       f"(cd {self.path('tmp')} && find . -type f -exec cp -a --parents {{}} {image}/tmp \\;)\n"
                        f"for each in /dev/shm/link_remap.*; do\n"
                        f"[ ! -e $each ] || cp -a $(find /dev/shm -samefile $each) {image}/shm || exit 1; done\n")
         os.chmod(script, 0o755)
@@ -134,6 +135,7 @@ class LeftRunning(Program):
             os.truncate(self.path("run" + name), int(size))
         for folder in read(f"{image}/folders").split():
             os.makedirs(folder, exist_ok=True)
+        subprocess.run(["cp", "-a", f"{image}/tmp/.", self.path("tmp")], check=True)
         for name in os.listdir(f"{image}/kept"):
             shutil.copy2(f"{image}/kept/{name}", self.path(name))
         with ONE_TREE if tree else contextlib.nullcontext():
