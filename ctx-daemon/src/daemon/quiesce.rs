@@ -15,17 +15,22 @@ use crate::limit::{Deadline, Limit};
 
 /// The last part of the limit is for workers' answers: by then devices have come to rest, or are busy.
 const FOR_ANSWERS: u32 = 10;
+/// The most commands in flight on a stream of clients that are about to come to rest together, and how long they may take to have
+/// no more.
+const IN_FLIGHT: u32 = 16;
+const CALM: Duration = Duration::from_millis(100);
 /// How long devices may take before the daemon assumes that a kernel waits for a command that is still in a ring. A worker whose
 /// own device is busy waits longer before it assumes this of its own commands.
-const REST_TIMEOUT: Duration = Duration::from_millis(50);
+const REST_TIMEOUT: Duration = Duration::from_millis(20);
 /// How long a device may take to come to rest that is idle as far as is known.
 const IDLE_REST: Duration = Duration::from_millis(20);
 /// How long a device may take for the commands of an advance before it counts as busy.
-const STEP: Duration = Duration::from_millis(20);
+const STEP: Duration = Duration::from_millis(5);
 /// How long the daemon waits for a busy device before it looks at the others again.
 const LOOK: Duration = Duration::from_millis(1);
-/// A device that an advance has made busy gets this part of the time until then to come to rest by itself.
-const PATIENCE: u32 = 32;
+/// A device that an advance has made busy gets this long to come to rest by itself, or this part of the time until then.
+const PATIENCE: Duration = Duration::from_millis(2);
+const PART_FOR_PATIENCE: u32 = 32;
 /// The pause between two checks whether a former dump has let a client go.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -176,6 +181,8 @@ fn heartbeat(client: &Arc<Client>) -> Result<Sender<()>, QuiesceError> {
 /// Brings clients to rest together, stepwise; on an error all of them go on.
 ///
 /// ```text
+///   all have few commands in flight (so they run on, and none is far ahead)
+///        │
 ///   all stop and wait for their devices ──all at rest──> done
 ///        │ some are busy                     ^
 ///        └──> those at rest execute n commands (all one, if none is at rest), the others wait ──┐
@@ -193,15 +200,17 @@ pub(crate) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<Close
     let (began, deadline) = (Instant::now(), limit.begins());
     let for_devices = limit.time - limit.time / FOR_ANSWERS;
     let mut closing = clients.iter().map(|it| Closing::begin(it, deadline)).collect::<Result<Vec<_>, _>>()?;
+    calm(&closing, deadline);
     let mut turns = Turns::new();
     let mut step = Step::Stop;
     loop {
+        let asked = Instant::now();
         let left = for_devices.saturating_sub(began.elapsed());
         let none_at_rest = closing.iter().all(|it| it.busy.is_some());
         let results: Vec<_> = std::thread::scope(|scope| {
-            let asked: Vec<_> =
+            let threads: Vec<_> =
                 closing.iter_mut().map(|it| scope.spawn(move || it.ask(step, none_at_rest, left, deadline))).collect();
-            asked.into_iter().filter_map(|it| it.join().ok()).collect()
+            threads.into_iter().filter_map(|it| it.join().ok()).collect()
         });
         results.into_iter().collect::<Result<(), _>>()?;
         let Some(busy) = closing.iter().find(|it| it.busy.is_some()) else {
@@ -217,8 +226,25 @@ pub(crate) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<Close
         let busy: Vec<bool> = closing.iter().map(|it| it.busy.is_some()).collect();
         let longest = closing.iter().filter(|it| it.busy.is_some()).map(|it| it.took).max().unwrap_or_default();
         debug!(?step, ?busy, ms = began.elapsed().as_millis(), "devices are not at rest together");
-        step = turns.next(step, busy, longest, began.elapsed());
+        step = turns.next((step, asked.elapsed() >= STEP), busy, longest, began.elapsed());
     }
+}
+
+/// Lets no client be far ahead of the others any more, while all run. Without success, the quiesce takes longer.
+fn calm(closing: &[Closing], deadline: Deadline) {
+    let (began, for_ms) = (Instant::now(), 2 * CALM.as_millis() as u64);
+    let request = WorkerRequest::Calm { most: IN_FLIGHT, for_ms };
+    let mut calm = closing.len() < 2;
+    while !calm && began.elapsed() < CALM {
+        let answers: Vec<_> =
+            closing.iter().map(|it| it.ring.client.worker.call(&request, &[], &[], deadline)).collect();
+        // An older worker fails, and what else went wrong the next request says.
+        calm = !answers.iter().any(|it| matches!(it, Ok(answer) if matches!(answer.reply, WorkerReply::Busy { .. })));
+        if !calm {
+            std::thread::sleep(LOOK);
+        }
+    }
+    debug!(calm, ms = began.elapsed().as_millis(), "few commands are in flight");
 }
 
 /// Who advances for whom, until all are at rest together.
@@ -237,8 +263,9 @@ impl Turns {
     }
 
     /// The step after this one, which has left these clients busy at this time of the quiesce. The longest that one of them was
-    /// busy by itself before is a sign of long kernels.
-    fn next(&mut self, step: Step, busy: Vec<bool>, longest: Duration, now: Duration) -> Step {
+    /// busy by itself before is a sign of long kernels. A step is slow that has taken all its time, because the process did not
+    /// make more commands.
+    fn next(&mut self, (step, is_slow): (Step, bool), busy: Vec<bool>, longest: Duration, now: Duration) -> Step {
         if step == Step::Stop {
             self.waited_for = busy;
             return Step::Advance { commands: 1 };
@@ -247,14 +274,14 @@ impl Turns {
         let has_ended = busy.iter().zip(&self.waited_for).any(|(now, before)| !now && *before);
         if is_new {
             // Two clients with long kernels must not take turns for ever.
-            let patience = LOOK.max(now / PATIENCE).max(longest * 2);
+            let patience = PATIENCE.max(now / PART_FOR_PATIENCE).max(longest * 2);
             if now < *self.until.get_or_insert(now + patience) {
                 return Step::Wait;
             }
         }
         if is_new || has_ended {
             (self.waited_for, self.commands) = (busy, 1);
-        } else if self.until.is_none() {
+        } else if !is_slow && self.until.is_none() {
             self.commands = self.commands.saturating_mul(2);
         }
         self.until = None;
@@ -315,7 +342,7 @@ struct Closing {
     busy: Option<String>,
     /// Since when the device is busy, if an advance has made it so.
     since: Option<Instant>,
-    /// How long it was busy then, the last time that it came to rest while no other client advanced.
+    /// How long it was busy then, the last time that no other client advanced until it came to rest.
     took: Duration,
 }
 
@@ -337,7 +364,8 @@ impl Closing {
             (Step::Advance { commands }, None) => commands,
         };
         let timeout_ms = |timeout: Duration| u64::try_from(timeout.min(left).as_millis()).unwrap_or(u64::MAX);
-        let mut since = self.since.take();
+        // What ends while others advance may have waited for them.
+        let mut since = self.since.take().filter(|_| commands > 0 || step == Step::Wait);
         if commands > 0 {
             since.get_or_insert_with(Instant::now);
             self.request(&WorkerRequest::Advance { timeout_ms: timeout_ms(STEP), commands }, deadline)?;
@@ -396,7 +424,7 @@ mod tests {
                 return round;
             }
             round += 1;
-            step = turns.next(step, busy.clone(), Duration::ZERO, LOOK * round);
+            step = turns.next((step, false), busy.clone(), Duration::ZERO, LOOK * round);
             if let Step::Advance { commands } = step {
                 for (launched, busy) in launched.iter_mut().zip(busy) {
                     *launched += if busy { 0 } else { commands };
@@ -418,26 +446,28 @@ mod tests {
     fn a_device_with_long_kernels_is_waited_for() {
         let (mut turns, milliseconds, long) = (Turns::new(), Duration::from_millis, Duration::from_millis(300));
         let advance = Step::Advance { commands: 1 };
-        assert_eq!(turns.next(Step::Stop, vec![true, false], Duration::ZERO, milliseconds(50)), advance);
+        assert_eq!(turns.next((Step::Stop, false), vec![true, false], Duration::ZERO, milliseconds(50)), advance);
         // The second is busy with what it was given.
-        assert_eq!(turns.next(advance, vec![true, true], long, milliseconds(70)), Step::Wait);
-        assert_eq!(turns.next(Step::Wait, vec![true, true], long, milliseconds(400)), Step::Wait);
+        assert_eq!(turns.next((advance, false), vec![true, true], long, milliseconds(70)), Step::Wait);
+        assert_eq!(turns.next((Step::Wait, false), vec![true, true], long, milliseconds(400)), Step::Wait);
         // The first has ended: the second still has its time.
-        assert_eq!(turns.next(Step::Wait, vec![false, true], long, milliseconds(669)), Step::Wait);
-        assert_eq!(turns.next(Step::Wait, vec![false, true], long, milliseconds(670)), advance);
+        assert_eq!(turns.next((Step::Wait, false), vec![false, true], long, milliseconds(669)), Step::Wait);
+        assert_eq!(turns.next((Step::Wait, false), vec![false, true], long, milliseconds(670)), advance);
     }
 
     #[test]
     fn what_is_merely_slow_to_advance_goes_on_as_fast_as_before() {
         let (mut turns, now) = (Turns::new(), Duration::from_millis(50));
-        let mut step = turns.next(Step::Stop, vec![true, false], Duration::ZERO, now);
+        let mut step = turns.next((Step::Stop, false), vec![true, false], Duration::ZERO, now);
         for commands in [2, 4, 8] {
-            step = turns.next(step, vec![true, false], Duration::ZERO, now);
+            step = turns.next((step, false), vec![true, false], Duration::ZERO, now);
             assert_eq!(step, Step::Advance { commands });
         }
-        // Eight take longer than an advance may: then eight again.
-        step = turns.next(step, vec![true, true], Duration::ZERO, now);
+        // Eight take longer than an advance may, or the process is slow to make eight: then eight again.
+        step = turns.next((step, true), vec![true, true], Duration::ZERO, now);
         assert_eq!(step, Step::Wait);
-        assert_eq!(turns.next(step, vec![true, false], Duration::ZERO, now), Step::Advance { commands: 8 });
+        step = turns.next((step, false), vec![true, false], Duration::ZERO, now);
+        assert_eq!(step, Step::Advance { commands: 8 });
+        assert_eq!(turns.next((step, true), vec![true, false], Duration::ZERO, now), Step::Advance { commands: 8 });
     }
 }

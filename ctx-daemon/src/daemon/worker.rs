@@ -827,6 +827,7 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Reserve { .. } => "Reserve",
         WorkerRequest::Stage { .. } => "Stage",
         WorkerRequest::Pace { .. } => "Pace",
+        WorkerRequest::Calm { .. } => "Calm",
         WorkerRequest::Precopy { .. } => "Precopy",
         WorkerRequest::Progress => "Progress",
         WorkerRequest::SaveCode { .. } => "SaveCode",

@@ -101,6 +101,24 @@ pub(crate) fn comes_to_rest(call: &mut Call, patience: Duration) -> Result<bool,
     Ok(rest)
 }
 
+/// Lets streams have only so many commands in flight for a time. Names a stream that has more yet.
+pub(crate) fn calm(call: &mut Call, most: u64, time: Duration) -> Option<String> {
+    call.session.waiting.calm(most, time);
+    // Streams whose last private event is far back: it would not tell how far they are.
+    let far: Vec<StreamKey> =
+        call.session.waiting.busy(0).into_iter().filter(|key| call.session.waiting.wants_tick(*key)).collect();
+    for key in far {
+        if call.enter(key.context).is_ok() {
+            let driver = call.gpu.driver;
+            call.session.waiting.tick(driver, key);
+        }
+    }
+    let _ = call.enter_own();
+    let driver = call.gpu.driver;
+    let stream = call.session.waiting.not_calm(driver);
+    stream.map(|stream| what_runs(&call.session, stream))
+}
+
 /// The maximum number of kernels that are named.
 const NAMED: usize = 3;
 

@@ -594,6 +594,12 @@ impl Server {
                 let (code, secured) = checkpoint.begin_saving(&mut layers, wanted)?;
                 WorkerReply::Begun { code, secured }
             }
+            (WorkerRequest::Calm { most, for_ms }, _) => {
+                match rest::calm(&mut self.executor.call, u64::from(most), Duration::from_millis(for_ms)) {
+                    Some(what) => WorkerReply::Busy { what },
+                    None => WorkerReply::Done,
+                }
+            }
             (WorkerRequest::Pace { bandwidth, application_first }, _) => {
                 self.executor.checkpoint.pace.limit(&bandwidth);
                 self.executor.checkpoint.pace.application_first(application_first);
@@ -834,6 +840,7 @@ impl Server {
         self.executor.checkpoint.before_opening(self.executor.call.gpu.driver);
         self.channel.silence.listen(false);
         self.executor.scheduler.deferred.open();
+        self.executor.call.session.waiting.uncalm();
         State::Open(consumer)
     }
 }

@@ -11,6 +11,7 @@
 //! it: each may have half as many as the stream before it, so one stream more or less does not overfill a queue.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
 
 use rekindle_cuda_abi::types::*;
 
@@ -63,9 +64,13 @@ impl Track {
         self.done == self.enqueued
     }
 
-    /// The number of commands between private events.
-    fn tick(&self) -> u64 {
-        (self.credits / TICKS_IN_FLIGHT).clamp(1, TICK)
+    /// The number of commands between private events, if the stream may have this many in flight at most.
+    fn tick(&self, most: u64) -> u64 {
+        (self.credits.min(most) / TICKS_IN_FLIGHT).clamp(1, TICK)
+    }
+
+    fn in_flight(&self) -> u64 {
+        self.enqueued - self.done
     }
 
     /// Notes that everything up to a place is done; returns the events that are no longer needed.
@@ -151,6 +156,13 @@ pub(crate) enum Then {
     Deferred(u64),
 }
 
+/// For a while streams have only so many commands in flight: soon the client is not far ahead of its devices.
+#[derive(Clone, Copy, Debug)]
+struct Calm {
+    most: u64,
+    until: Instant,
+}
+
 /// Everything that waits for the device.
 pub(crate) struct Waiting {
     tracks: HashMap<StreamKey, Track>,
@@ -161,6 +173,7 @@ pub(crate) struct Waiting {
     spare: HashMap<u64, Vec<CUevent>>,
     list: Vec<(Vec<Mark>, Then)>,
     next_dying: u32,
+    calm: Option<Calm>,
 }
 
 impl Default for Waiting {
@@ -171,7 +184,41 @@ impl Default for Waiting {
 
 impl Waiting {
     fn with_queues(queues: usize) -> Self {
-        Self { tracks: HashMap::new(), queues, crowded: 0, spare: HashMap::new(), list: Vec::new(), next_dying: 0 }
+        Self {
+            tracks: HashMap::new(),
+            queues,
+            crowded: 0,
+            spare: HashMap::new(),
+            list: Vec::new(),
+            next_dying: 0,
+            calm: None,
+        }
+    }
+
+    /// From now on a stream may have this many commands in flight at most, for this time.
+    pub(crate) fn calm(&mut self, most: u64, time: Duration) {
+        self.calm = Some(Calm { most: most.max(1), until: Instant::now() + time });
+    }
+
+    /// Ends a [`Self::calm`].
+    pub(crate) fn uncalm(&mut self) {
+        self.calm = None;
+    }
+
+    /// The most commands in flight on a stream, whatever its credits are.
+    fn most(&self) -> u64 {
+        self.calm.filter(|calm| Instant::now() < calm.until).map_or(u64::MAX, |calm| calm.most)
+    }
+
+    /// A stream that has more commands in flight than a [`Self::calm`] lets it have.
+    pub(crate) fn not_calm(&mut self, driver: &Driver) -> Option<StreamKey> {
+        let most = self.most();
+        for (key, track) in &mut self.tracks {
+            if track.in_flight() > most {
+                Self::look(driver, track, self.spare.entry(key.context).or_default());
+            }
+        }
+        self.tracks.iter().find(|(_, track)| track.in_flight() > most).map(|(key, _)| *key)
     }
 
     /// The stream's track; a new track gets `real`.
@@ -261,12 +308,14 @@ impl Waiting {
 
     /// Whether a stream takes another command without blocking.
     pub(crate) fn has_room(&mut self, driver: &Driver, key: StreamKey) -> bool {
+        let most = self.most();
         let Some(track) = self.tracks.get_mut(&key) else { return true };
-        if track.enqueued - track.done < track.credits {
+        let allowed = track.credits.min(most);
+        if track.in_flight() < allowed {
             return true;
         }
         Self::look(driver, track, self.spare.entry(key.context).or_default());
-        track.enqueued - track.done < track.credits
+        track.in_flight() < allowed
     }
 
     /// Whether everything in a stream is known to be done.
@@ -296,7 +345,7 @@ impl Waiting {
 
     /// Whether so many commands were enqueued in the stream since its last private event that it is time for another.
     pub(crate) fn wants_tick(&self, key: StreamKey) -> bool {
-        self.tracks.get(&key).is_some_and(|t| t.enqueued - t.last_tick >= t.tick())
+        self.tracks.get(&key).is_some_and(|t| t.enqueued - t.last_tick >= t.tick(self.most()))
     }
 
     /// Records a private event in a stream whose context is current.
@@ -463,10 +512,29 @@ mod tests {
     fn streams_that_share_a_hardware_queue_do_not_fill_it() {
         let room = |others| {
             let track = Track { credits: credits(others), ..Default::default() };
-            track.credits + track.credits.div_ceil(track.tick())
+            track.credits + track.credits.div_ceil(track.tick(u64::MAX))
         };
         assert!((0..40).map(room).sum::<u64>() < ROOM);
         assert!((0..1000).all(|others| credits(others) > 0));
+    }
+
+    #[test]
+    fn a_calm_stream_is_asked_often_enough_to_have_few_in_flight_until_the_calm_is_over() {
+        let mut waiting = Waiting::with_queues(2);
+        let wants_tick_after = |waiting: &mut Waiting| {
+            waiting.tracks.clear();
+            (1..).find(|_| {
+                enqueue(waiting, 1, true);
+                waiting.wants_tick(key(1))
+            })
+        };
+        assert_eq!((waiting.most(), wants_tick_after(&mut waiting)), (u64::MAX, Some(TICK)));
+        waiting.calm(16, Duration::from_secs(3600));
+        assert_eq!((waiting.most(), wants_tick_after(&mut waiting)), (16, Some(4)));
+        waiting.uncalm();
+        assert_eq!(waiting.most(), u64::MAX);
+        waiting.calm(16, Duration::ZERO);
+        assert_eq!(waiting.most(), u64::MAX, "its time is over");
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! ```text
 //!   spare        Ready (unasked)
 //!   attach       (JoinContainer -> Done | Failed)    Adopt -> Done | Failed     the worker has answered the client, either way
-//!   dump         (Quiesce | Advance)* -> Done | Busy | Failed, until all clients of a tree are at rest together
+//!   dump         Calm* -> Done | Busy | Failed, where several clients are dumped together
+//!                (Quiesce | Advance)* -> Done | Busy | Failed, until all clients of a tree are at rest together
 //!                Pace -> Done at any time, Stage -> Done | Failed before the quiesce, where there is host memory to spare
 //!                Reserve -> Done, Precopy -> Done | Failed, Progress+ before the quiesce, where the protocol says so
 //!                Save -> Begun | Failed, SaveCode -> Done | Failed, Progress -> Saving | Saved | Failed
@@ -73,6 +74,13 @@ pub enum WorkerRequest {
         gpus: Vec<[u8; 16]>,
         /// The limits of all clients of the container together.
         limits: ContainerLimits,
+    },
+    /// Let your streams have only so many commands in flight for a time, or until `Open`. `Busy` if one has more yet.
+    Calm {
+        /// The most commands in flight on a stream.
+        most: u32,
+        /// For how long, if no other `Calm` comes.
+        for_ms: u64,
     },
     /// Stop at a command boundary and wait until every stream is idle. A worker that says `Busy` has stopped too.
     Quiesce {
@@ -500,7 +508,8 @@ pub enum WorkerReply {
     },
     /// The request was done.
     Done,
-    /// To `Quiesce` and `Advance`: no command is executed, but the device is not at rest.
+    /// To `Quiesce` and `Advance`: no command is executed, but the device is not at rest. To `Calm`: a stream has more commands in
+    /// flight.
     Busy {
         /// The work that keeps the device busy.
         what: String,
