@@ -31,6 +31,8 @@ const LOOK: Duration = Duration::from_millis(1);
 /// A device that an advance has made busy gets this long to come to rest by itself, or this part of the time until then.
 const PATIENCE: Duration = Duration::from_millis(2);
 const PART_FOR_PATIENCE: u32 = 32;
+/// What was busy for so long by itself gets twice as long the next time.
+const LONG: Duration = Duration::from_millis(100);
 /// The pause between two checks whether a former dump has let a client go.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -342,7 +344,7 @@ struct Closing {
     busy: Option<String>,
     /// Since when the device is busy, if an advance has made it so.
     since: Option<Instant>,
-    /// How long it was busy then, the last time that no other client advanced until it came to rest.
+    /// How long it was busy then, if that was long, the last time that no other client advanced until it came to rest.
     took: Duration,
 }
 
@@ -375,7 +377,9 @@ impl Closing {
         }
         match since {
             since if self.busy.is_some() => self.since = since,
-            Some(since) if none_at_rest || step == Step::Wait => self.took = since.elapsed(),
+            Some(since) if (none_at_rest || step == Step::Wait) && since.elapsed() >= LONG => {
+                self.took = since.elapsed()
+            }
             _ => {}
         }
         Ok(())
