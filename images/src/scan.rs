@@ -63,8 +63,16 @@ pub(crate) static MANIFEST: Shape = shape(
         Message(&CODE_IMAGE),
         Message(&CLIENT),
         Message(&BUILD),
+        // Not used yet.
+        Number,
+        Message(&NATIVE),
     ],
 );
+
+static NATIVE: Shape =
+    shape(size_of::<proto::Native>(), &[Number, Number, Bytes, Number, Number, Message(&NATIVE_GPU)]);
+
+static NATIVE_GPU: Shape = shape(size_of::<proto::NativeGpu>(), &[Bytes, Bytes]);
 
 static BUILD: Shape = shape(size_of::<proto::Build>(), &[Bytes, Bytes, Message(&LIBRARY)]);
 

@@ -30,6 +30,13 @@ impl Process {
         stat(self.pid).is_ok_and(|it| it.start == self.start && !it.is_dead())
     }
 
+    /// Whether the number is a process's, and not that of another thread.
+    pub(crate) fn is_leader(&self) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+        line.and_then(|it| it.trim().parse().ok()) == Some(self.pid)
+    }
+
     /// Sends SIGKILL, unless the process is gone.
     pub(crate) fn kill(&self) {
         // The descriptor names one process: if that is still this one, no other gets the signal.

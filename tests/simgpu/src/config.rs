@@ -6,6 +6,7 @@
 //! | `CUDA_VISIBLE_DEVICES` | which of them there are for this process, and in which order: numbers or UUIDs | all |
 //! | `SIMGPU_MEMORY` | memory of each, in bytes or with `K`, `M`, `G` behind the number | `4G` |
 //! | `SIMGPU_MACHINE` | a file, by which processes have the same devices (`memory/machine.rs`) | devices of its own |
+//! | `SIMGPU_DEVICE_FILE` | a file that stands for the driver's devices: others can checkpoint this process (`checkpoint/`) | none |
 //! | `SIMGPU_CONTEXT_MEMORY` | bytes of a device's memory that each context takes | 0 |
 //! | `SIMGPU_COPY_GBPS` | 10^9 bytes a second that a device copies to and from the host, each way | unlimited |
 //! | `SIMGPU_CC` | compute capability | `9.0` |

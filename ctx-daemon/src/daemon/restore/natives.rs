@@ -1,0 +1,140 @@
+//! The native processes of a restore: CRIU brings their memory, in which the driver has left the content of their GPU memory, and the
+//! driver gives it back to a GPU before they run.
+
+use std::sync::{Arc, Mutex};
+
+use rekindle_images::{Manifest, Native as Record};
+use rekindle_wire::control::{Allowances, NativeThread};
+use rekindle_wire::native::About;
+use rekindle_wire::version::NATIVES;
+
+use super::super::dump::driver_version;
+use super::super::lock;
+use super::super::native::{Found, Native, NativeError, pairs};
+use super::super::pidns::PidView;
+use super::super::process::{self, Process};
+use super::made::Made;
+
+/// The native processes that are still to be given back.
+pub(super) struct Natives {
+    native: Arc<Native>,
+    waiting: Mutex<Vec<Waiting>>,
+}
+
+/// A native process of the image.
+struct Waiting {
+    record: Record,
+    /// The GPUs of the dump, and those that take their places; none where they are the same.
+    gpus: Vec<([u8; 16], [u8; 16])>,
+    /// The process, once CRIU has made it.
+    here: Option<Found>,
+}
+
+impl Natives {
+    /// Checks whether this machine's driver can give the image's native processes back.
+    pub(super) fn check(
+        native: &Arc<Native>,
+        manifest: &Manifest,
+        allowed: Allowances,
+        wire: u32,
+    ) -> Result<Self, NativeError> {
+        let mut waiting = Vec::new();
+        if !manifest.natives.is_empty() {
+            if wire < NATIVES {
+                return Err(NativeError::OldPlugin);
+            }
+            let about = native.about()?;
+            for record in &manifest.natives {
+                let gpus = places(record, &about, allowed)?;
+                waiting.push(Waiting { record: record.clone(), gpus, here: None });
+            }
+        }
+        Ok(Self { native: Arc::clone(native), waiting: Mutex::new(waiting) })
+    }
+
+    /// Whether the image has any that were not given back yet.
+    pub(super) fn are_awaited(&self) -> bool {
+        !lock(&self.waiting).is_empty()
+    }
+
+    /// If the process, which is complete and stopped, is native: the thread that must run for the driver, as the peer numbers it.
+    /// From now on the process is killed with the restore.
+    pub(super) fn begin(
+        &self,
+        view: PidView,
+        process: Process,
+        made: &Made,
+    ) -> Result<Option<NativeThread>, NativeError> {
+        let number = process::namespace_pids(process.pid).unwrap_or_default().last().copied().unwrap_or(process.pid);
+        let mut waiting = lock(&self.waiting);
+        let one = waiting.iter_mut().find(|it| it.record.namespace_pid == number.unsigned_abs() && it.here.is_none());
+        let Some(one) = one else { return Ok(None) };
+        made.note(process);
+        let found = self.native.restored(process, one.record.restore_thread)?;
+        let theirs = view.to_theirs(process.pid).zip(view.to_theirs(found.tid));
+        let no_thread = || NativeError::NoThread { name: found.name.clone(), tid: found.tid };
+        let (pid, tid) = theirs.ok_or_else(no_thread)?;
+        one.here = Some(found);
+        Ok(Some(NativeThread { pid, tid }))
+    }
+
+    /// Has the driver give a process its GPU memory back, and unlock it.
+    pub(super) fn give_back(&self, pid: i32) -> Result<(), NativeError> {
+        let (found, gpus) = {
+            let waiting = lock(&self.waiting);
+            let here = waiting.iter().filter_map(|it| Some((it.here.clone()?, it.gpus.clone())));
+            here.into_iter().find(|(found, _)| found.process.pid == pid).ok_or(NativeError::NotHeld(pid))?
+        };
+        self.native.give_back(&found, &gpus, self.native.limits())?;
+        lock(&self.waiting).retain(|it| it.here.as_ref().map(|it| it.process) != Some(found.process));
+        Ok(())
+    }
+}
+
+/// On which GPUs a process gets its memory back.
+fn places(record: &Record, about: &About, allowed: Allowances) -> Result<Vec<([u8; 16], [u8; 16])>, NativeError> {
+    let name = || format!("process {} ({})", record.namespace_pid, record.command.escape_debug());
+    let is = about.version.unsigned_abs();
+    if is != record.driver_version && !allowed.other_driver {
+        let text = |version: u32| driver_version(version.cast_signed());
+        return Err(NativeError::OtherDriver { name: name(), was: text(record.driver_version), is: text(is) });
+    }
+    pairs(&record.gpus, &about.gpus).ok_or_else(|| {
+        let list = |names: Vec<&str>| {
+            if names.is_empty() { "none".to_owned() } else { names.join(", ").escape_debug().to_string() }
+        };
+        NativeError::OtherGpus {
+            name: name(),
+            was: list(record.gpus.iter().map(|it| it.name.as_str()).collect()),
+            is: list(about.gpus.iter().map(|it| it.name.as_str()).collect()),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rekindle_images::NativeGpu;
+    use rekindle_wire::native::Gpu;
+
+    #[test]
+    fn another_driver_is_refused_unless_it_is_allowed_and_other_gpus_are_mapped() {
+        let record = Record {
+            namespace_pid: 7,
+            command: "train".to_owned(),
+            driver_version: 13_000,
+            gpus: vec![NativeGpu { uuid: [1; 16], name: "H200".to_owned() }],
+            ..Record::default()
+        };
+        let about = |version, uuid| About { version, gpus: vec![Gpu { uuid: [uuid; 16], name: "H200".to_owned() }] };
+        let none = Allowances::default();
+        assert_eq!(places(&record, &about(13_000, 1), none).unwrap(), []);
+        assert_eq!(places(&record, &about(13_000, 2), none).unwrap(), [([1; 16], [2; 16])]);
+        let error = places(&record, &about(13_010, 1), none).unwrap_err().to_string();
+        assert!(error.contains("a driver of CUDA 13.0, and it is CUDA 13.1 here"), "{error}");
+        let allowed = Allowances { other_driver: true, ..none };
+        assert_eq!(places(&record, &about(13_010, 1), allowed).unwrap(), []);
+        let error = places(&record, &About { version: 13_000, gpus: Vec::new() }, none).unwrap_err().to_string();
+        assert!(error.contains("with the GPUs H200, and here are none"), "{error}");
+    }
+}
