@@ -86,6 +86,8 @@ class Program:
             env.update(REKINDLE_SOCKET=self.socket, TRITON_LIBCUDA_PATH=f"{self.opts.stage}/lib/rekindle")
         elif self.opts.driver:
             env["LD_LIBRARY_PATH"] = os.path.dirname(os.path.abspath(self.opts.driver))
+            if self.opts.native:  # the software GPU's place for the driver's devices
+                env["SIMGPU_DEVICE_FILE"] = os.path.join(self.opts.devices, "nvidia0")
         for old in ("progress", way + ".out", way + ".err"):
             if os.path.exists(self.path(old)):
                 os.unlink(self.path(old))
@@ -147,12 +149,13 @@ class Program:
     def dump(self, last):
         """Dumps it in its middle and kills it."""
         at = self.random.randint(max(1, last // 4), max(1, last * 2 // 3))
-        process = self.start("restored", True, max(at, last * 3 // 4))
+        process = self.start("restored", not self.opts.native, max(at, last * 3 // 4))
         try:
             self.wait_for(f"step {at}", lambda: self.progress() >= at, process)
             time.sleep(self.random.random() * 0.05)  # not always at a step's end
             image, tree = tempfile.mkdtemp(dir=self.folder), session(process.pid)
             worker = self.worker(process.pid)
+            running = self.left_running(process) if self.opts.native else {}
             seconds = self.run_criu("dump", image, ["-t", str(process.pid)])
             process.wait()
             for pid in tree:
@@ -160,7 +163,16 @@ class Program:
         except BaseException:
             self.let_go(process)
             raise
-        self.dumped = process, image, {"step": at, "dump_s": seconds, "worker": worker}
+        self.dumped = process, image, {"step": at, "dump_s": seconds, "worker": worker, **running}
+
+    def left_running(self, process):
+        """Dumps it and lets it go on, which it must. The image is not used."""
+        image = tempfile.mkdtemp(dir=self.folder)
+        seconds = self.run_criu("dump", image, ["-t", str(process.pid), "--leave-running"])
+        if process.poll() is not None:
+            raise Failed(f"it ends with {process.returncode} after a dump that left it running")
+        shutil.rmtree(image)
+        return {"running_dump_s": seconds}
 
     def restore(self):
         """Restores it; what it printed then, and how long CRIU took."""
@@ -180,7 +192,9 @@ class Program:
             if self.opts.warm:
                 self.rekindle("warm", "--forget", image)
         shutil.rmtree(image)
-        if about["worker"] == about["restored_worker"]:
+        if self.opts.native and (about["worker"] or about["restored_worker"]):
+            raise Failed("it has a worker: it runs under Rekindle")
+        if about["worker"] == about["restored_worker"] and not self.opts.native:
             raise Failed(f"it has worker {about['worker']} as before")
         return read(self.path("restored.out")), about
 
@@ -274,7 +288,7 @@ class Program:
     def before(self):
         """All of it before it is restored for the first time."""
         self.step("native", self.natively)
-        if self.opts.dumps or not self.opts.protocols:
+        if (self.opts.dumps or not self.opts.protocols) and not self.opts.native:
             self.step("rekindle", self.under_rekindle)
         if self.opts.dumps:
             self.again()

@@ -240,7 +240,8 @@ fn name(body: &Value) -> Option<String> {
 }
 
 fn known(name: &str) -> Option<&'static str> {
-    ["Pause", "Frozen", "Socket", "Finish", "Restore", "Resume"].into_iter().find(|it| *it == name)
+    let known = ["Pause", "Frozen", "NativeCheckpoint", "Socket", "Finish", "Restore", "Resume", "NativeResume"];
+    known.into_iter().find(|it| *it == name)
 }
 
 /// Waits until one of the two can be read, and returns that one; the second if both can.

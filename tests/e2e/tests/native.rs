@@ -280,6 +280,62 @@ fn a_daemon_killed_while_the_driver_works_is_waited_for_by_the_next_one() -> Res
 }
 
 #[test]
+fn a_criu_killed_in_a_restore_leaves_no_native_program_that_waits_for_ever() -> Result {
+    let (expected, node) = started()?;
+    let app = native::run(&node, PROGRAM, &ARGUMENTS, &[])?;
+    app.reaches(100)?;
+    let image = node.dump_and_kill(app)?;
+    for moment in [
+        Moment::After("Restore"),
+        Moment::Script("post-restore"),
+        Moment::Before("Resume"),
+        Moment::After("Resume"),
+        Moment::Before("NativeResume"),
+    ] {
+        let dir = node.fresh("gate");
+        fs::create_dir(&dir)?;
+        let gate = Gate::start(&dir, node.socket())?;
+        gate.hold(moment)?;
+        let mut criu = node.start_restore(&gate.setting(node.criu()), &image)?;
+        gate.reached(&mut criu)?;
+        process::signal(criu.pid(), libc::SIGKILL)?;
+        gate.open()?;
+        ensure!(!criu.wait()?.status.success(), "{moment:?}");
+        drop(gate);
+        let gone = || Ok(image.tree.iter().all(|pid| process::is_gone(*pid)));
+        until_true(&format!("after a kill at {moment:?} nothing is left"), gone)?;
+    }
+    assert_eq!(node.restore(&image)?.finish()?, expected);
+    node.finish()
+}
+
+#[test]
+fn a_daemon_killed_in_a_restore_leaves_no_native_program_that_waits_for_ever() -> Result {
+    let (expected, mut node) = started()?;
+    let app = native::run(&node, PROGRAM, &ARGUMENTS, &[])?;
+    app.reaches(100)?;
+    let image = node.dump_and_kill(app)?;
+    for moment in [Moment::Before("Resume"), Moment::After("Resume"), Moment::Before("NativeResume")] {
+        let dir = node.fresh("gate");
+        fs::create_dir(&dir)?;
+        let gate = Gate::start(&dir, node.socket())?;
+        gate.hold(moment)?;
+        let mut criu = node.start_restore(&gate.setting(node.criu()), &image)?;
+        gate.reached(&mut criu)?;
+        node.kill_daemon()?;
+        gate.open()?;
+        ensure!(!criu.wait()?.status.success(), "{moment:?}");
+        drop(gate);
+        let gone = || Ok(image.tree.iter().all(|pid| process::is_gone(*pid)));
+        until_true(&format!("after a kill at {moment:?} nothing is left"), gone)?;
+        node.start_daemon(&[])?;
+        node.keeps_helper();
+    }
+    assert_eq!(node.restore(&image)?.finish()?, expected);
+    node.finish()
+}
+
+#[test]
 fn a_native_program_whose_work_does_not_end_is_not_dumped_and_the_limit_is_named() -> Result {
     let node = native::start("quiesce_timeout_ms = 1000\n", &[])?;
     let until = node.path("until");
@@ -376,6 +432,28 @@ fn check_says_what_saves_a_process_and_what_that_costs() -> Result {
 }
 
 #[test]
+fn the_commands_checkpoint_and_restore_take_native_programs_too() -> Result {
+    let (expected, node) = started()?;
+    let app = native::run(&node, PROGRAM, &ARGUMENTS, &[])?;
+    app.reaches(100)?;
+    let identity = app.identity().clone();
+    let (image, pid) = (node.path("an image"), app.pid().to_string());
+    let made = node.rekindle(&["checkpoint".as_ref(), "--kill".as_ref(), pid.as_ref(), image.as_os_str()])?;
+    let said = String::from_utf8_lossy(&made.stdout).into_owned();
+    assert!(made.status.success() && said.starts_with(&format!("checkpointed process {pid} to")), "{made:?}");
+    app.was_killed(&[identity.pid])?;
+    let shown = node.rekindle(&["inspect".as_ref(), image.as_os_str()])?;
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("by the driver's own checkpoint: its GPU memory is in CRIU's files"), "{shown}");
+    let verified = node.rekindle(&["verify".as_ref(), image.as_os_str()])?;
+    assert!(verified.status.success(), "{verified:?}");
+    let restored = node.rekindle(&["restore".as_ref(), "-d".as_ref(), image.as_os_str()])?;
+    assert!(restored.status.success(), "{restored:?}");
+    assert_eq!(App::adopt(identity).finish()?, expected);
+    node.finish()
+}
+
+#[test]
 fn a_driver_without_the_checkpoint_is_said_to_be_too_old() -> Result {
     let (expected, node) = (undisturbed(PROGRAM, &ARGUMENTS)?, native::start("", &[("SIMGPU_VERSION", "12040")])?);
     let app = native::run(&node, PROGRAM, &ARGUMENTS, &[])?;
@@ -407,11 +485,11 @@ fn crius_own_plugin_that_comes_first_is_named() -> Result {
     app.reaches(50)?;
     let plugins = node.path("plugins");
     fs::create_dir(&plugins)?;
-    // Rekindle's own under another's name: two that answer alike. CRIU's order is that of the folder, which is one of the two.
+    // A library without hooks in its place. CRIU's order is that of the folder, which is one of the two.
     let ours = stage::program("rekindled")?.with_file_name("../lib/rekindle/criu/rekindle.so");
-    for name in ["cuda_plugin.so", "rekindle.so"] {
-        let status = Command::new("cp").arg(&ours).arg(plugins.join(name)).status()?;
-        ensure!(status.success());
+    let other = Path::new("/lib/x86_64-linux-gnu/libm.so.6");
+    for (from, name) in [(other, "cuda_plugin.so"), (&ours, "rekindle.so")] {
+        ensure!(Command::new("cp").arg(from).arg(plugins.join(name)).status()?.success());
     }
     let dir = node.fresh("image");
     fs::create_dir(&dir)?;

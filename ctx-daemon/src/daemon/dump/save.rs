@@ -322,7 +322,11 @@ impl Shared {
             records.push(one.record);
         }
         let workers = planned.iter().map(|it| it.client.worker.attached());
-        let manifest = manifest::build(&timeline, &protocol_of_all(planned), workers, records, &sockets);
+        let mut chosen = protocol_of_all(planned);
+        if planned.is_empty() && !self.how.natives.is_empty() {
+            chosen.reason = "the driver has moved all GPU memory into host memory, which is in CRIU's files".to_owned();
+        }
+        let manifest = manifest::build(&timeline, &chosen, workers, records, &sockets);
         let manifest = rekindle_images::Manifest { builds, natives: self.how.natives.clone(), ..manifest };
         self.how.progress.describe(&manifest, self.how.began);
         Ok(manifest)

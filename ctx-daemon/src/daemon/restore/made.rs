@@ -137,6 +137,11 @@ impl Maker {
         criu.process.is_alive() && waits() && criu.begun().is_empty() && waits()
     }
 
+    /// The CRIU, once it has died.
+    pub(super) fn dead_criu(&self) -> Option<Process> {
+        self.criu.as_ref().map(|it| it.process).filter(|it| !it.is_alive())
+    }
+
     /// Kills the processes that a CRIU which has died had begun to make, also where none of them has connected. A CRIU that
     /// lives ends them by itself.
     pub(super) fn kill_what_was_begun(&self) {

@@ -271,7 +271,8 @@ impl Checking {
         phases.restores(&image, check::attached(manifest));
         let maker = Maker::new(criu, &image, &dir);
         let restore = Restore::new(sys::random()?, &image, workers.clone(), maker, reservation, phases);
-        let restoring = Restoring { daemon: Arc::clone(daemon), restore: Arc::new(restore), natives };
+        let restoring =
+            Restoring { daemon: Arc::clone(daemon), restore: Arc::new(restore), natives: Arc::new(natives) };
         let attached = restoring.restore.workers().map(|it| it.attached());
         check::devices(manifest, &attached.collect::<Vec<_>>(), allowed)?;
         libraries::add_missing(&image, &daemon.builds)?;
@@ -315,7 +316,7 @@ impl Checking {
 struct Restoring {
     daemon: Arc<Daemon>,
     restore: Arc<Restore>,
-    natives: Natives,
+    natives: Arc<Natives>,
 }
 
 impl Drop for Restoring {
@@ -380,10 +381,11 @@ impl Restoring {
     /// Ends a restore that no peer waits for any more.
     fn give_up(self) {
         warn!("restore given up: CRIU has ended or closed its connection before the rings were open");
-        let maker = Arc::clone(self.restore.maker());
+        let (maker, natives) = (Arc::clone(self.restore.maker()), Arc::clone(&self.natives));
         // Workers come first: the search for processes takes longer.
         drop(self);
         maker.kill_what_was_begun();
+        natives.kill_orphans(&maker);
     }
 }
 

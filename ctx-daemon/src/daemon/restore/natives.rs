@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use rekindle_cuda_abi::checkpoint::ProcessState;
 use rekindle_images::{Manifest, Native as Record};
 use rekindle_wire::control::{Allowances, NativeThread};
 use rekindle_wire::native::About;
@@ -13,7 +14,7 @@ use super::super::lock;
 use super::super::native::{Found, Native, NativeError, pairs};
 use super::super::pidns::PidView;
 use super::super::process::{self, Process};
-use super::made::Made;
+use super::made::{Made, Maker};
 
 /// The native processes that are still to be given back.
 pub(super) struct Natives {
@@ -76,6 +77,28 @@ impl Natives {
         let (pid, tid) = theirs.ok_or_else(no_thread)?;
         one.here = Some(found);
         Ok(Some(NativeThread { pid, tid }))
+    }
+
+    /// Kills the processes that a CRIU which has died had made whole, and of which it had not told yet: they run, and their first call
+    /// of the driver would wait for ever. They are known by their numbers, by their age, and by their state in the driver.
+    pub(super) fn kill_orphans(&self, maker: &Maker) {
+        let Some(criu) = maker.dead_criu() else { return };
+        let waiting = lock(&self.waiting);
+        let numbers: Vec<_> = waiting.iter().filter(|it| it.here.is_none()).map(|it| &it.record).collect();
+        if numbers.is_empty() {
+            return;
+        }
+        for process in process::all().unwrap_or_default().into_iter().filter_map(|pid| Process::with_pid(pid).ok()) {
+            let own = process::namespace_pids(process.pid).ok().and_then(|it| it.last().copied());
+            let record = numbers.iter().find(|it| Some(it.namespace_pid) == own.map(i32::unsigned_abs));
+            let Some(record) = record.filter(|_| process.start >= criu.start) else { continue };
+            let found = self.native.restored(process, record.restore_thread);
+            let state = found.and_then(|it| self.native.state(&it, self.native.limits().short));
+            if matches!(state, Ok(ProcessState::Checkpointed)) {
+                maker.made().note(process);
+                maker.made().kill();
+            }
+        }
     }
 
     /// Has the driver give a process its GPU memory back, and unlock it.
