@@ -110,12 +110,12 @@ impl Drop for RunningThread {
     }
 }
 
-/// Whether this process is the thread's tracer.
+/// Whether this thread is the tracer of that one.
 fn is_ours(tid: i32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
     let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
     // SAFETY: no precondition.
-    tracer.and_then(|it| it.trim().parse().ok()) == Some(unsafe { libc::getpid() })
+    tracer.and_then(|it| it.trim().parse().ok()) == Some(unsafe { libc::gettid() })
 }
 
 fn trace(what: &'static str, request: u32, tid: i32, address: usize, data: *mut c_void) -> Result<(), ThreadError> {

@@ -205,6 +205,13 @@ impl<'a> Tree<'a> {
         })
     }
 
+    /// The image is on disk: CRIU kills the tree next, unless it was to be left running.
+    pub(super) fn is_durable(&self) {
+        if let (Some(held), false) = (self.natives.get(), self.leave_running) {
+            held.expect_end();
+        }
+    }
+
     /// The image's records of the native processes.
     pub(super) fn native_records(&self) -> Result<Vec<Native>, DumpError> {
         let held = self.natives.get().map(HeldNatives::all).unwrap_or_default();

@@ -7,7 +7,8 @@
 //! | checkpointed | restore, unlock |
 //! | failed | nothing helps: the process is killed |
 //!
-//! The driver is asked for the state each time, since a call that took too long may still have been done.
+//! The state is what the last call has led to. If that is not certain, since the call took too long and may still have been done, the
+//! driver is asked. It is not asked without need: while a member of a job is locked, even that may hang.
 
 use rekindle_cuda_abi::checkpoint::ProcessState;
 use rekindle_wire::native::{About, Call};
@@ -136,24 +137,27 @@ impl Native {
     }
 
     /// Gives a process its GPU memory back, if that was taken, and unlocks it. A process that the driver leaves without its memory,
-    /// or locked, is killed: it would wait for ever.
+    /// or locked, is killed: it would wait for ever. `state` is what is known of its state.
     pub(crate) fn give_back(
         &self,
         one: &Found,
+        state: Option<ProcessState>,
         gpus: &[([u8; 16], [u8; 16])],
         limits: Limits,
     ) -> Result<(), NativeError> {
+        let mut state = state;
         let mut tries = 0;
         let failed = loop {
             tries += 1;
-            match self.try_give_back(one, gpus, limits) {
+            match self.try_give_back(one, state.take(), gpus, limits) {
                 Ok(()) => {
                     self.records.forget(one.process);
                     return Ok(());
                 }
                 Err(_) if !one.process.is_alive() => {
                     self.records.forget(one.process);
-                    return Ok(debug!("{}: it has ended", one.name));
+                    debug!("{}: it has ended", one.name);
+                    return Ok(());
                 }
                 Err(error) if tries == TRIES => break error,
                 Err(error) => warn!("{error}; trying again"),
@@ -165,13 +169,19 @@ impl Native {
         Err(NativeError::Killed { name: one.name.clone(), reason: failed.to_string() })
     }
 
-    fn try_give_back(&self, one: &Found, gpus: &[([u8; 16], [u8; 16])], limits: Limits) -> Result<(), NativeError> {
+    fn try_give_back(
+        &self,
+        one: &Found,
+        state: Option<ProcessState>,
+        gpus: &[([u8; 16], [u8; 16])],
+        limits: Limits,
+    ) -> Result<(), NativeError> {
         let call = |call, limit| {
             self.keep_record(one)?;
             let done = self.helper.call(one.process, call, limit);
             done.map_err(|source| NativeError::Call { name: one.name.clone(), source })
         };
-        let mut state = self.state(one, limits.short)?;
+        let mut state = state.map_or_else(|| self.state(one, limits.short), Ok)?;
         if state == ProcessState::Checkpointed {
             call(Call::Restore { gpus: gpus.to_vec() }, limits.long)?;
             info!("{}: its GPU memory is back", one.name);
@@ -180,7 +190,11 @@ impl Native {
         match state {
             ProcessState::Running => Ok(()),
             ProcessState::Failed => Err(NativeError::Failed(one.name.clone())),
-            _ => call(Call::Unlock, limits.short).map(|_| info!("{}: unlocked", one.name)),
+            _ => {
+                call(Call::Unlock, limits.short)?;
+                info!("{}: unlocked", one.name);
+                Ok(())
+            }
         }
     }
 

@@ -42,7 +42,7 @@ pub(crate) enum NativeError {
     )]
     OldPlugin,
     #[error(
-        "{name} was checkpointed by a driver of CUDA {was}, and it is CUDA {is} here: restore with the former driver, or allow another (rekindle restore --allow-other-driver, or restore.allow_other_driver in the daemon's configuration)"
+        "{name} was checkpointed by a driver of {was}, and it is {is} here: restore with the former driver, or allow another (rekindle restore --allow-other-driver, or restore.allow_other_driver in the daemon's configuration)"
     )]
     OtherDriver { name: String, was: String, is: String },
     #[error(

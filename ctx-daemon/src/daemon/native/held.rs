@@ -3,6 +3,7 @@
 //! All processes are locked, in one order, before the first is checkpointed: a checkpoint of one would hang where another one of the
 //! job still runs.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ use super::helper::HelperError;
 
 /// The part of the lock's limit that the driver itself gets, in tenths: the rest is for its answer.
 const FOR_DRIVER: u32 = 9;
+/// How long CRIU may take to kill a process once its own end has closed its connection: it has killed it before, if at all.
+const END: Duration = Duration::from_secs(1);
 /// The pause between two looks whether a process runs again.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -26,7 +29,17 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 pub(crate) struct Held {
     native: Arc<Native>,
     limits: Limits,
-    processes: Mutex<Vec<Found>>,
+    processes: Mutex<Vec<Locked>>,
+    /// Whether CRIU is about to kill the processes.
+    end: AtomicBool,
+}
+
+/// A process that is locked, or may be.
+#[derive(Clone)]
+struct Locked {
+    found: Found,
+    /// Its state in the driver; none where the last call has failed.
+    state: Option<ProcessState>,
 }
 
 impl Held {
@@ -38,7 +51,8 @@ impl Held {
                 state => return Err(NativeError::NotRunning { name: one.name.clone(), state: state.as_str() }),
             }
         }
-        let held = Self { native: Arc::clone(native), limits, processes: Mutex::default() };
+        let held =
+            Self { native: Arc::clone(native), limits, processes: Mutex::default(), end: AtomicBool::new(false) };
         for one in found {
             held.lock_one(one)?;
         }
@@ -50,11 +64,15 @@ impl Held {
         // Before the call: whatever becomes of it, the process is looked after.
         self.native.keep_record(&one)?;
         let (process, name) = (one.process, one.name.clone());
-        lock(&self.processes).push(one);
+        lock(&self.processes).push(Locked { found: one, state: None });
         let timeout = short.time / 10 * FOR_DRIVER;
         let timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX).max(1);
         match self.native.helper.call(process, Call::Lock { timeout_ms }, short) {
-            Ok(_) => Ok(info!("{name}: locked")),
+            Ok(_) => {
+                self.is_now(process, Some(ProcessState::Locked));
+                info!("{name}: locked");
+                Ok(())
+            }
             Err(HelperError::Refused { result: CUDA_ERROR_NOT_READY, .. } | HelperError::Overran { .. }) => {
                 Err(NativeError::Busy { name, limit: short })
             }
@@ -64,19 +82,32 @@ impl Held {
 
     /// The processes, in the order in which they were locked.
     pub(crate) fn all(&self) -> Vec<Found> {
-        lock(&self.processes).clone()
+        lock(&self.processes).iter().map(|it| it.found.clone()).collect()
     }
 
-    fn find(&self, pid: i32) -> Option<Found> {
-        lock(&self.processes).iter().find(|it| it.process.pid == pid).cloned()
+    fn is_now(&self, process: Process, state: Option<ProcessState>) {
+        if let Some(one) = lock(&self.processes).iter_mut().find(|it| it.found.process == process) {
+            one.state = state;
+        }
+    }
+
+    /// Notes that CRIU kills the processes next. If it does not, they are given back all the same.
+    pub(crate) fn expect_end(&self) {
+        self.end.store(true, Ordering::Relaxed);
+    }
+
+    fn find(&self, pid: i32) -> Option<Locked> {
+        lock(&self.processes).iter().find(|it| it.found.process.pid == pid).cloned()
     }
 
     /// Has the driver move the GPU memory of a locked process into its host memory. The thread that works for the driver runs.
     pub(crate) fn checkpoint(&self, pid: i32) -> Result<(), NativeError> {
-        let one = self.find(pid).ok_or(NativeError::NotHeld(pid))?;
+        let one = self.find(pid).ok_or(NativeError::NotHeld(pid))?.found;
         self.native.keep_record(&one)?;
+        self.is_now(one.process, None);
         let done = self.native.helper.call(one.process, Call::Checkpoint, self.limits.long);
         done.map_err(|source| NativeError::Call { name: one.name.clone(), source })?;
+        self.is_now(one.process, Some(ProcessState::Checkpointed));
         info!("{}: its GPU memory is in its host memory", one.name);
         Ok(())
     }
@@ -85,8 +116,8 @@ impl Held {
     pub(crate) fn give_back(&self, pid: i32) -> Result<(), NativeError> {
         // It may have been given back before, when its dump failed.
         let Some(one) = self.find(pid) else { return Ok(()) };
-        let given = self.native.give_back(&one, &[], self.limits);
-        lock(&self.processes).retain(|it| it.process != one.process);
+        let given = self.native.give_back(&one.found, one.state, &[], self.limits);
+        lock(&self.processes).retain(|it| it.found.process != one.found.process);
         given
     }
 }
@@ -94,17 +125,28 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         let left = std::mem::take(&mut *lock(&self.processes));
-        for one in left {
+        for Locked { found: one, state } in left {
+            if self.end.load(Ordering::Relaxed) {
+                wait_for_end(one.process);
+            }
             if !one.process.is_alive() {
                 self.native.records.forget(one.process);
                 continue;
             }
-            warn!("{}: its dump is over, and it is still locked", one.name);
+            warn!("{}: its dump is over, and the driver has not let it go: giving it back", one.name);
             if wait_until_it_runs(one.process, self.limits.long.time) {
                 // An error has been logged, and nothing is left to do.
-                let _ = self.native.give_back(&one, &[], self.limits);
+                let _ = self.native.give_back(&one, state, &[], self.limits);
             }
         }
+    }
+}
+
+/// Waits for the end of a process that CRIU has killed, or has not, if something went wrong at last.
+fn wait_for_end(process: Process) {
+    let deadline = crate::limit::Limit::fixed(END).begins();
+    while process.is_alive() && (process.is_ending() || !deadline.is_over()) {
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

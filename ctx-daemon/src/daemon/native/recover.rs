@@ -35,7 +35,7 @@ fn recover_one(native: &Native, record: &Record) {
     }
     if wait_until_it_runs(record.process, limits.long.time) {
         let one = Found { process: record.process, tid: 0, name: record.name.clone() };
-        if native.give_back(&one, &[], limits).is_ok() {
+        if native.give_back(&one, None, &[], limits).is_ok() {
             info!("{}: it goes on", record.name);
         }
     } else if !record.process.is_alive() {

@@ -108,7 +108,7 @@ impl Natives {
             let here = waiting.iter().filter_map(|it| Some((it.here.clone()?, it.gpus.clone())));
             here.into_iter().find(|(found, _)| found.process.pid == pid).ok_or(NativeError::NotHeld(pid))?
         };
-        self.native.give_back(&found, &gpus, self.native.limits())?;
+        self.native.give_back(&found, Some(ProcessState::Checkpointed), &gpus, self.native.limits())?;
         lock(&self.waiting).retain(|it| it.here.as_ref().map(|it| it.process) != Some(found.process));
         Ok(())
     }
