@@ -63,8 +63,6 @@ pub(crate) static MANIFEST: Shape = shape(
         Message(&CODE_IMAGE),
         Message(&CLIENT),
         Message(&BUILD),
-        // Not used yet.
-        Number,
         Message(&NATIVE),
     ],
 );
@@ -276,6 +274,8 @@ mod tests {
             ("CodeImage", &CODE_IMAGE),
             ("Build", &BUILD),
             ("Library", &LIBRARY),
+            ("Native", &NATIVE),
+            ("NativeGpu", &NATIVE_GPU),
             ("Client", &CLIENT),
             ("Setting", &SETTING),
             ("ClientGpu", &CLIENT_GPU),

@@ -322,6 +322,9 @@ struct Restoring {
 impl Drop for Restoring {
     fn drop(&mut self) {
         self.daemon.restores.remove(&self.restore);
+        if !self.restore.is_open() {
+            self.natives.kill();
+        }
         self.restore.give_up_unless_open();
     }
 }

@@ -20,6 +20,8 @@ use super::made::{Made, Maker};
 pub(super) struct Natives {
     native: Arc<Native>,
     waiting: Mutex<Vec<Waiting>>,
+    /// The processes that CRIU has told of.
+    told: Mutex<Vec<Process>>,
 }
 
 /// A native process of the image.
@@ -50,7 +52,7 @@ impl Natives {
                 waiting.push(Waiting { record: record.clone(), gpus, here: None });
             }
         }
-        Ok(Self { native: Arc::clone(native), waiting: Mutex::new(waiting) })
+        Ok(Self { native: Arc::clone(native), waiting: Mutex::new(waiting), told: Mutex::default() })
     }
 
     /// Whether the image has any that were not given back yet.
@@ -71,12 +73,18 @@ impl Natives {
         let one = waiting.iter_mut().find(|it| it.record.namespace_pid == number.unsigned_abs() && it.here.is_none());
         let Some(one) = one else { return Ok(None) };
         made.note(process);
+        lock(&self.told).push(process);
         let found = self.native.restored(process, one.record.restore_thread)?;
         let theirs = view.to_theirs(process.pid).zip(view.to_theirs(found.tid));
         let no_thread = || NativeError::NoThread { name: found.name.clone(), tid: found.tid };
         let (pid, tid) = theirs.ok_or_else(no_thread)?;
         one.here = Some(found);
         Ok(Some(NativeThread { pid, tid }))
+    }
+
+    /// Kills the processes that CRIU has told of: their restore has failed.
+    pub(super) fn kill(&self) {
+        lock(&self.told).iter().for_each(Process::kill);
     }
 
     /// Kills the processes that a CRIU which has died had made whole, and of which it had not told yet: they run, and their first call
