@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// The UUIDs of a GPU and of the one that takes its place.
+pub type GpuPair = ([u8; 16], [u8; 16]);
+
 /// A call of the driver about a process. The pid is of a process, never of another thread: the driver takes a thread's number for
 /// a process's, and such a process may not survive that.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
@@ -20,7 +23,7 @@ pub enum Call {
     /// The reverse.
     Restore {
         /// A pair for each GPU, the one of the checkpoint first; none where the GPUs are the same.
-        gpus: Vec<([u8; 16], [u8; 16])>,
+        gpus: Vec<GpuPair>,
     },
     /// Let its calls go on.
     Unlock,

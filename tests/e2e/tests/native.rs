@@ -106,7 +106,7 @@ impl Mixed {
             wait"#;
         let mut command = node.command(Path::new("bash"))?;
         command.args(["-c", script]).arg(node.path("mixed"));
-        command.args(Self::PROGRAMS.map(|name| stage::app(name)).into_iter().collect::<Result<Vec<_>>>()?);
+        command.args(Self::PROGRAMS.map(stage::app).into_iter().collect::<Result<Vec<_>>>()?);
         command.arg(stage::software_gpu()?).arg(node.path("devices").join("nvidia0"));
         let app = App::start(&mut command, &node.fresh("shell"), None)?;
         let mixed = Self { node, app, expected };

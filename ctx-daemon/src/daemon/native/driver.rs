@@ -11,7 +11,7 @@
 //! driver is asked. It is not asked without need: while a member of a job is locked, even that may hang.
 
 use rekindle_cuda_abi::checkpoint::ProcessState;
-use rekindle_wire::native::{About, Call};
+use rekindle_wire::native::{About, Call, GpuPair};
 use tracing::{debug, error, info, warn};
 
 use super::super::process::{self, Process};
@@ -142,7 +142,7 @@ impl Native {
         &self,
         one: &Found,
         state: Option<ProcessState>,
-        gpus: &[([u8; 16], [u8; 16])],
+        gpus: &[GpuPair],
         limits: Limits,
     ) -> Result<(), NativeError> {
         let mut state = state;
@@ -173,7 +173,7 @@ impl Native {
         &self,
         one: &Found,
         state: Option<ProcessState>,
-        gpus: &[([u8; 16], [u8; 16])],
+        gpus: &[GpuPair],
         limits: Limits,
     ) -> Result<(), NativeError> {
         let call = |call, limit| {

@@ -4,10 +4,10 @@
 //! the same among them.
 
 use rekindle_images::NativeGpu;
-use rekindle_wire::native::Gpu;
+use rekindle_wire::native::{Gpu, GpuPair};
 
 /// The GPUs of the dump and those that take their places; none where nothing changes. `None` if there is no such GPU for one.
-pub(crate) fn pairs(were: &[NativeGpu], are: &[Gpu]) -> Option<Vec<([u8; 16], [u8; 16])>> {
+pub(crate) fn pairs(were: &[NativeGpu], are: &[Gpu]) -> Option<Vec<GpuPair>> {
     let is_here = |uuid: &[u8; 16]| are.iter().any(|it| it.uuid == *uuid);
     if were.iter().all(|it| is_here(&it.uuid)) {
         return Some(Vec::new());

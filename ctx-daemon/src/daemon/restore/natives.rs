@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use rekindle_cuda_abi::checkpoint::ProcessState;
 use rekindle_images::{Manifest, Native as Record};
 use rekindle_wire::control::{Allowances, NativeThread};
-use rekindle_wire::native::About;
+use rekindle_wire::native::{About, GpuPair};
 use rekindle_wire::version::NATIVES;
 
 use super::super::dump::driver_version;
@@ -28,7 +28,7 @@ pub(super) struct Natives {
 struct Waiting {
     record: Record,
     /// The GPUs of the dump, and those that take their places; none where they are the same.
-    gpus: Vec<([u8; 16], [u8; 16])>,
+    gpus: Vec<GpuPair>,
     /// The process, once CRIU has made it.
     here: Option<Found>,
 }
@@ -123,7 +123,7 @@ impl Natives {
 }
 
 /// On which GPUs a process gets its memory back.
-fn places(record: &Record, about: &About, allowed: Allowances) -> Result<Vec<([u8; 16], [u8; 16])>, NativeError> {
+fn places(record: &Record, about: &About, allowed: Allowances) -> Result<Vec<GpuPair>, NativeError> {
     let name = || format!("process {} ({})", record.namespace_pid, record.command.escape_debug());
     let is = about.version.unsigned_abs();
     if is != record.driver_version && !allowed.other_driver {
