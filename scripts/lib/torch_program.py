@@ -163,7 +163,18 @@ class Program:
         except BaseException:
             self.let_go(process)
             raise
+        if self.opts.native:
+            running["natives"] = self.natives(image)
         self.dumped = process, image, {"step": at, "dump_s": seconds, "worker": worker, **running}
+
+    def natives(self, image):
+        """How many processes of an image the driver has checkpointed."""
+        command = [f"{self.opts.stage}/bin/rekindle", "inspect", "--json", image]
+        done = subprocess.run(command, capture_output=True, text=True)
+        count = len(json.loads(done.stdout or "{}").get("natives", []))
+        if not count:
+            raise Failed("the driver has checkpointed no process of it")
+        return count
 
     def left_running(self, process):
         """Dumps it and lets it go on, which it must. The image is not used."""

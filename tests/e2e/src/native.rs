@@ -59,19 +59,10 @@ pub fn has_its_device(node: &Node, pid: i32) -> Result<bool> {
     Ok(maps.contains(&node.path(DEVICES).display().to_string()))
 }
 
-/// The process with which the daemon calls the driver.
-pub fn helper(daemon: i32) -> Option<i32> {
-    let is_helper = |pid: &i32| {
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.split(|byte| *byte == 0).nth(1) == Some(b"native")
-    };
-    process::tree(daemon).into_iter().skip(1).find(is_helper)
-}
-
-/// Waits until the daemon has such a process.
+/// Waits until the daemon has a process with which it calls the driver.
 pub fn wait_for_helper(node: &Node) -> Result<i32> {
     let daemon = node.daemon_pid()?;
-    until("the daemon has a helper that calls the driver", || Ok(helper(daemon)))
+    until("the daemon has a helper that calls the driver", || Ok(process::driver_helper(daemon)))
 }
 
 /// Somebody else who calls the driver's checkpoint, as `cuda-checkpoint` does.

@@ -24,7 +24,7 @@ use crate::criu::{Outcome, Running, Setting, tail};
 use crate::image::length;
 use crate::schedule::{self, HostLock};
 use crate::wait::{until, until_true};
-use crate::{App, Fate, Image, Result, native, process, stage};
+use crate::{App, Fate, Image, Result, process, stage};
 
 /// The number of workers in the daemon's pool.
 const SPARE: u32 = 1;
@@ -483,7 +483,7 @@ impl Node {
             let running = self.processes();
             let mut descriptors = process::descriptors(pid)?;
             if self.has_helper.get()
-                && native::helper(pid).is_some()
+                && process::driver_helper(pid).is_some()
                 && let Some(at) = descriptors.iter().position(|it| it == "socket")
             {
                 descriptors.remove(at);
@@ -502,7 +502,7 @@ impl Node {
 
     /// Ends the test, and checks that nothing is left of its processes, neither before the daemon stops nor after.
     pub fn finish(mut self) -> Result {
-        let helper = self.daemon_pid().ok().and_then(native::helper);
+        let helper = self.daemon_pid().ok().and_then(process::driver_helper);
         if self.daemon.is_some() {
             self.is_idle()?;
             let status = self.stop_daemon()?;
