@@ -11,7 +11,7 @@
 //!
 //! - [`helper`]: the process that calls the driver; [`find`]: which processes are native; [`driver`]: what is asked about them
 //! - [`held`]: the native processes of a dump, which are given back in every case
-//! - [`records`], [`recover`]: those of a daemon that was killed
+//! - [`records`], [`mod@recover`]: those of a daemon that was killed
 //! - [`gpus`]: on which GPUs a restored process gets its memory back
 
 mod driver;
