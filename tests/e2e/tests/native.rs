@@ -461,6 +461,32 @@ fn a_driver_without_the_checkpoint_is_said_to_be_too_old() -> Result {
 }
 
 #[test]
+fn a_daemon_without_the_rights_of_a_debugger_says_what_the_driver_answers() -> Result {
+    let expected = undisturbed(PROGRAM, &ARGUMENTS)?;
+    // So the real driver answers without CAP_SYS_PTRACE.
+    let node = native::start("", &[("SIMGPU_FAULT", "cuCheckpointProcessGetRestoreThreadId:1:304")])?;
+    let app = native::run(&node, PROGRAM, &ARGUMENTS, &[])?;
+    app.reaches(100)?;
+    fails_and_goes_on(node, app, "tell its restore thread and answers CUDA_ERROR_OPERATING_SYSTEM (304)", &expected)
+}
+
+#[test]
+fn a_process_that_only_has_the_devices_open_is_no_native_process() -> Result {
+    let (expected, node) = started()?;
+    // The shell has the file open, as a process has that was forked by one that uses the driver.
+    let script = r#"exec 9<>"$SIMGPU_DEVICE_FILE"; "$0" "$@" 9>&-; exit"#;
+    let mut command = Command::new("bash");
+    stage::clean_environment(&mut command);
+    command.envs(native::variables(&node)?).args(["-c", script]).arg(stage::app(PROGRAM)?);
+    let app = node.run_command(PROGRAM, command, &ARGUMENTS)?;
+    app.reaches(100)?;
+    let image = node.dump(&app)?;
+    assert_eq!(native::in_image(&node, &image.dir)?, [PROGRAM]);
+    assert_eq!(app.finish()?, expected);
+    node.finish()
+}
+
+#[test]
 fn a_daemon_that_leaves_native_programs_alone_locks_none() -> Result {
     let expected = undisturbed(PROGRAM, &ARGUMENTS)?;
     let mut node = Node::without_daemon()?;

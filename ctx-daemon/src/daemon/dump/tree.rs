@@ -163,11 +163,11 @@ impl<'a> Tree<'a> {
 
     /// The native processes of the tree, for a plugin of this control version.
     pub(super) fn find_natives(&self, clients: &[Arc<Client>], wire: u32) -> Result<Vec<Found>, DumpError> {
-        let mut tree = process::tree(self.root).map_err(DumpError::Tree)?;
-        tree.retain(|pid| !clients.iter().any(|it| it.process.pid == *pid));
         if wire < NATIVES {
             return Ok(Vec::new());
         }
+        let mut tree = process::tree(self.root).map_err(DumpError::Tree)?;
+        tree.retain(|pid| !clients.iter().any(|it| it.process.pid == *pid));
         Ok(self.daemon.native.among(&tree)?)
     }
 

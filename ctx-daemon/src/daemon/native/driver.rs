@@ -11,6 +11,7 @@
 //! driver is asked. It is not asked without need: while a member of a job is locked, even that may hang.
 
 use rekindle_cuda_abi::checkpoint::ProcessState;
+use rekindle_cuda_abi::types::{CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OPERATING_SYSTEM};
 use rekindle_wire::native::{About, Call, GpuPair};
 use tracing::{debug, error, info, warn};
 
@@ -106,6 +107,12 @@ impl Native {
         match self.helper.call(process, Call::RestoreThread, self.limits.short) {
             Ok(tid) if find::has_thread(pid, tid) => Ok(Some(Found { process, tid, name })),
             Ok(tid) => Err(NativeError::NoThread { name, tid }),
+            Err(
+                source @ HelperError::Refused { result: CUDA_ERROR_OPERATING_SYSTEM | CUDA_ERROR_NOT_SUPPORTED, .. },
+            ) => {
+                // The driver says nothing of the process: it does not work on any.
+                Err(NativeError::Unusable { name, device: device.to_owned(), source })
+            }
             Err(HelperError::Refused { .. } | HelperError::Gone) => {
                 debug!("{name} has {device} open, and the driver does not know it");
                 Ok(None)
