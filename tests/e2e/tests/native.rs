@@ -223,9 +223,9 @@ fn a_criu_killed_in_any_phase_leaves_a_native_program_that_goes_on() -> Result {
     for moment in MOMENTS {
         let (app, gate, criu, image) = held_at(&node, moment)?;
         process::signal(criu.pid(), libc::SIGKILL)?;
+        ensure!(!criu.wait()?.status.success(), "{moment:?}");
+        // Only now: what it has asked for last is not passed on any more.
         gate.open()?;
-        let ended = criu.wait()?;
-        ensure!(!ended.status.success(), "{moment:?}");
         drop(gate);
         assert_eq!(app.finish()?, expected, "killed at {moment:?}");
         until_true("the incomplete image is removed", || Ok(!image.path("rekindle.commit").exists()))?;
@@ -298,8 +298,9 @@ fn a_criu_killed_in_a_restore_leaves_no_native_program_that_waits_for_ever() -> 
         let mut criu = node.start_restore(&setting, &image)?;
         gate.reached(&mut criu)?;
         process::signal(criu.pid(), libc::SIGKILL)?;
-        gate.open()?;
         ensure!(!criu.wait()?.status.success(), "{moment:?}");
+        // Only now: what it has asked for last is not passed on any more.
+        gate.open()?;
         drop(gate);
         let gone = || Ok(image.tree.iter().all(|pid| process::is_gone(*pid)));
         until_true(&format!("after a kill at {moment:?} nothing is left"), gone)?;
