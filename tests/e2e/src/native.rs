@@ -96,7 +96,17 @@ impl Stranger {
 
     /// Calls the driver.
     pub fn call(&self, pid: i32, call: Call) -> Result<Answer> {
-        frame::send(&self.channel, &Question { pid, call }, &[], &[])?;
+        self.ask(pid, call)?;
+        self.answer()
+    }
+
+    /// Begins a call.
+    pub fn ask(&self, pid: i32, call: Call) -> Result {
+        Ok(frame::send(&self.channel, &Question { pid, call }, &[], &[])?)
+    }
+
+    /// Waits for the end of the call.
+    pub fn answer(&self) -> Result<Answer> {
         Ok(frame::receive::<Answer>(&self.channel)?.body)
     }
 }

@@ -222,6 +222,9 @@ fn a_criu_killed_in_any_phase_leaves_a_native_program_that_goes_on() -> Result {
     let (expected, node) = started()?;
     for moment in MOMENTS {
         let (app, gate, criu, image) = held_at(&node, moment)?;
+        if moment == Moment::After("NativeCheckpoint") {
+            assert!(!native::has_its_device(&node, app.pid())?);
+        }
         process::signal(criu.pid(), libc::SIGKILL)?;
         ensure!(!criu.wait()?.status.success(), "{moment:?}");
         // Only now: what it has asked for last is not passed on any more.
@@ -408,6 +411,50 @@ fn a_process_that_somebody_else_has_locked_is_left_to_them() -> Result {
     assert_eq!(stranger.call(app.pid(), Call::Unlock)?.result, 0);
     drop(stranger);
     assert_eq!(app.finish()?, expected);
+    node.finish()
+}
+
+#[test]
+fn the_stand_in_for_the_driver_has_its_states_and_its_conditions() -> Result {
+    const ILLEGAL_STATE: i32 = 401;
+    let (expected, node) = started()?;
+    let app = native::run(&node, PROGRAM, &ARGUMENTS, &[])?;
+    app.reaches(50)?;
+    let (pid, driver, observer) = (app.pid(), Stranger::start()?, Stranger::start()?);
+    let result = |call: Call| driver.call(pid, call).map(|it| it.result);
+    let restore = || Call::Restore { gpus: Vec::new() };
+    let state = || observer.call(pid, Call::State).map(|it| it.value);
+    for call in [Call::Checkpoint, restore(), Call::Unlock] {
+        assert_eq!(result(call)?, ILLEGAL_STATE, "while it runs");
+    }
+    assert_eq!(result(Call::Lock { timeout_ms: 60_000 })?, 0);
+    assert_eq!(result(restore())?, ILLEGAL_STATE, "while it is locked");
+    let before = app.progress()?;
+
+    // Stopped, it does nothing for the driver.
+    process::signal(pid, libc::SIGSTOP)?;
+    driver.ask(pid, Call::Checkpoint)?;
+    assert_eq!(state()?, 1);
+    assert!(native::has_its_device(&node, pid)?);
+    process::signal(pid, libc::SIGCONT)?;
+    assert_eq!(driver.answer()?.result, 0);
+    assert_eq!(state()?, 2);
+    assert!(!native::has_its_device(&node, pid)?, "it has given its GPU up");
+    for call in [Call::Lock { timeout_ms: 0 }, Call::Checkpoint, Call::Unlock] {
+        assert_eq!(result(call)?, ILLEGAL_STATE, "while it is checkpointed");
+    }
+    assert_eq!((result(restore())?, result(Call::Unlock)?), (0, 0));
+    app.reaches(before + 10)?;
+    assert_eq!(app.finish()?, expected);
+
+    // As with the real driver: a thread is no process.
+    let app = native::run(&node, PROGRAM, &ARGUMENTS, &[])?;
+    app.reaches(50)?;
+    let thread = driver.call(app.pid(), Call::RestoreThread)?.value;
+    assert!(thread > 0 && thread != app.pid());
+    assert_ne!(driver.call(thread, Call::State)?.result, 0);
+    assert!(!app.end()?.success(), "it survives that");
+    drop((driver, observer));
     node.finish()
 }
 
