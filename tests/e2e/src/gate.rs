@@ -195,7 +195,8 @@ impl Shared {
             let waited = self.changed.wait_timeout(state, Duration::from_millis(5));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        Some(())
+        // The gate may have been opened after the plugin's end, and before that was seen.
+        (!is_hung_up(plugin)).then_some(())
     }
 }
 
