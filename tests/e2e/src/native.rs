@@ -41,7 +41,7 @@ pub fn start(more: &str, gpu: &[(&str, &str)]) -> Result<Node> {
     Ok(node)
 }
 
-/// Runs a program of `tests/apps` on the software GPU itself. With `held` it waits well past its middle until the test lifts
+/// Runs a program of `tests/apps` on the software GPU itself. It waits well past its middle until the test lifts
 /// the hold, if it has run undisturbed with these arguments.
 pub fn run(node: &Node, name: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Result<App> {
     let late = app::late_in(name, arguments);
