@@ -57,6 +57,9 @@ pub(crate) fn describe(root: i32, processes: &[CheckInfo]) -> Result<String, std
         let verdict =
             if process.reasons.is_empty() { "can be checkpointed now" } else { "cannot be checkpointed now:" };
         writeln!(text, "process {} ({name}), {memory} of GPU memory: {verdict}", process.pid)?;
+        if !process.way.is_empty() {
+            writeln!(text, "  {}", output::plain(&process.way))?;
+        }
         for reason in &process.reasons {
             writeln!(text, "  {}", output::plain(reason))?;
         }

@@ -365,7 +365,8 @@ fn calls_are_listed_with_what_was_refused_first() {
 
 #[test]
 fn what_cannot_be_checkpointed_is_3_and_every_reason_is_said() {
-    let good = CheckInfo { pid: 12, command: "train".into(), device_memory: 1 << 30, reasons: Vec::new() };
+    let good =
+        CheckInfo { pid: 12, command: "train".into(), device_memory: 1 << 30, reasons: Vec::new(), way: String::new() };
     let bad = CheckInfo { pid: 13, reasons: vec!["it calls malloc".into(), "so it is".into()], ..good.clone() };
     let check = |processes: &[CheckInfo], json: bool| {
         let dir = TempDir::new().unwrap();

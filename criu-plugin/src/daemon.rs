@@ -86,6 +86,22 @@ pub fn probe(path: &Path) -> Result<(), DaemonError> {
     probe_within(path, PROBE_TIMEOUT)
 }
 
+/// Whether a process of this machine uses the driver by itself. Without an answer, or with a daemon that does not know the question,
+/// there is none.
+pub fn are_natives(path: &Path) -> bool {
+    let ask = || {
+        let socket = connect(path).ok()?;
+        socket.set_read_timeout(Some(PROBE_TIMEOUT)).ok()?;
+        socket.set_write_timeout(Some(PROBE_TIMEOUT)).ok()?;
+        open(&socket, &Request::AreNatives, &[]).ok()?;
+        match frame::receive(&socket).ok()?.body {
+            Reply::AreNatives(any) => Some(any),
+            _ => None,
+        }
+    };
+    ask().unwrap_or(false)
+}
+
 fn probe_within(path: &Path, timeout: Duration) -> Result<(), DaemonError> {
     let socket = connect(path)?;
     let silent = |source| DaemonError::Silent { path: path.into(), source };

@@ -25,8 +25,9 @@ use crate::alarm::SuspendedAlarm;
 use crate::answer::{Answer, Exit};
 use crate::daemon::{self, Daemon, DaemonError};
 use crate::host::{self, Control, Fate, HostError};
+use crate::natives::{NativeError, Natives};
 use crate::socket::{self, SocketError};
-use crate::{log, numbers};
+use crate::{competition, log, numbers};
 
 /// An error of a hook, which fails the dump.
 #[derive(Debug, Error)]
@@ -37,6 +38,9 @@ pub enum DumpError {
     /// CRIU lacks something.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// A process that the driver checkpoints is not checkpointed.
+    #[error(transparent)]
+    Native(#[from] NativeError),
     /// A socket of the application cannot be examined.
     #[error(transparent)]
     Socket(#[from] SocketError),
@@ -86,6 +90,8 @@ pub struct Saving {
     control: Control,
     fate: Fate,
     pids: Vec<i32>,
+    /// The processes that the driver checkpoints, until they are given back.
+    natives: Natives,
     /// Whether the daemon has accepted the connections that the tasks had begun when they were frozen.
     accepted: bool,
 }
@@ -94,6 +100,9 @@ impl Dump {
     /// init(DUMP).
     pub fn begin() -> Self {
         if numbers::can_dump() {
+            if daemon::are_natives(&daemon::socket_path()) {
+                host::stop_one_by_one();
+            }
             return Self::Idle;
         }
         log::info(&Inactive::OldCriu.to_string());
@@ -109,7 +118,7 @@ impl Dump {
             *self = pause_tree(pid)?;
         }
         match self {
-            Self::Saving(saving) if saving.pids.contains(&pid) => Ok(Answer::Done),
+            Self::Saving(saving) if saving.pids.contains(&pid) || saving.natives.has(pid) => Ok(Answer::Done),
             _ => Ok(Answer::NotOurs),
         }
     }
@@ -127,10 +136,12 @@ impl Dump {
         let Self::Saving(saving) = self else {
             return Ok(Answer::NotOurs);
         };
-        match saving.ask(&Request::Frozen { pid })? {
-            Reply::Frozen { ours } => Ok(Answer::ours(ours)),
-            other => Err(daemon::unexpected(other).into()),
-        }
+        let ours = match saving.ask(&Request::Frozen { pid })? {
+            Reply::Frozen { ours } => ours,
+            other => return Err(daemon::unexpected(other).into()),
+        };
+        saving.natives.checkpoint(&saving.daemon, pid)?;
+        Ok(Answer::ours(ours || saving.natives.has(pid)))
     }
 
     /// DUMP_UNIX_SK: a socket of a task leads outside the tree.
@@ -146,7 +157,7 @@ impl Dump {
                 let Some(saving) = foreign.take() else { return Ok(Answer::NotOurs) };
                 *self = Self::Saving(saving);
                 log::info("a process asks the daemon something, and will ask again when it is restored");
-                host::add_to_inventory()?;
+                host::add_to_inventory(crate::NAME)?;
                 Ok(Answer::Done)
             }
             _ => {
@@ -166,6 +177,11 @@ impl Dump {
                 run_on(&saving.control, saving.fate);
                 log::error(&format!("the dump has failed: {error}; the processes go on"));
                 return Exit::Process;
+            }
+            Self::Saving(mut saving) => {
+                // CRIU lets the tasks run on. An error was logged.
+                let _ = saving.natives.give_back(&saving.daemon);
+                return Exit::Return;
             }
             _ => return Exit::Return,
         };
@@ -191,8 +207,14 @@ impl Dump {
 
     /// Says why the plugin does not take a socket that leads to the daemon; CRIU is about to report an error for it.
     fn explain(&self, fd: RawFd) {
-        let Self::Inactive(why) = self else {
-            return;
+        let why = match self {
+            Self::Inactive(why) => why.to_string(),
+            // CRIU has not asked this plugin at PAUSE_DEVICES.
+            Self::Idle => match competition::explanation() {
+                Some(why) => why,
+                None => return,
+            },
+            _ => return,
         };
         // SAFETY: CRIU's descriptor, open for the time of the hook and not closed by us.
         let socket = ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(fd) });
@@ -223,18 +245,30 @@ fn pause_tree(root: i32) -> Result<Dump, DumpError> {
         // The daemon died after the probe. CRIU fails the dump by itself if the tree has clients.
         Err(error) => return Ok(inactive(error)),
     };
-    let pids = match reply {
+    let (pids, natives) = match reply {
         Reply::Paused { pids } if pids.is_empty() => {
-            let saving = control.map(|(fate, control)| Saving { daemon, control, fate, pids, accepted: false });
+            let natives = Natives::default();
+            let saving =
+                control.map(|(fate, control)| Saving { daemon, control, fate, pids, natives, accepted: false });
             return Ok(Dump::Foreign(saving.ok()));
         }
-        Reply::Paused { pids } => pids,
+        Reply::Paused { pids } => (pids, Natives::default()),
+        Reply::PausedNatives { pids, natives } => (pids, Natives::new(natives)),
         other => return Err(daemon::unexpected(other).into()),
     };
     log::info(&format!("GPU processes {pids:?} are quiesced"));
+    if !natives.is_empty() {
+        log::info(&format!(
+            "processes {:?} use the driver by themselves, and are locked: the driver checkpoints them",
+            natives.pids()
+        ));
+    }
     let (fate, control) = control?;
-    host::add_to_inventory()?;
-    Ok(Dump::Saving(Saving { daemon, control, fate, pids, accepted: false }))
+    host::add_to_inventory(crate::NAME)?;
+    if !natives.is_empty() {
+        host::add_to_inventory(crate::NAME_OF_NATIVES)?;
+    }
+    Ok(Dump::Saving(Saving { daemon, control, fate, pids, natives, accepted: false }))
 }
 
 fn inactive(error: DaemonError) -> Dump {
@@ -295,7 +329,12 @@ impl Saving {
     }
 
     /// Returns when the image is durable. After a failure, the tasks run.
-    fn finish(self) -> Result<Daemon, DaemonError> {
+    fn finish(mut self) -> Result<Daemon, NativeError> {
+        // CRIU's part of the image has the GPU memory of native processes by now.
+        let mut given_back = Ok(());
+        if self.fate != Fate::Dead {
+            given_back = self.natives.give_back(&self.daemon);
+        }
         if self.fate == Fate::Alive {
             self.control.resume_tasks();
             log::info("the processes run again");
@@ -303,13 +342,15 @@ impl Saving {
         let error = match self.ask(&Request::Finish) {
             Ok(Reply::Durable) => {
                 log::info("the image of the GPU's state is complete");
-                return Ok(self.daemon);
+                return given_back.map(|()| self.daemon);
             }
             Ok(other) => daemon::unexpected(other),
             Err(error) => error,
         };
+        // An error was logged.
+        let _ = self.natives.give_back(&self.daemon);
         run_on(&self.control, self.fate);
-        Err(error)
+        Err(error.into())
     }
 }
 

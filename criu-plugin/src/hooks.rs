@@ -6,6 +6,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Mutex, PoisonError};
 
 use crate::answer::{Answer, Exit};
+use crate::competition;
 use crate::dump::{Dump, DumpError};
 use crate::log;
 use crate::restore::{Restore, RestoreError};
@@ -56,7 +57,10 @@ pub extern "C" fn init(stage: c_int) -> c_int {
     panic::set_hook(Box::new(|info| log::error(&info.to_string())));
     let begun = guarded(|state| {
         *state = match stage {
-            STAGE_DUMP => Stage::Dump(Dump::begin()),
+            STAGE_DUMP => {
+                competition::look();
+                Stage::Dump(Dump::begin())
+            }
             STAGE_RESTORE => Stage::Restore(Restore::begin()?),
             _ => Stage::Idle,
         };

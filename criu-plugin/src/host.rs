@@ -87,12 +87,12 @@ pub fn image_dir() -> Option<RawFd> {
     (fd >= 0).then_some(fd)
 }
 
-/// Adds the plugin to the inventory, so that a CRIU without it refuses to restore. Does nothing before CRIU 4.1.
-pub fn add_to_inventory() -> Result<(), HostError> {
+/// Adds a name of the plugin to the inventory, so that a CRIU without it refuses to restore. Does nothing before CRIU 4.1.
+pub fn add_to_inventory(name: &CStr) -> Result<(), HostError> {
     // SAFETY: the declaration in criu/include/image.h.
     let add = unsafe { function::<unsafe extern "C" fn(*const c_char) -> c_int>(c"add_inventory_plugin") };
     // SAFETY: CRIU copies the name.
-    match add.map(|add| unsafe { add(crate::NAME.as_ptr()) }) {
+    match add.map(|add| unsafe { add(name.as_ptr()) }) {
         None | Some(0) => Ok(()),
         Some(_) => Err(HostError::Inventory),
     }
@@ -109,6 +109,7 @@ pub fn take_from_inventory() -> Inventory {
     // SAFETY: a string and its length, which CRIU compares.
     let has = |name: &CStr| unsafe { take(name.as_ptr(), name.count_bytes()) };
     // For an image from before 4.1, CRIU answers yes to every name.
+    has(crate::NAME_OF_NATIVES);
     if has(c"no plugin has this name") {
         Inventory::Unknown
     } else if has(crate::NAME) {
@@ -116,6 +117,24 @@ pub fn take_from_inventory() -> Inventory {
     } else {
         Inventory::Omits
     }
+}
+
+/// Has CRIU stop processes one by one, where it would have their cgroup frozen: in a frozen cgroup no single thread can run. To be
+/// called from `init`.
+pub fn stop_one_by_one() {
+    // SAFETY: the declaration in criu/include/seize.h.
+    match unsafe { function::<unsafe extern "C" fn()>(c"set_compel_interrupt_only_mode") } {
+        // SAFETY: it sets a variable.
+        Some(set) => unsafe { set() },
+        None => crate::log::info("this CRIU cannot stop processes but by a frozen cgroup, if it is told to use one"),
+    }
+}
+
+/// The path of another plugin's library, if CRIU has loaded that before this plugin.
+pub fn loaded_before(file: &str) -> Option<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let mut paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
+    paths.find(|path| path.rsplit('/').next() == Some(file)).map(str::to_owned)
 }
 
 impl Control {

@@ -1,5 +1,5 @@
 //! The CRIU plugin, installed as `rekindle.so`. The plugin asks the daemon what to do at each of CRIU's steps and does nothing
-//! else: no GPU, no threads, no children.
+//! else, but for letting threads of stopped processes run: no GPU, no threads, no children.
 //!
 //! ```text
 //!   criu dump      init · PAUSE_DEVICES(root) · freeze · CHECKPOINT_DEVICES(pid) · pages · DUMP_UNIX_SK · exit    dump
@@ -14,8 +14,10 @@
 //! - [`hooks`]: the functions that CRIU calls; nothing unwinds past them
 //! - [`descriptor`]: how CRIU finds the hooks; [`numbers`]: their numbers, and how many CRIU may see
 //! - [`dump`], [`restore`]: the work, and the [`answer`] that CRIU gets
+//! - [`natives`], [`thread`]: processes that the driver checkpoints, and the thread of theirs that it needs
 //! - [`daemon`]: the connection; [`socket`]: the application's sockets
 //! - [`host`]: CRIU's own functions and variables, which it exports as [`symbols`]; [`log`]: its log
+//! - [`competition`]: another plugin that takes GPU processes
 //! - [`guard`]: what keeps processes from running without pages that CRIU brings later
 //! - [`alarm`]: CRIU's alarm, suspended during a wait
 //! - [`tree`]: ending a half-restored process tree
@@ -24,6 +26,7 @@
 
 pub mod alarm;
 pub mod answer;
+pub mod competition;
 pub mod daemon;
 pub mod descriptor;
 pub mod dump;
@@ -31,11 +34,16 @@ pub mod guard;
 pub mod hooks;
 pub mod host;
 pub mod log;
+pub mod natives;
 pub mod numbers;
 pub mod restore;
 pub mod socket;
 pub mod symbols;
+pub mod thread;
 pub mod tree;
 
 /// The plugin's name in CRIU's inventory.
 pub const NAME: &std::ffi::CStr = c"rekindle";
+/// Its other name, for images with native processes: a plugin that knows nothing of these leaves the name there, and CRIU refuses to
+/// restore them without their GPU memory.
+pub const NAME_OF_NATIVES: &std::ffi::CStr = c"rekindle-native";

@@ -23,6 +23,7 @@ use crate::answer::{Answer, Exit};
 use crate::daemon::{self, Daemon, DaemonError};
 use crate::guard::{self, GuardError};
 use crate::host::{self, Inventory};
+use crate::natives::{self, NativeError};
 use crate::socket::{self, SocketError};
 use crate::{log, tree};
 
@@ -64,7 +65,7 @@ pub enum RestoreError {
         /// The process.
         pid: i32,
         /// The cause.
-        source: DaemonError,
+        source: NativeError,
     },
     /// A process lacks pages, and nobody guards it.
     #[error("process {pid} must not run before CRIU has brought its pages: {source}; killing the restored processes")]
@@ -170,8 +171,18 @@ impl Restore {
                 }
                 return Ok(Answer::ours(ours));
             }
-            Ok(other) => daemon::unexpected(other),
-            Err(error) => error,
+            Ok(Reply::Native(native)) => match natives::ask(&loading.daemon, native, &Request::NativeResume { pid }) {
+                Ok(open) => {
+                    log::info(&format!("process {pid} has its GPU memory back"));
+                    if open {
+                        *self = Self::Open;
+                    }
+                    return Ok(Answer::Done);
+                }
+                Err(error) => error,
+            },
+            Ok(other) => daemon::unexpected(other).into(),
+            Err(error) => error.into(),
         };
         self.kill(pid);
         Err(RestoreError::Resume { pid, source })

@@ -5,6 +5,7 @@
 //!   rekindled check-config [FILE]     what is wrong with a configuration file                 config
 //!   rekindled worker --channel-fd N   one worker, started by the daemon                       worker
 //!   rekindled nvml --channel-fd N     what asks the machine's NVML, started by the daemon     nvml
+//!   rekindled native --channel-fd N   what calls the driver's checkpoint, started by it       native
 //! ```
 //!
 //! They are one program, so that a daemon and what it starts are always of one version.
@@ -13,6 +14,7 @@ mod config;
 mod daemon;
 mod limit;
 mod log;
+mod native;
 mod nvml;
 
 use std::io::Write;
@@ -66,6 +68,16 @@ enum Command {
         #[arg(long)]
         report_access: Option<worker::Reporting>,
     },
+    /// Have the driver checkpoint processes that use it; started by the daemon only
+    #[command(hide = true)]
+    Native {
+        /// The inherited descriptor of the channel to the daemon
+        #[arg(long)]
+        channel_fd: RawFd,
+        /// The driver library to load
+        #[arg(long)]
+        library: PathBuf,
+    },
     /// Ask the machine's NVML; started by the daemon only
     #[command(hide = true)]
     Nvml {
@@ -98,6 +110,9 @@ pub fn main() -> ExitCode {
         }
         Some(Command::Nvml { channel_fd, library }) => {
             with_channel(channel_fd, |channel| nvml::main(channel, &library))
+        }
+        Some(Command::Native { channel_fd, library }) => {
+            with_channel(channel_fd, |channel| native::main(channel, &library))
         }
         Some(Command::CheckConfig { file, json }) => check_config(file.as_deref(), json),
         Some(Command::Serve(serve)) => serve_with(serve),

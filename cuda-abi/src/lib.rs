@@ -18,6 +18,7 @@
 pub mod arguments;
 pub mod batch;
 pub mod build_script;
+pub mod checkpoint;
 #[cfg(feature = "code")]
 pub mod code;
 pub mod copies;

@@ -14,8 +14,8 @@ use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey, InitialHash, PieceH
 use crate::limits::{MAX_DECODED, MAX_OPAQUE};
 use crate::manifest::{
     Allocation, Blob, Build, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Grant, Host, Library,
-    Manifest, Object, ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting, Storage, Window,
-    WindowKind,
+    Manifest, Native, NativeGpu, Object, ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting,
+    Storage, Window, WindowKind,
 };
 use crate::proto::image as proto;
 use crate::record::{CommitRecord, Companion, FileEntry};
@@ -73,6 +73,20 @@ impl Decoder {
             })?,
             clients: each(from.clients, |it| self.client(it))?,
             builds: each(from.builds, |it| self.build(it))?,
+            natives: each(from.natives, |it| self.native(it))?,
+        })
+    }
+
+    fn native(&self, from: proto::Native) -> Result<Native, ImageError> {
+        Ok(Native {
+            pid: from.pid,
+            namespace_pid: from.namespace_pid,
+            command: from.command,
+            restore_thread: from.restore_thread,
+            driver_version: from.driver_version,
+            gpus: each(from.gpus, |it| {
+                Ok(NativeGpu { uuid: self.array(&it.uuid, "uuid of a native process's GPU")?, name: it.name })
+            })?,
         })
     }
 

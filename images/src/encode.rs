@@ -7,8 +7,8 @@ use protobuf::{Message, MessageField};
 use crate::ImageError;
 use crate::hash::HashKey;
 use crate::manifest::{
-    Allocation, Blob, Build, Client, Compression, Global, Gpu, Grant, Host, Library, Manifest, Object, Parent, Phase,
-    PhaseName, Piece, Pinned, Protocol, Storage, Window, WindowKind,
+    Allocation, Blob, Build, Client, Compression, Global, Gpu, Grant, Host, Library, Manifest, Native, NativeGpu,
+    Object, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Storage, Window, WindowKind,
 };
 use crate::proto::image as proto;
 use crate::record::CommitRecord;
@@ -43,8 +43,22 @@ pub(crate) fn manifest(from: &Manifest) -> Result<Vec<u8>, ImageError> {
             .collect(),
         clients: from.clients.iter().map(client).collect(),
         builds: from.builds.iter().map(build).collect(),
+        natives: from.natives.iter().map(native).collect(),
         ..Default::default()
     })
+}
+
+fn native(from: &Native) -> proto::Native {
+    let gpu = |it: &NativeGpu| proto::NativeGpu { uuid: it.uuid.to_vec(), name: it.name.clone(), ..Default::default() };
+    proto::Native {
+        pid: from.pid,
+        namespace_pid: from.namespace_pid,
+        command: from.command.clone(),
+        restore_thread: from.restore_thread,
+        driver_version: from.driver_version,
+        gpus: from.gpus.iter().map(gpu).collect(),
+        ..Default::default()
+    }
 }
 
 fn build(from: &Build) -> proto::Build {

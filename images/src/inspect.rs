@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::hash::CheckpointId;
-use crate::manifest::{Client, Compression, Manifest, PhaseName, Piece, Storage};
+use crate::manifest::{Client, Compression, Manifest, Native, PhaseName, Piece, Storage};
 
 /// A manifest in short. Serialises to what `rekindle inspect --json` prints; shown, it is what
 /// `rekindle inspect` prints. Sizes are bytes and times nanoseconds unless a name says otherwise.
@@ -36,6 +36,8 @@ pub struct Summary {
     pub gpus: Vec<GpuSummary>,
     /// The processes.
     pub clients: Vec<ClientSummary>,
+    /// The processes that the driver has checkpointed: their GPU memory is in CRIU's files.
+    pub natives: Vec<NativeSummary>,
     /// Sizes over all clients.
     pub bytes: ByteSummary,
     /// Names of the builds of Rekindle's libraries that the image carries, since its processes have mapped them.
@@ -86,6 +88,23 @@ pub struct ClientSummary {
     pub allocations: usize,
     /// Sizes.
     pub bytes: ByteSummary,
+}
+
+/// A process that uses NVIDIA's own driver library.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NativeSummary {
+    /// Its pid at the dump.
+    pub pid: u32,
+    /// Its pid as it sees itself.
+    pub namespace_pid: u32,
+    /// Its command name.
+    pub command: String,
+    /// The thread in it that works for the driver, as it sees that.
+    pub restore_thread: u32,
+    /// `cuDriverGetVersion` at the dump.
+    pub driver_version: u32,
+    /// UUIDs of the machine's GPUs.
+    pub gpus: Vec<String>,
 }
 
 /// Sizes in bytes.
@@ -180,6 +199,7 @@ impl Summary {
                 })
                 .collect(),
             clients,
+            natives: manifest.natives.iter().map(native_summary).collect(),
             bytes,
             builds: manifest.builds.iter().map(|it| it.id.iter().map(|byte| format!("{byte:02x}")).collect()).collect(),
             objects: objects(manifest),
@@ -232,6 +252,17 @@ impl ByteSummary {
             Storage::Parent { .. } => (&mut self.parent, piece.length),
         };
         *sum = sum.saturating_add(more);
+    }
+}
+
+fn native_summary(native: &Native) -> NativeSummary {
+    NativeSummary {
+        pid: native.pid,
+        namespace_pid: native.namespace_pid,
+        command: native.command.clone(),
+        restore_thread: native.restore_thread,
+        driver_version: native.driver_version,
+        gpus: native.gpus.iter().map(|gpu| uuid(gpu.uuid)).collect(),
     }
 }
 
@@ -355,6 +386,14 @@ impl fmt::Display for Summary {
                 client.gpus.len(),
                 client.allocations,
                 client.bytes
+            )?;
+        }
+        for native in &self.natives {
+            writeln!(
+                f,
+                "  {} (pid {}), by the driver's own checkpoint: its GPU memory is in CRIU's files",
+                plain(&native.command),
+                native.pid
             )?;
         }
         writeln!(f, "\nobjects")?;

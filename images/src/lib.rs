@@ -121,14 +121,16 @@ pub use error::{ErrorKind, ImageError};
 pub use flatten::{flatten, flatten_in_place};
 pub use hash::{CheckpointId, Checksum, CodeHash, HashKey, Hasher, InitialHash, NotHex128, PieceHash};
 pub use image::Image;
-pub use inspect::{ByteSummary, ClientSummary, GpuSummary, ObjectSummary, ParentSummary, PhaseSummary, Summary};
+pub use inspect::{
+    ByteSummary, ClientSummary, GpuSummary, NativeSummary, ObjectSummary, ParentSummary, PhaseSummary, Summary,
+};
 pub use known::Known;
 pub use last_restore::{Account, LastRestore, RestorePhase, RestoredClient};
 pub use limits::{BLOCK, FORMAT_VERSION, PIECE_LENGTH};
 pub use manifest::{
     Allocation, Blob, Build, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Grant, Host, Library,
-    Manifest, Object, ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting, Storage,
-    UnknownProtocol, Window, WindowKind,
+    Manifest, Native, NativeGpu, Object, ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting,
+    Storage, UnknownProtocol, Window, WindowKind,
 };
 pub use names::{COMMIT, MANIFEST, code_name, data_name, is_image_file};
 pub use record::FileEntry;

@@ -42,6 +42,34 @@ pub struct Manifest {
     pub clients: Vec<Client>,
     /// The builds of Rekindle's libraries that the processes of the tree have mapped.
     pub builds: Vec<Build>,
+    /// The processes that used NVIDIA's own driver library. CRIU's files have their GPU memory.
+    pub natives: Vec<Native>,
+}
+
+/// A process that uses NVIDIA's own driver library, and that the driver has checkpointed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Native {
+    /// Its pid as the daemon numbered it.
+    pub pid: u32,
+    /// Its pid as it sees itself.
+    pub namespace_pid: u32,
+    /// Its command's name.
+    pub command: String,
+    /// The thread in it that works for the driver, as the process sees it.
+    pub restore_thread: u32,
+    /// `cuDriverGetVersion` of the dump's machine.
+    pub driver_version: u32,
+    /// All GPUs of the dump's machine, in the driver's order.
+    pub gpus: Vec<NativeGpu>,
+}
+
+/// A GPU of the machine of a process that the driver has checkpointed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NativeGpu {
+    /// Its UUID.
+    pub uuid: [u8; 16],
+    /// Its name.
+    pub name: String,
 }
 
 impl Manifest {
@@ -63,6 +91,7 @@ impl Manifest {
             code: Vec::new(),
             clients: Vec::new(),
             builds: Vec::new(),
+            natives: Vec::new(),
         }
     }
 }

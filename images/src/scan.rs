@@ -63,8 +63,14 @@ pub(crate) static MANIFEST: Shape = shape(
         Message(&CODE_IMAGE),
         Message(&CLIENT),
         Message(&BUILD),
+        Message(&NATIVE),
     ],
 );
+
+static NATIVE: Shape =
+    shape(size_of::<proto::Native>(), &[Number, Number, Bytes, Number, Number, Message(&NATIVE_GPU)]);
+
+static NATIVE_GPU: Shape = shape(size_of::<proto::NativeGpu>(), &[Bytes, Bytes]);
 
 static BUILD: Shape = shape(size_of::<proto::Build>(), &[Bytes, Bytes, Message(&LIBRARY)]);
 
@@ -268,6 +274,8 @@ mod tests {
             ("CodeImage", &CODE_IMAGE),
             ("Build", &BUILD),
             ("Library", &LIBRARY),
+            ("Native", &NATIVE),
+            ("NativeGpu", &NATIVE_GPU),
             ("Client", &CLIENT),
             ("Setting", &SETTING),
             ("ClientGpu", &CLIENT_GPU),

@@ -24,6 +24,12 @@ pub(crate) fn check(manifest: &Manifest, files: &[&FileSizes]) -> Result<(), Str
             return Err(format!("library {:?} has no code image {}", library.name, library.code));
         }
     }
+    let mut natives = BTreeSet::new();
+    for native in &manifest.natives {
+        if native.namespace_pid == 0 || native.restore_thread == 0 || !natives.insert(native.namespace_pid) {
+            return Err(format!("native process {} is no process, or is listed twice", native.namespace_pid));
+        }
+    }
     let mut indexes = BTreeSet::new();
     for client in &manifest.clients {
         if !indexes.insert(client.index) {

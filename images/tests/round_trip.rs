@@ -38,6 +38,34 @@ fn an_image_reads_back_as_it_was_written() {
 }
 
 #[test]
+fn native_processes_are_in_the_manifest_and_in_its_summary_and_none_is_there_twice() {
+    let native = |namespace_pid| Native {
+        pid: 4711,
+        namespace_pid,
+        command: "train".to_owned(),
+        restore_thread: 9,
+        driver_version: 13_000,
+        gpus: vec![NativeGpu { uuid: [7; 16], name: "NVIDIA H200".to_owned() }],
+    };
+    let commit = |natives: Vec<Native>| {
+        let dir = tempfile::tempdir().unwrap();
+        let options = CreateOptions::new().unwrap();
+        let writer = ImageWriter::create(ImageDir::open(dir.path()).unwrap(), options).unwrap();
+        writer.commit(Manifest { natives, ..Manifest::new(0, Protocol::Stop) }).map(|_| dir)
+    };
+    let natives = vec![native(7), native(8)];
+    let dir = commit(natives.clone()).unwrap();
+    let image = Image::open(dir.path()).unwrap();
+    assert_eq!(image.manifest().natives, natives);
+    let summary = Summary::of(image.manifest());
+    assert_eq!(summary.natives[1].namespace_pid, 8);
+    assert!(summary.to_string().contains("train (pid 4711), by the driver's own checkpoint"), "{summary}");
+    for bad in [vec![native(7), native(7)], vec![native(0)], vec![Native { restore_thread: 0, ..native(7) }]] {
+        assert!(commit(bad).unwrap_err().to_string().contains("native process"));
+    }
+}
+
+#[test]
 fn content_reads_back_piece_by_piece_and_in_one_go() {
     let dir = tempfile::tempdir().unwrap();
     common::write(dir.path());

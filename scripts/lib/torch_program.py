@@ -86,6 +86,8 @@ class Program:
             env.update(REKINDLE_SOCKET=self.socket, TRITON_LIBCUDA_PATH=f"{self.opts.stage}/lib/rekindle")
         elif self.opts.driver:
             env["LD_LIBRARY_PATH"] = os.path.dirname(os.path.abspath(self.opts.driver))
+            if self.opts.native:  # the software GPU's place for the driver's devices
+                env["SIMGPU_DEVICE_FILE"] = os.path.join(self.opts.devices, "nvidia0")
         for old in ("progress", way + ".out", way + ".err"):
             if os.path.exists(self.path(old)):
                 os.unlink(self.path(old))
@@ -147,14 +149,15 @@ class Program:
     def dump(self, last):
         """Dumps it in its middle and kills it."""
         at = self.random.randint(max(1, last // 4), max(1, last * 2 // 3))
-        process = self.start("restored", True, max(at, last * 3 // 4))
+        process = self.start("restored", not self.opts.native, max(at, last * 3 // 4))
         try:
             self.wait_for(f"step {at}", lambda: self.progress() >= at, process)
             time.sleep(self.random.random() * 0.05)  # not always at a step's end
             image, tree = tempfile.mkdtemp(dir=self.folder), session(process.pid)
             workers = self.workers(process.pid)
-            if not workers:
-                raise Failed("it has no worker")
+            if bool(workers) == self.opts.native:
+                raise Failed("it runs under Rekindle" if workers else "it has no worker")
+            running = self.left_running(process) if self.opts.native else {}
             seconds = self.run_criu("dump", image, ["-t", str(process.pid)])
             process.wait()
             for pid in tree:
@@ -162,7 +165,27 @@ class Program:
         except BaseException:
             self.let_go(process)
             raise
-        self.dumped = process, image, {"step": at, "dump_s": seconds, "workers": workers}
+        if self.opts.native:
+            running["natives"] = self.natives(image)
+        self.dumped = process, image, {"step": at, "dump_s": seconds, "workers": workers, **running}
+
+    def natives(self, image):
+        """How many processes of an image the driver has checkpointed."""
+        command = [f"{self.opts.stage}/bin/rekindle", "inspect", "--json", image]
+        done = subprocess.run(command, capture_output=True, text=True)
+        count = len(json.loads(done.stdout or "{}").get("natives", []))
+        if not count:
+            raise Failed("the driver has checkpointed no process of it")
+        return count
+
+    def left_running(self, process):
+        """Dumps it and lets it go on, which it must. The image is not used."""
+        image = tempfile.mkdtemp(dir=self.folder)
+        seconds = self.run_criu("dump", image, ["-t", str(process.pid), "--leave-running"])
+        if process.poll() is not None:
+            raise Failed(f"it ends with {process.returncode} after a dump that left it running")
+        shutil.rmtree(image)
+        return {"running_dump_s": seconds}
 
     def restore(self):
         """Restores it; what it printed then, and how long CRIU took."""
@@ -276,7 +299,7 @@ class Program:
     def before(self):
         """All of it before it is restored for the first time."""
         self.step("native", self.natively)
-        if self.opts.dumps or not self.opts.protocols:
+        if (self.opts.dumps or not self.opts.protocols) and not self.opts.native:
             self.step("rekindle", self.under_rekindle)
         if self.opts.dumps:
             self.again()

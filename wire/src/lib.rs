@@ -19,6 +19,7 @@
 //! - [`gpus`]: how GPUs are named
 //! - [`ipc`]: memory that processes share
 //! - [`lazy_pages`]: restores whose processes lack pages of their own
+//! - [`native`]: what the daemon asks the helper that calls the driver's checkpoint
 //! - [`nvml`]: questions to NVML, on the same socket
 //! - [`descriptor`], [`stderr`]: descriptors that libraries in applications keep open, and their messages
 //! - [`version`]: which releases of the parts serve each other
@@ -33,7 +34,7 @@
 //!   attach, frame     layout, with model, futex, sync     boxes
 //!   version                                               codec
 //!
-//!   by themselves: access, descriptor, free_ranges, ipc, lazy_pages, nvml, stderr, tensor_map, window
+//!   by themselves: access, descriptor, free_ranges, ipc, lazy_pages, native, nvml, stderr, tensor_map, window
 //! ```
 
 pub mod access;
@@ -54,6 +55,7 @@ pub mod layout;
 pub mod lazy_pages;
 #[cfg(feature = "model")]
 mod model;
+pub mod native;
 pub mod nvml;
 pub mod reply;
 pub mod ring;

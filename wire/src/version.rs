@@ -20,6 +20,9 @@ pub const OLDEST_CLIENT: u32 = 9;
 /// sockets.
 pub const CONTROL_VERSION: u32 = 16;
 
+/// The control version from which on a plugin can let threads of native processes run.
+pub const NATIVES: u32 = 16;
+
 /// The oldest control version that this build still speaks. Images hold processes whose libraries speak it.
 pub const OLDEST_CONTROL: u32 = 9;
 

@@ -7,6 +7,8 @@ use std::process::{Command, Stdio};
 use super::{Finding, kernel};
 use crate::criu::{self, CONFIGURATION, OWN_PLUGINS, PLUGIN};
 
+/// CRIU's plugin for processes that use NVIDIA's own driver library.
+const CUDA_PLUGIN: &str = "cuda_plugin.so";
 /// The first version that calls its plugins before it freezes anything.
 const OLDEST: (u32, u32) = (4, 0);
 /// The first version of Linux that needs a later CRIU, see below.
@@ -88,6 +90,13 @@ fn in_folder(folder: &Path, own: &Path) -> Finding {
         let advice = "it is of another build than this program: install one version of Rekindle";
         return Finding::note("plugin", found, advice);
     }
+    if folder.join(CUDA_PLUGIN).exists() {
+        let advice = format!(
+            "remove {CUDA_PLUGIN} there, or set `libdir` to a folder without it in {CONFIGURATION}: CRIU asks whichever it loads first, and \
+             {CUDA_PLUGIN} takes every process, while Rekindle has the driver checkpoint what it would"
+        );
+        return Finding::note("plugin", format!("{found}, beside CRIU's {CUDA_PLUGIN}"), advice);
+    }
     let hidden = hidden(folder, own);
     if hidden.is_empty() {
         return Finding::ok("plugin", found);
@@ -103,6 +112,8 @@ fn hidden(folder: &Path, own: &Path) -> Vec<String> {
     }
     let names = fs::read_dir(own).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let names = names.filter(|name| name.to_string_lossy().ends_with(".so") && !folder.join(name).exists());
+    // Rekindle does what this one does.
+    let names = names.filter(|name| name != CUDA_PLUGIN);
     names.map(|it| it.to_string_lossy().into_owned()).collect()
 }
 

@@ -15,6 +15,7 @@ pub(super) fn look(status: Option<&StatusInfo>) -> Vec<Finding> {
     match status {
         Some(status) if !status.gpus.is_empty() => {
             let mut findings = vec![of_workers(status)];
+            findings.extend(status.driver_version.map(without_rekindle));
             findings.extend(status.gpus.iter().map(|gpu| {
                 Finding::ok("GPU", format!("{}, {}, {}", gpu.name, output::size(gpu.memory), gpu.pci_bus_id))
             }));
@@ -52,6 +53,23 @@ fn of_workers(status: &StatusInfo) -> Finding {
     }
 }
 
+/// What becomes of processes that use the driver's own library.
+fn without_rekindle(version: i32) -> Finding {
+    const FIRST: i32 = rekindle_cuda_abi::checkpoint::FIRST;
+    if version < FIRST {
+        return Finding::note(
+            "native",
+            "processes that use a GPU without Rekindle cannot be dumped: the driver's own checkpoint needs CUDA 12.8 (driver 570)",
+            "start them with `rekindle run`, or install driver 570 or later",
+        );
+    }
+    Finding::ok(
+        "native",
+        "processes that use a GPU without Rekindle are dumped by the driver's own checkpoint: they stand still for all of their GPU memory, \
+         which goes through host memory and CRIU; managed and exported memory are not supported (`rekindle check PID`)",
+    )
+}
+
 /// Why no worker may have started, as far as this process can see.
 fn loaded(version: Option<&str>, device: bool) -> Finding {
     let version = version.and_then(|text| text.lines().next()).map(|line| line.trim_start_matches("NVRM version: "));
@@ -79,6 +97,12 @@ fn loaded(version: Option<&str>, device: bool) -> Finding {
 mod tests {
     use super::*;
     use crate::doctor::Verdict;
+
+    #[test]
+    fn a_driver_before_570_has_no_checkpoint_of_its_own() {
+        assert_eq!(without_rekindle(12_040).verdict, Verdict::Note);
+        assert_eq!(without_rekindle(12_080).verdict, Verdict::Ok);
+    }
 
     #[test]
     fn a_module_without_devices_is_no_driver() {

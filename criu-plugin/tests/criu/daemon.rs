@@ -174,6 +174,7 @@ impl Daemon {
                 self.dump(&socket, root, message.fds.into_iter().next().unwrap());
                 self.note(Event::DumpClosed);
             }
+            Request::AreNatives => frame::send(&socket, &Reply::AreNatives(false), &[], &[]).unwrap(),
             Request::Restore => {
                 self.note(Event::Restore);
                 self.restore(&socket, message.fds.into_iter().next().unwrap());

@@ -10,7 +10,8 @@ use serde::Deserialize;
 use super::error::ConfigError;
 use super::places::metrics_socket;
 use super::settings::{
-    CheckpointConfig, DEFAULT_UIDS, GpuConfig, MetricsConfig, MetricsSocket, SandboxConfig, Spares, UidRange,
+    CheckpointConfig, DEFAULT_UIDS, GpuConfig, MetricsConfig, MetricsSocket, NativeConfig, SandboxConfig, Spares,
+    UidRange,
 };
 use super::tracing::TracingTable;
 use crate::limit::Limit;
@@ -22,6 +23,8 @@ const DEFAULT_REMEMBER: Duration = Duration::from_secs(600);
 pub(super) const DEFAULT_IDLE: Duration = Duration::from_millis(1000);
 /// The default of `room_timeout_ms`: tens of gigabytes are copied in this time also where host memory is slow.
 pub(super) const DEFAULT_ROOM: Duration = Duration::from_secs(30);
+/// The default of `devices`: the driver opens `/dev/nvidiactl`, `/dev/nvidia-uvm`, `/dev/nvidia0` and so on.
+const DEFAULT_DEVICES: &str = "/dev/nvidia";
 const DEFAULT_COW_POOL: u64 = 2 << 30;
 /// The default of `staging`. An operator decides whether staging is worth the memory.
 const DEFAULT_STAGING: u64 = 0;
@@ -56,6 +59,8 @@ pub(super) struct File {
     pub(super) sandbox: SandboxTable,
     #[serde(default)]
     pub(super) gpu: GpuTable,
+    #[serde(default)]
+    pub(super) native: NativeTable,
     #[serde(default)]
     pub(super) access: AccessTable,
     #[serde(default)]
@@ -223,6 +228,25 @@ impl GpuTable {
             idle: self.idle_ms.map_or(DEFAULT_IDLE, Duration::from_millis),
             room_timeout: configured(self.room_timeout_ms, DEFAULT_ROOM, "gpu.room_timeout_ms"),
         })
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NativeTable {
+    pub(super) enabled: Option<bool>,
+    pub(super) devices: Option<String>,
+}
+
+impl NativeTable {
+    /// Checks the settings and fills in the defaults.
+    pub(super) fn checked(self) -> Result<NativeConfig, ConfigError> {
+        let devices = self.devices.unwrap_or_else(|| DEFAULT_DEVICES.to_owned());
+        if !Path::new(&devices).is_absolute() {
+            let problem = "is no absolute path; leave it out for \"/dev/nvidia\"";
+            return Err(ConfigError::Value { what: "native.devices", value: devices, problem });
+        }
+        Ok(NativeConfig { enabled: self.enabled.unwrap_or(true), devices })
     }
 }
 

@@ -26,8 +26,8 @@ use self::file::{File, configured};
 pub(crate) use self::here::Host;
 use self::places::{library_dir, state_dir};
 pub(crate) use self::settings::{
-    Charge, CheckpointConfig, ClientConfig, Config, ImageConfig, MetricsConfig, MetricsSocket, RestoreConfig,
-    SandboxConfig, SocketConfig, Spares, Timeouts, UidRange, WorkerConfig,
+    Charge, CheckpointConfig, ClientConfig, Config, ImageConfig, MetricsConfig, MetricsSocket, NativeConfig,
+    RestoreConfig, SandboxConfig, SocketConfig, Spares, Timeouts, UidRange, WorkerConfig,
 };
 
 pub(crate) use self::tracing::{Collector, TracingConfig};
@@ -123,6 +123,7 @@ impl Config {
                 stall: configured(file.stall_timeout_ms, DEFAULT_STALL, "stall_timeout_ms"),
             },
             gpu: file.gpu.checked()?,
+            native: file.native.checked()?,
             checkpoint: file.checkpoint.checked()?,
             image: ImageConfig {
                 file_bytes: file.image.file_bytes()?,
@@ -362,6 +363,15 @@ mod tests {
         assert_eq!((gpu.oversubscribe, gpu.idle.as_millis()), (true, 5));
         assert_eq!(gpu.room_timeout.to_string(), "7 ms (gpu.room_timeout_ms)");
         assert!(parse("[gpu]\nidle_ms = 0").unwrap_err().contains("gpu.idle_ms"));
+    }
+
+    #[test]
+    fn the_driver_checkpoints_native_processes_unless_it_is_said_otherwise() {
+        let native = parse("").unwrap().native;
+        assert_eq!((native.enabled, native.devices.as_str()), (true, "/dev/nvidia"));
+        let native = parse("[native]\nenabled = false\ndevices = \"/x\"").unwrap().native;
+        assert_eq!((native.enabled, native.devices.as_str()), (false, "/x"));
+        assert!(parse("[native]\ndevices = \"\"").unwrap_err().contains("native.devices"));
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub(crate) struct Config {
     pub(crate) clients: ClientConfig,
     pub(crate) timeouts: Timeouts,
     pub(crate) gpu: GpuConfig,
+    pub(crate) native: NativeConfig,
     pub(crate) checkpoint: CheckpointConfig,
     pub(crate) image: ImageConfig,
     pub(crate) restore: RestoreConfig,
@@ -127,6 +128,15 @@ pub(crate) struct GpuConfig {
     pub(crate) idle: Duration,
     /// How long an allocation waits for programs to be suspended.
     pub(crate) room_timeout: Limit,
+}
+
+/// How processes are dumped that use NVIDIA's own driver library.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NativeConfig {
+    /// Whether the driver checkpoints them; otherwise they are left to CRIU and its other plugins.
+    pub(crate) enabled: bool,
+    /// How the paths of the driver's device files begin.
+    pub(crate) devices: String,
 }
 
 /// How images are written.

@@ -2,15 +2,24 @@
 
 use std::collections::HashSet;
 
+use rekindle_cuda_abi::checkpoint::ProcessState;
 use rekindle_wire::control::{CheckInfo, Failure, Reply};
 
 use super::clients::{Client, ClientState};
+use super::native::NativeError;
 use super::peer::is_operator;
 use super::pidns::PidView;
 use super::process;
 use super::sys::Credentials;
 use super::worker::WorkerError;
 use super::{Daemon, ipc, mappings};
+
+/// What `check` says of a client.
+const BY_REKINDLE: &str = "its GPU memory is saved by Rekindle's worker";
+/// What `check` says of a native process.
+const BY_DRIVER: &str = "its GPU memory is saved by the driver's own checkpoint: the process stands still while all of its GPU memory \
+    goes into its host memory and CRIU copies that; it must hold it all, and fails on managed memory and on memory exported to other \
+    processes (started with `rekindle run`, it would not)";
 
 /// The obstacles to a dump, for each process of the tree that uses a GPU.
 pub(crate) fn check(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
@@ -36,7 +45,7 @@ fn try_check(daemon: &Daemon, peer: Credentials, asked: i32) -> Result<Vec<Check
     let mut found = Vec::new();
     for pid in tree {
         let client = clients.iter().find(|it| it.process.pid == pid);
-        let mapped = mappings::of(pid).unwrap_or_default();
+        let mapped = mappings::of(pid, &daemon.config.native.devices).unwrap_or_default();
         let mut reasons = Vec::new();
         let mut memory = 0;
         match client {
@@ -60,16 +69,46 @@ fn try_check(daemon: &Daemon, peer: Credentials, asked: i32) -> Result<Vec<Check
             None if mapped.ring => reasons.push(daemon.clients.lost.why(pid)),
             None => {}
         }
-        if let Some(device) = mapped.device {
-            reasons.push(format!("it uses {device} by the driver itself: start it with `rekindle run`"));
+        let mut way = if client.is_some() { BY_REKINDLE.to_owned() } else { String::new() };
+        match (daemon.native.device_of(pid), client) {
+            (Some(device), Some(_)) => {
+                reasons.push(format!(
+                    "it also uses {device} through the driver itself, which a restore would not bring back"
+                ));
+            }
+            (Some(device), None) => match native(daemon, pid, &device) {
+                Ok(Some(said)) => way = said,
+                Ok(None) => {}
+                Err(reason) => reasons.push(reason),
+            },
+            (None, _) => {}
         }
-        let ours = client.is_some() || !reasons.is_empty();
+        let ours = client.is_some() || !reasons.is_empty() || !way.is_empty();
         if ours && let Some(pid) = view.to_theirs(pid) {
             let command = client.map_or_else(|| process::command(pid), |it| it.attach.command.clone());
-            found.push(CheckInfo { pid, command, device_memory: memory, reasons });
+            found.push(CheckInfo { pid, command, device_memory: memory, reasons, way });
         }
     }
     Ok(found)
+}
+
+/// How the GPU memory of a process without a worker is saved, and what that costs; none if the driver does not know the process.
+fn native(daemon: &Daemon, pid: i32, device: &str) -> Result<Option<String>, String> {
+    if !daemon.config.native.enabled {
+        return Err(format!(
+            "it uses {device} through the driver itself, and the daemon leaves such processes to other plugins (native.enabled): start it with `rekindle run`"
+        ));
+    }
+    let Some(one) =
+        daemon.native.look(pid, device).map_err(|error| format!("{error}; or start it with `rekindle run`"))?
+    else {
+        return Ok(None);
+    };
+    match daemon.native.state(&one, daemon.native.limits().short) {
+        Ok(ProcessState::Running) => Ok(Some(BY_DRIVER.to_owned())),
+        Ok(state) => Err(NativeError::NotRunning { name: one.name, state: state.as_str() }.to_string()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// The obstacles of one client; none where its process has ended.
@@ -90,7 +129,7 @@ fn mapped_outside(daemon: &Daemon, tree: &[i32]) -> Vec<(i32, HashSet<(String, u
     let ours = |pid: i32| tree.contains(&pid) || clients.iter().any(|it| it.worker.pid() == pid);
     let others = process::all().unwrap_or_default().into_iter().filter(|pid| !ours(*pid));
     others
-        .filter_map(|pid| Some((pid, mappings::of(pid).ok()?.shared)))
+        .filter_map(|pid| Some((pid, mappings::of(pid, &daemon.config.native.devices).ok()?.shared)))
         .filter(|(_, shared)| !shared.is_empty())
         .collect()
 }

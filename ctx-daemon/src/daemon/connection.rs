@@ -202,7 +202,11 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
                 wait_for_peer(daemon, &stream, peer);
             }
         }
-        Request::Pause { .. } | Request::Restore | Request::RestoreAllowing(_) | Request::WatchRestore { .. }
+        Request::Pause { .. }
+        | Request::Restore
+        | Request::RestoreAllowing(_)
+        | Request::WatchRestore { .. }
+        | Request::AreNatives
             if !may_checkpoint(peer) =>
         {
             warn!(pid = peer.pid, uid = peer.uid, "not allowed to dump or restore");
@@ -210,21 +214,26 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
                 "only root and the user that rekindled runs as may dump and restore, and not from inside a container";
             message::fail(&stream, Failure::refused(reason));
         }
+        Request::AreNatives => {
+            drop(pending);
+            message::reply(&stream, &Reply::AreNatives(daemon.native.any()));
+        }
         // During a restore, CRIU may be in the container's cgroup already, where runc puts it; during a dump it is not.
         Request::Pause { .. } if grants::contained(daemon, peer) => {
             message::fail(&stream, Failure::refused("a container may not dump"));
         }
         Request::Pause { root, leave_running, traceparent } => {
             drop(pending);
-            dump::serve(daemon, &stream, peer, (root, leave_running, traceparent), fds);
+            let asked = dump::Asked { root, leave_running, traceparent, wire: body.wire };
+            dump::serve(daemon, &stream, peer, asked, fds);
         }
         Request::Restore => {
             drop(pending);
-            restore::serve(daemon, &stream, peer, Allowances::default(), fds);
+            restore::serve(daemon, &stream, peer, (Allowances::default(), body.wire), fds);
         }
         Request::RestoreAllowing(allowed) => {
             drop(pending);
-            restore::serve(daemon, &stream, peer, allowed, fds);
+            restore::serve(daemon, &stream, peer, (allowed, body.wire), fds);
         }
         Request::WatchRestore { hears_first, span } => {
             drop(pending);
@@ -233,6 +242,8 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         Request::Frozen { .. }
         | Request::Socket { .. }
         | Request::Finish
+        | Request::NativeCheckpoint { .. }
+        | Request::NativeResume { .. }
         | Request::Resume { .. }
         | Request::Progress => {
             message::fail(&stream, Failure::internal("a connection does not begin with this"));

@@ -7,8 +7,6 @@ use rekindle_wire::layout::SHARED_NAME;
 
 /// The prefix of the names of all memfds of clients.
 const OURS: &str = "/memfd:rekindle-";
-/// The device files that the driver opens. `nvidia-smi` and other observers open other ones.
-const DEVICES: &str = "/dev/nvidia";
 
 /// The mappings of a process.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -22,25 +20,27 @@ pub(crate) struct Mappings {
 }
 
 /// Reads the mappings. A process that is gone has none.
-pub(crate) fn of(pid: i32) -> io::Result<Mappings> {
+///
+/// `devices` is how the paths of the driver's device files begin.
+pub(crate) fn of(pid: i32, devices: &str) -> io::Result<Mappings> {
     // Read as bytes: a file's name may have any.
     let text = std::fs::read(format!("/proc/{pid}/maps"))?;
-    Ok(parse(&String::from_utf8_lossy(&text)))
+    Ok(parse(&String::from_utf8_lossy(&text), devices))
 }
 
 /// Whether a process has a ring mapped. A process that is gone, or has executed another program, has none.
 pub(crate) fn has_ring(pid: i32) -> bool {
-    of(pid).is_ok_and(|it| it.ring)
+    of(pid, "/dev/nvidia").is_ok_and(|it| it.ring)
 }
 
-fn parse(maps: &str) -> Mappings {
+fn parse(maps: &str, devices: &str) -> Mappings {
     let ring = format!("/memfd:{} ", SHARED_NAME.to_string_lossy());
     let mut found = Mappings::default();
     for line in maps.lines() {
         // Fields: address permissions offset device inode path
         let Some(at) = line.find('/') else { continue };
         let (fields, path) = line.split_at(at);
-        if path.starts_with(DEVICES) {
+        if path.starts_with(devices) {
             found.device = Some(path.to_owned());
         }
         if !path.starts_with(OURS) {
@@ -67,11 +67,12 @@ mod tests {
 7f0000000000-7f0000200000 rw-s 00000000 00:01 2050                       /memfd:rekindle-ring (deleted)\n\
 7f0000300000-7f0000400000 rw-s 00000000 00:06 431                        /dev/nvidia0\n\
 7f0000500000-7f0000501000 rw-p 00000000 00:00 0 \n";
-        let found = parse(maps);
+        let found = parse(maps, "/dev/nvidia");
         assert!(found.ring);
         assert_eq!(found.shared, HashSet::from([("00:01".to_owned(), 2049), ("00:01".to_owned(), 2050)]));
         assert_eq!(found.device.as_deref(), Some("/dev/nvidia0"));
-        assert!(!parse("7f00-7f01 rw-s 0 00:01 1 /memfd:rekindle-ringer (deleted)\n").ring);
+        assert_eq!(parse(maps, "/dev/other").device, None);
+        assert!(!parse("7f00-7f01 rw-s 0 00:01 1 /memfd:rekindle-ringer (deleted)\n", "/dev/nvidia").ring);
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //!                            ├─ grant, revoke ── grants                    GPUs for containers
 //!                            ├─ attach, restore, suspend ── charge         workers go into cgroups of pods and slices
 //!                            ├─ gpus ───────── nvml ── helper               NVML's queries
+//!                            ├─ dump, restore, check ── native ── helper   processes that the driver itself checkpoints
 //!                            └─ list, status, calls, check, protocol
 //!   spans ── OTLP ──► ────── what dumps and restores took, to a collector
 //!   metrics ── HTTP ─────── what all of these record, and the registry      a monitor asks for numbers
@@ -49,6 +50,7 @@ mod message;
 mod metrics;
 mod moment;
 mod moves;
+mod native;
 mod nvml;
 mod orders;
 mod oversubscribe;
@@ -150,6 +152,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
         env!("CARGO_PKG_VERSION"),
     );
 
+    native::recover(&daemon.native)?;
     service::begin(&daemon)?;
 
     let signal = signals.wait();

@@ -30,6 +30,22 @@ impl Process {
         stat(self.pid).is_ok_and(|it| it.start == self.start && !it.is_dead())
     }
 
+    /// Whether the process is about to end, or does: a process with much memory takes a while for it.
+    pub(crate) fn is_ending(&self) -> bool {
+        const KILL: u64 = 1 << (libc::SIGKILL - 1);
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        let pending = status.lines().filter_map(|line| line.strip_prefix("SigPnd:").or(line.strip_prefix("ShdPnd:")));
+        let killed = pending.filter_map(|it| u64::from_str_radix(it.trim(), 16).ok()).any(|it| it & KILL != 0);
+        killed || stat(self.pid).is_ok_and(|it| it.start == self.start && it.exiting)
+    }
+
+    /// Whether the number is a process's, and not that of another thread.
+    pub(crate) fn is_leader(&self) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+        line.and_then(|it| it.trim().parse().ok()) == Some(self.pid)
+    }
+
     /// Sends SIGKILL, unless the process is gone.
     pub(crate) fn kill(&self) {
         // The descriptor names one process: if that is still this one, no other gets the signal.
@@ -66,6 +82,9 @@ impl Process {
     }
 }
 
+/// The flag of a thread whose end has begun, in `/proc/PID/stat`.
+const PF_EXITING: u64 = 0x4;
+
 /// The fields of `/proc/PID/stat` that the daemon uses.
 struct Stat {
     parent: i32,
@@ -78,6 +97,8 @@ struct Stat {
     threads: u64,
     /// Stopped by a signal or a tracer.
     stopped: bool,
+    /// Its end has begun.
+    exiting: bool,
 }
 
 impl Stat {
@@ -102,6 +123,7 @@ fn parse_stat(text: &[u8]) -> Option<Stat> {
         threads: number(17)?,
         stopped: matches!(*fields.first()?, "T" | "t"),
         parent: fields.get(1)?.parse().ok()?,
+        exiting: number(6)? & PF_EXITING != 0,
         start: number(19)?,
         cpu: number(11)?.saturating_add(number(12)?),
     })
@@ -263,7 +285,12 @@ mod tests {
         assert_eq!(frozen_tree(pid).unwrap(), [pid]);
         assert!(ancestry(pid).contains(&own));
         assert_eq!(namespace_pids(pid).unwrap().first(), Some(&pid));
+        assert!(process.is_leader() && !process.is_ending());
         child.kill().unwrap();
+        // Its flags stay until somebody waits for it.
+        while !process.is_ending() {
+            std::thread::yield_now();
+        }
         child.wait().unwrap();
         assert!(!process.is_alive());
         assert!(tree(pid).unwrap().is_empty() && frozen_tree(pid).unwrap().is_empty());

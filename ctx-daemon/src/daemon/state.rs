@@ -18,6 +18,7 @@ use super::lost::LostWorkers;
 use super::memory_pressure::MemoryPressure;
 use super::metrics::Metrics;
 use super::moves::Moves;
+use super::native::Native;
 use super::nvml::Nvml;
 use super::oversubscribe::Oversubscription;
 use super::pool::Pool;
@@ -46,6 +47,8 @@ pub(super) struct Daemon {
     pub(super) sandbox: Sandbox,
     pub(super) grants: Arc<Grants>,
     pub(super) charges: Arc<Charges>,
+    /// Processes that the driver itself checkpoints.
+    pub(super) native: Arc<Native>,
     pub(super) nvml: Nvml,
     pub(super) connections: Arc<Connections>,
     pub(super) imports: Imports,
@@ -105,6 +108,7 @@ impl Daemon {
             sandbox,
             grants: Arc::new(Grants::load(&config.state_dir, config.clients.grants_required)),
             charges: Arc::new(Charges::open(config.clients.charge, &config.state_dir)),
+            native: Arc::new(Native::new(&config)),
             nvml: Nvml::new(&config),
             connections: Arc::new(Connections::new(config.socket.connections, Arc::clone(&metrics))),
             imports: Imports::default(),

@@ -195,7 +195,8 @@ impl Shared {
             let waited = self.changed.wait_timeout(state, Duration::from_millis(5));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        Some(())
+        // The gate may have been opened after the plugin's end, and before that was seen.
+        (!is_hung_up(plugin)).then_some(())
     }
 }
 
@@ -240,7 +241,8 @@ fn name(body: &Value) -> Option<String> {
 }
 
 fn known(name: &str) -> Option<&'static str> {
-    ["Pause", "Frozen", "Socket", "Finish", "Restore", "Resume"].into_iter().find(|it| *it == name)
+    let known = ["Pause", "Frozen", "NativeCheckpoint", "Socket", "Finish", "Restore", "Resume", "NativeResume"];
+    known.into_iter().find(|it| *it == name)
 }
 
 /// Waits until one of the two can be read, and returns that one; the second if both can.

@@ -17,6 +17,7 @@
 //! - [`gate`]: holds a dump or a restore at a known moment; [`footprint`]: the resources in use, to find leaks;
 //!   [`faults`]: kills a process at that moment and checks the result; [`disk`]: a disk that becomes full
 //! - [`twin`]: dumps without CRIU, each compared with the image that `stop` writes at the same quiesce
+//! - [`native`]: programs without the interposer
 //! - [`kept`]: images of earlier releases, kept in the tree
 //! - [`process`], [`wait`]: inspect processes, wait for conditions. No helper waits for a fixed time to pass
 //! - [`random`]: a seed to repeat a test with; [`pairs`]: selects the cases of a matrix; [`schedule`]: selects the
@@ -35,6 +36,7 @@ pub mod gate;
 pub mod image;
 pub mod kept;
 pub mod kill;
+pub mod native;
 pub mod network;
 pub mod node;
 pub mod pairs;

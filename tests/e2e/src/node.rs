@@ -56,6 +56,8 @@ pub struct Node {
     idle: Option<Vec<String>>,
     count: Cell<u32>,
     finished: bool,
+    /// Whether the daemon may keep a helper for native programs.
+    has_helper: Cell<bool>,
     connections: Cell<bool>,
     /// The host lock, held by a node at the default socket.
     host: Option<Rc<HostLock>>,
@@ -147,6 +149,7 @@ impl Node {
             idle: None,
             count: Cell::new(0),
             finished: false,
+            has_helper: Cell::new(false),
             connections: Cell::new(false),
             host: None,
         })
@@ -231,6 +234,11 @@ impl Node {
             daemon.idle = idle;
         }
         Ok(())
+    }
+
+    /// Notes that this daemon may keep a helper for native programs, and with it a descriptor.
+    pub fn keeps_helper(&self) {
+        self.has_helper.set(true);
     }
 
     /// Places the state that a daemon keeps for the next one in the test's directory, which is removed with the test.
@@ -473,7 +481,13 @@ impl Node {
         let waited = until_true("nothing is left of clients, dumps and restores", || {
             let status = self.status()?;
             let running = self.processes();
-            let descriptors = process::descriptors(pid)?;
+            let mut descriptors = process::descriptors(pid)?;
+            if self.has_helper.get()
+                && process::driver_helper(pid).is_some()
+                && let Some(at) = descriptors.iter().position(|it| it == "socket")
+            {
+                descriptors.remove(at);
+            }
             last = format!(
                 "{} workers in use, {} ready, processes {:?}, descriptors {descriptors:?} (idle: {idle:?})",
                 status.used,
@@ -488,6 +502,7 @@ impl Node {
 
     /// Ends the test, and checks that nothing is left of its processes, neither before the daemon stops nor after.
     pub fn finish(mut self) -> Result {
+        let helper = self.daemon_pid().ok().and_then(process::driver_helper);
         if self.daemon.is_some() {
             self.is_idle()?;
             let status = self.stop_daemon()?;
@@ -495,6 +510,7 @@ impl Node {
             ensure!(!self.socket.exists(), "rekindled has left its socket");
         }
         until_true("all workers are gone", || Ok(self.processes().is_empty()))?;
+        helper.map_or(Ok(()), |pid| process::wait_gone("the helper for native programs", pid))?;
         self.finished = true;
         Ok(())
     }

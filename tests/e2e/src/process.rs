@@ -86,6 +86,15 @@ pub fn tree(root: i32) -> Vec<i32> {
     pids
 }
 
+/// The process with which a daemon calls the driver's checkpoint.
+pub fn driver_helper(daemon: i32) -> Option<i32> {
+    let is_helper = |pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).nth(1) == Some(b"native")
+    };
+    tree(daemon).into_iter().skip(1).find(is_helper)
+}
+
 /// The processes with this entry, `NAME=VALUE`, in the environment that they started with. Zombies have no environment.
 pub fn with_environment(entry: &str) -> Vec<i32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };

@@ -37,6 +37,7 @@ mod mispredicted_writes;
 mod mistakes;
 mod moments;
 mod mpi;
+mod native;
 mod nccl;
 mod nvml;
 mod oversubscribe;

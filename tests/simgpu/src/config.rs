@@ -6,8 +6,10 @@
 //! | `CUDA_VISIBLE_DEVICES` | which of them there are for this process, and in which order: numbers or UUIDs | all |
 //! | `SIMGPU_MEMORY` | memory of each, in bytes or with `K`, `M`, `G` behind the number | `4G` |
 //! | `SIMGPU_MACHINE` | a file, by which processes have the same devices (`memory/machine.rs`) | devices of its own |
+//! | `SIMGPU_DEVICE_FILE` | a file that stands for the driver's devices: others can checkpoint this process (`checkpoint/`) | none |
 //! | `SIMGPU_CONTEXT_MEMORY` | bytes of a device's memory that each context takes | 0 |
 //! | `SIMGPU_COPY_GBPS` | 10^9 bytes a second that a device copies to and from the host, each way | unlimited |
+//! | `SIMGPU_VERSION` | what `cuDriverGetVersion` says | `13000` |
 //! | `SIMGPU_CC` | compute capability | `9.0` |
 //! | `SIMGPU_NAME` | the devices' name | `Rekindle software GPU` |
 //! | `SIMGPU_MULTIPROCESSORS` | how many each has | 16 |
@@ -33,6 +35,8 @@ pub(crate) struct Config {
     pub(crate) copy_rate: Option<f64>,
     /// Whether devices can access each other's memory.
     pub(crate) peers: bool,
+    /// The version that it claims to be.
+    pub(crate) version: i32,
     /// Compute capability: major, minor.
     pub(crate) capability: (u32, u32),
     /// The devices' name.
@@ -50,6 +54,9 @@ pub(crate) struct Config {
     /// Whether every call is logged.
     pub(crate) trace: bool,
 }
+
+/// The default version: CUDA 13.0.
+const DRIVER_VERSION: i32 = 13_000;
 
 /// The default number of multiprocessors. It is lower than an H200's: grids are often made as large as the device, and the CPU
 /// runs their blocks one after the other.
@@ -80,6 +87,7 @@ impl Config {
                 .filter(|rate| *rate > 0.0)
                 .map(|rate| rate * 1e9),
             peers: number("SIMGPU_PEERS") != Some(0),
+            version: number("SIMGPU_VERSION").and_then(|it| i32::try_from(it).ok()).unwrap_or(DRIVER_VERSION),
             capability: get("SIMGPU_CC").and_then(|t| capability(&t)).unwrap_or((9, 0)),
             name: get("SIMGPU_NAME").unwrap_or_else(|| "Rekindle software GPU".to_owned()),
             multiprocessors: number("SIMGPU_MULTIPROCESSORS").map_or(MULTIPROCESSORS, |n| n.clamp(1, 1024) as u32),

@@ -10,7 +10,7 @@ use rekindle_cuda_abi::types::{
 use crate::config::{self, config};
 use crate::handles;
 use crate::memory::account::Account;
-use crate::memory::heap::{Heap, Place, WINDOW};
+use crate::memory::heap::{Heap, Place, Saved, WINDOW};
 use crate::memory::space::{Kind, Region};
 use crate::pool::Pools;
 use crate::status::Result;
@@ -150,6 +150,21 @@ impl Device {
         if let Some(heap) = self.heap_of(region.kind) {
             heap.free(&self.memory, region.base);
         }
+    }
+
+    /// Moves the content of all its memory out, see [`Heap::move_out`].
+    pub(crate) fn move_out(&self) -> Vec<Saved> {
+        [&self.heap, &self.code, &self.internal].into_iter().flat_map(|it| it.move_out(&self.memory)).collect()
+    }
+
+    /// Moves a block in again.
+    pub(crate) fn move_in(&self, saved: &Saved) -> Result<()> {
+        for heap in [&self.heap, &self.code, &self.internal] {
+            if heap.move_in(&self.memory, saved)? {
+                return Ok(());
+            }
+        }
+        Err(CUDA_ERROR_INVALID_VALUE)
     }
 
     /// Takes addresses between code, as the driver does for the buffer of kernels that print. Returns where.

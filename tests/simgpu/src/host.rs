@@ -3,19 +3,17 @@
 use rekindle_cuda_abi::private::{DeviceIdentity, Host};
 use rekindle_cuda_abi::types::{CUcontext, CUdevice, CUfunction, CUmodule, CUresult, CUstream};
 
+use crate::config::config;
 use crate::device::{create, device};
 use crate::module::Module;
 use crate::{current, handles};
-
-/// The version that `cuDriverGetVersion` returns: CUDA 13.0.
-pub(crate) const DRIVER_VERSION: i32 = 13_000;
 
 /// This driver.
 pub(crate) struct SoftwareGpu;
 
 impl Host for SoftwareGpu {
     fn driver_version(&self) -> i32 {
-        DRIVER_VERSION
+        config().version
     }
 
     fn devices(&self) -> Vec<DeviceIdentity> {

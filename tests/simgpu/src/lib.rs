@@ -20,6 +20,7 @@
 //! | `contexts`, `current` | the life of contexts; the current one of each thread |
 //! | `merge`, `image`, `module`, `library` | code |
 //! | `copy`, `word`, `execution/launch` | the commands of streams |
+//! | `checkpoint/` | the checkpoint of this process by another, and of another by this one |
 //! | `graphs`, `host`, `process` | the services that graphs and private tables need; the life of the process |
 //! | `api/` | the driver functions |
 
@@ -27,6 +28,7 @@ mod api;
 mod array;
 mod attributes;
 mod channel;
+mod checkpoint;
 mod config;
 mod context;
 mod contexts;

@@ -16,7 +16,7 @@ use crate::contexts::primary;
 use crate::exports::SYMBOLS;
 use crate::handles;
 use crate::status::{Result, ensure};
-use crate::{device, fault};
+use crate::{checkpoint, device, fault};
 
 const NEW: u8 = 0;
 const READY: u8 = 1;
@@ -41,6 +41,9 @@ const ALWAYS: &[&str] = &[
     "cuModuleGetLoadingMode",
 ];
 
+/// How the functions begin that act on another process, and pass whatever the state of this one.
+const OF_OTHERS: &str = "cuCheckpointProcess";
+
 /// Initialises the process, once.
 pub(crate) fn initialize() -> Result<()> {
     static ONCE: Once = Once::new();
@@ -52,6 +55,9 @@ pub(crate) fn initialize() -> Result<()> {
         unsafe {
             libc::pthread_atfork(None, None, Some(forked));
             libc::atexit(exiting);
+        }
+        if let Err(error) = checkpoint::begin() {
+            eprintln!("simgpu: SIMGPU_DEVICE_FILE: cannot be used: error {error}");
         }
         STATE.store(READY, Ordering::SeqCst);
     });
@@ -106,6 +112,7 @@ pub(crate) fn entry(index: usize, body: impl FnOnce() -> CUresult) -> CUresult {
         fault::point(name(index))?;
         rekindle_graphs::hook::before(name(index))
     };
+    let _inside = (!ALWAYS.contains(&name(index)) && !name(index).starts_with(OF_OTHERS)).then(checkpoint::gate::enter);
     let call = || gate().err().unwrap_or_else(body);
     let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or(CUDA_ERROR_UNKNOWN);
     if config().trace || (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) {

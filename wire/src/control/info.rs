@@ -233,6 +233,9 @@ pub struct CheckInfo {
     pub device_memory: u64,
     /// Why it cannot be checkpointed now; none if it can.
     pub reasons: Vec<String>,
+    /// What saves its GPU memory, and what that costs, in one line. Empty if nothing does, or the daemon is older.
+    #[serde(default)]
+    pub way: String,
 }
 
 /// The daemon itself.

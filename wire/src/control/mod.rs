@@ -17,7 +17,17 @@
 //!   exit(DUMP, error)        (close)
 //! ```
 //!
-//! When the connection closes, whatever the reason, rings that are still closed open again, and an image that is not
+//! Processes of the tree that use NVIDIA's own driver library ("native" ones) are checkpointed by the driver, while a thread of
+//! theirs runs that the plugin lets run:
+//!
+//! ```text
+//!   PAUSE_DEVICES(root)      Pause{root} + [image directory]  -> PausedNatives{pids, natives}  these are locked, too
+//!   CHECKPOINT_DEVICES(pid)  NativeCheckpoint{pid}            -> NativeDone | Failed     after Frozen, for each native one
+//!   exit(DUMP, any)          NativeResume{pid}                -> NativeDone | Failed     for each that goes on
+//! ```
+//!
+//! When the connection closes, whatever the reason, rings that are still closed open again, native processes that live get their
+//! GPU memory back and are unlocked, and an image that is not
 //! durable is removed: a killed CRIU leaves the application running. A kill dump ends the same way, its tasks having
 //! been killed before CRIU exits.
 //!
@@ -46,6 +56,9 @@
 //!   RESUME_DEVICES_LATE(pid) Resume{pid}                      -> Resumed{ours} | Failed      the last one opens the rings
 //!   exit(RESTORE, status)    (close)
 //! ```
+//!
+//! A native process of the image is `Native` in the reply to `Resume`; `NativeResume` follows while its thread runs, and its reply
+//! tells whether it was the last.
 //!
 //! When that connection closes before the rings are open, the daemon gives up the restore's workers.
 //!
@@ -150,6 +163,22 @@ pub enum Request {
     },
     /// Answer when the image is durable.
     Finish,
+    /// In a dump: have the driver move the GPU memory of this native process into its host memory. All its threads are stopped but
+    /// the one that `PausedNatives` named.
+    NativeCheckpoint {
+        /// The process.
+        pid: i32,
+    },
+    /// Have the driver give this native process its GPU memory back, if that was moved, and unlock it. All its threads are stopped
+    /// but the one that works for the driver.
+    NativeResume {
+        /// The process.
+        pid: i32,
+    },
+
+    /// Does any process of this machine use a GPU by NVIDIA's own driver library? The plugin asks before it knows the tree, since
+    /// CRIU must know early how to stop such processes.
+    AreNatives,
 
     /// Prepare a restore from the image directory that comes with this.
     Restore,
@@ -349,6 +378,21 @@ pub enum Reply {
         /// The clients' pids.
         pids: Vec<i32>,
     },
+    /// The clients of the tree, quiesced, and its native processes, locked. To peers that speak control version 16, and only where
+    /// there are native processes.
+    PausedNatives {
+        /// The clients' pids.
+        pids: Vec<i32>,
+        /// The native processes, in the order in which they were locked.
+        natives: Vec<NativeThread>,
+    },
+    /// To `NativeCheckpoint` and `NativeResume`: the driver has done it.
+    NativeDone {
+        /// In a restore, whether the process was the last one, so that the rings are open now.
+        open: bool,
+    },
+    /// To `AreNatives`.
+    AreNatives(bool),
     /// To `Frozen`.
     Frozen {
         /// Whether the task is a client of ours.
@@ -384,6 +428,8 @@ pub enum Reply {
         /// Whether the task was the last client, so that the rings are open now.
         open: bool,
     },
+    /// To `Resume`: the task is a native process. `NativeResume` must follow, while this thread runs.
+    Native(NativeThread),
     /// To `List`.
     Clients(Vec<ClientInfo>),
     /// To `Status`.
@@ -498,6 +544,15 @@ impl std::fmt::Display for Allowances {
         let words: Vec<_> = words.into_iter().filter(|(on, _)| *on).map(|(_, word)| word).collect();
         f.write_str(&words.join(","))
     }
+}
+
+/// A native process, and the thread in it that works for the driver.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct NativeThread {
+    /// The process, as the peer numbers it.
+    pub pid: i32,
+    /// The thread, as the peer numbers it.
+    pub tid: i32,
 }
 
 /// A dumped socket that the restore connects anew.

@@ -43,6 +43,7 @@ impl Tree<'_> {
             stall: self.daemon.config.timeouts.stall,
             sharing: ipc::within(self.daemon, &clients)?,
             pool: Arc::clone(&self.daemon.pool),
+            natives: Vec::new(),
             rehearse: false,
             progress: Arc::default(),
         };

@@ -10,6 +10,7 @@ use super::super::clients::{Client, Held};
 use super::super::groups::TogetherError;
 use super::super::ipc::SharingError;
 use super::super::moment::MomentError;
+use super::super::native::NativeError;
 use super::super::pidns::PidError;
 use super::super::pool::PoolError;
 use super::super::quiesce::QuiesceError;
@@ -66,6 +67,8 @@ pub(in crate::daemon) enum DumpError {
     Moment(#[from] MomentError),
     #[error(transparent)]
     Together(#[from] TogetherError),
+    #[error(transparent)]
+    Native(#[from] NativeError),
     #[error("the connection closed")]
     Closed,
     #[error("cannot start a thread: {0}")]
@@ -90,6 +93,7 @@ impl Failing for DumpError {
             Self::Failed(failure) => failure.kind,
             Self::Moment(error) => error.kind(),
             Self::Together(error) => error.kind(),
+            Self::Native(error) => error.kind(),
             Self::Closed => FailureKind::GivenUp,
         }
     }

@@ -26,6 +26,10 @@
 //! The image's GPU side is the state at the quiesce. Rings stay closed until CRIU has written the processes' memory,
 //! although the copy may be done before: what an open ring executes may write to memory that the application shares, and
 //! that is in CRIU's image.
+//!
+//! Native processes of the tree, which the driver checkpoints, are locked when the clients are quiesced. They are given back at
+//! `NativeResume`, which is in turn in every state, and otherwise when the connection is closed (`daemon/native/`).
+//!
 //! The reply to the failed request, and to every later one, tells the failure, which releases at once what the dump held. A
 //! request out of turn changes nothing. Nothing that a dump holds outlives its connection.
 
@@ -105,17 +109,21 @@ machine! {
     Failed -> Over,
 }
 
+/// The first request.
+pub(super) struct Asked {
+    pub(super) root: i32,
+    pub(super) leave_running: bool,
+    pub(super) traceparent: Option<TraceParent>,
+    /// The control version that the plugin speaks.
+    pub(super) wire: u32,
+}
+
 /// The result of a transition: the next state and the reply to the request, or an error, which leads to `Failed`.
 type Next = Result<(State, Reply), DumpError>;
 
 /// Serves a dump from its `Pause` on, until the connection closes.
-pub(super) fn serve(
-    daemon: &Arc<Daemon>,
-    stream: &UnixStream,
-    peer: Credentials,
-    (root, leave_running, traceparent): (i32, bool, Option<TraceParent>),
-    fds: Vec<OwnedFd>,
-) {
+pub(super) fn serve(daemon: &Arc<Daemon>, stream: &UnixStream, peer: Credentials, asked: Asked, fds: Vec<OwnedFd>) {
+    let Asked { root, leave_running, traceparent, wire } = asked;
     let _session = match daemon.connections.session(stream) {
         Ok(session) => session,
         Err(error) => return message::fail(stream, error),
@@ -126,7 +134,7 @@ pub(super) fn serve(
     let whole = lazy_pages::wait(under.root, stream, daemon.config.timeouts.stall);
     let moment = whole.and_then(|()| Ok(wait_for_moment(daemon, stream, &under)?));
     let begun = moment.and_then(|()| {
-        let pausing = Pausing::new(fds)?;
+        let pausing = Pausing::new(fds, wire)?;
         Ok((Tree::hold(daemon, stream, peer, root, leave_running, &under.progress, member)?, pausing))
     });
     let (tree, pausing) = match begun {
@@ -200,6 +208,7 @@ impl State {
 
     fn answer(self, tree: &Tree<'_>, under: &DumpGuard<'_>, request: Request) -> (Self, Result<Reply, Failure>) {
         let done = match (request, self) {
+            (Request::NativeResume { pid }, state) => return (state, tree.give_back_native(pid)),
             (_, Self::Failed(failure)) => {
                 let again = DumpError::Failed(failure.clone()).failure();
                 return (Self::Failed(failure), Err(again));
@@ -208,6 +217,10 @@ impl State {
                 state.frozen(tree, pid)
             }
             (Request::Socket { id, cookie }, state) => state.socket(tree, id, cookie),
+            (Request::NativeCheckpoint { pid }, Self::Saving(saving)) => {
+                let done = saving.check().map_err(DumpError::from).and_then(|()| tree.checkpoint_native(pid));
+                done.map(|()| (Self::Saving(saving), Reply::NativeDone { open: false }))
+            }
             (Request::Finish, Self::Saving(saving)) => {
                 saving.finish(tree).map(|durable| (Self::Durable(durable), Reply::Durable))
             }
@@ -275,6 +288,7 @@ fn name(request: &Request) -> &'static str {
     match request {
         Request::Frozen { .. } => "the request Frozen",
         Request::Finish => "the request Finish",
+        Request::NativeCheckpoint { .. } => "the request NativeCheckpoint",
         _ => "this request",
     }
 }

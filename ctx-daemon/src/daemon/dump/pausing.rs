@@ -13,6 +13,7 @@ use super::super::checkpoints::DumpGuard;
 use super::super::clients::{Client, ClientState};
 use super::super::groups::Stage;
 use super::super::moment::wait_for_moment;
+use super::super::native::Held;
 use super::super::quiesce;
 use super::super::{ipc, message, process, suspend, sys};
 use super::error::{DumpError, SaveError};
@@ -27,6 +28,8 @@ use super::tree::Tree;
 pub(super) struct Pausing {
     dir: ImageDir,
     beside: Option<ImageDir>,
+    /// The control version that the plugin speaks.
+    wire: u32,
 }
 
 /// The state that a pause leads to.
@@ -37,22 +40,23 @@ pub(super) enum Paused {
 
 impl Pausing {
     /// Begins with the image's directory and, if there is one, the directory of a second image.
-    pub(super) fn new(fds: Vec<OwnedFd>) -> Result<Self, DumpError> {
+    pub(super) fn new(fds: Vec<OwnedFd>, wire: u32) -> Result<Self, DumpError> {
         let open = |dir: OwnedFd| ImageDir::from_fd(dir.as_fd(), message::shown(&dir));
         let mut fds = fds.into_iter();
         match (fds.next(), fds.next(), fds.next()) {
-            (Some(dir), beside, None) => Ok(Self { dir: open(dir)?, beside: beside.map(open).transpose()? }),
+            (Some(dir), beside, None) => Ok(Self { dir: open(dir)?, beside: beside.map(open).transpose()?, wire }),
             _ => Err(DumpError::NoDirectory),
         }
     }
 
     /// Quiesces the clients of the tree. On an error all of them run.
     pub(super) fn pause(self, tree: &Tree<'_>, under: &DumpGuard<'_>) -> Result<(Paused, Reply), DumpError> {
-        let Self { dir, beside } = self;
+        let Self { dir, beside, wire } = self;
         let (daemon, progress) = (tree.daemon, &tree.progress);
         let (clients, pending) = tree.find(process::tree)?;
         tree.nobody_has_lost_its_worker(!clients.is_empty() || !pending.is_empty())?;
-        if clients.is_empty() && pending.is_empty() {
+        let natives = tree.find_natives(&clients, wire)?;
+        if clients.is_empty() && pending.is_empty() && natives.is_empty() {
             tree.reach(Stage::Prepared)?;
             return Ok((Paused::NotOurs(NotOurs { dir, beside }), Reply::Paused { pids: Vec::new() }));
         }
@@ -80,6 +84,8 @@ impl Pausing {
             wait_for_moment(daemon, tree.stream, under).inspect_err(|_| release(&planned))?;
         }
         let quiesce_began = Instant::now();
+        let native = &daemon.native;
+        let held = Held::lock(native, natives, native.limits()).inspect_err(|_| release(&planned))?;
         let rings = quiesce::quiesce(&clients, daemon.config.timeouts.quiesce).inspect_err(|_| release(&planned))?;
         let idle_at = Instant::now();
         ipc::within(daemon, &clients)?;
@@ -89,9 +95,13 @@ impl Pausing {
         let processes = processes.chain(pending.iter().map(|it| it.process));
         let pids = processes.filter_map(|it| tree.view.to_theirs(it.pid)).collect();
         progress.phase(PhaseName::Freeze);
-        let freeze = FreezeWatch::start(clients.iter().map(|it| it.process).collect());
+        let processes = clients.iter().map(|it| it.process).chain(held.all().into_iter().map(|it| it.process));
+        let freeze = FreezeWatch::start(processes.collect());
+        tree.hold_natives(held);
+        let natives = tree.native_threads();
+        let reply = if natives.is_empty() { Reply::Paused { pids } } else { Reply::PausedNatives { pids, natives } };
         let begun = Begun { rings, planned, writer, clones, beside, quiesce_began, idle_at };
-        Ok((Paused::Quiesced(Box::new(Quiesced { begun, freeze })), Reply::Paused { pids }))
+        Ok((Paused::Quiesced(Box::new(Quiesced { begun, freeze })), reply))
     }
 }
 

@@ -87,6 +87,7 @@ impl Begun {
             stall: config.timeouts.stall,
             sharing: ipc::within(tree.daemon, &clients)?,
             pool: Arc::clone(&tree.daemon.pool),
+            natives: tree.native_records()?,
             rehearse: config.checkpoint.rehearse,
             progress: Arc::clone(&tree.progress),
         };

@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rekindle_builds::Store;
-use rekindle_images::{Client as Record, Committed, ImageWriter, PhaseName, Protocol};
+use rekindle_images::{Client as Record, Committed, ImageWriter, Native, PhaseName, Protocol};
 use rekindle_wire::control::{SavedCode, WorkerReply, WorkerRequest};
 use tracing::{debug, info, warn};
 
@@ -66,6 +66,8 @@ pub(super) struct How {
     pub(super) sharing: Sharing,
     /// The pool of spare workers for rehearsals.
     pub(super) pool: Arc<Pool>,
+    /// The processes that the driver checkpoints.
+    pub(super) natives: Vec<Native>,
     /// Whether each client is rehearsed.
     pub(super) rehearse: bool,
     /// The progress for listings.
@@ -320,8 +322,12 @@ impl Shared {
             records.push(one.record);
         }
         let workers = planned.iter().map(|it| it.client.worker.attached());
-        let manifest = manifest::build(&timeline, &protocol_of_all(planned), workers, records, &sockets);
-        let manifest = rekindle_images::Manifest { builds, ..manifest };
+        let mut chosen = protocol_of_all(planned);
+        if planned.is_empty() && !self.how.natives.is_empty() {
+            chosen.reason = "the driver has moved all GPU memory into host memory, which is in CRIU's files".to_owned();
+        }
+        let manifest = manifest::build(&timeline, &chosen, workers, records, &sockets);
+        let manifest = rekindle_images::Manifest { builds, natives: self.how.natives.clone(), ..manifest };
         self.how.progress.describe(&manifest, self.how.began);
         Ok(manifest)
     }

@@ -62,6 +62,7 @@ impl Saving {
         let committed = job.wait(tree.stream)?;
         tree.all_are_durable()?;
         drop(clones);
+        tree.is_durable();
         tree.progress.durable(&committed, tree.began.elapsed());
         info!(
             root = tree.root,

@@ -2,15 +2,17 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use rekindle_images::{CreateOptions, ImageDir, ImageError, ImageWriter};
-use rekindle_wire::control::Reply;
-use tracing::info;
+use rekindle_images::{CreateOptions, ImageDir, ImageError, ImageWriter, Native, NativeGpu};
+use rekindle_wire::control::{Failing as _, Failure, NativeThread, Reply};
+use rekindle_wire::version::NATIVES;
+use tracing::{info, warn};
 
 use super::super::clients::{Client, Held, HoldGuard, Holder, Pending};
 use super::super::groups::{Member, Stage, TogetherError};
+use super::super::native::{Found, Held as HeldNatives, NativeError};
 use super::super::pidns::PidView;
 use super::super::process::{self, Process};
 use super::super::sys::{self, Credentials};
@@ -34,6 +36,8 @@ pub(super) struct Tree<'a> {
     pub(super) progress: Arc<Progress>,
     /// Its part in the dumps that are made at one moment with this one.
     member: Member,
+    /// The native processes, once they are locked.
+    natives: OnceLock<HeldNatives>,
     _hold: HoldGuard,
 }
 
@@ -55,7 +59,18 @@ impl<'a> Tree<'a> {
         let hold = daemon.clients.registry.hold(root, Holder::Dump, waits);
         let hold = hold.map_err(|other| DumpError::Overlaps { root, other })?;
         let progress = Arc::clone(progress);
-        Ok(Self { daemon, stream, view, root, leave_running, began, progress, member, _hold: hold })
+        Ok(Self {
+            daemon,
+            stream,
+            view,
+            root,
+            leave_running,
+            began,
+            progress,
+            member,
+            natives: OnceLock::new(),
+            _hold: hold,
+        })
     }
 
     /// Waits until all dumps that are made at one moment with this one have come to this stage.
@@ -144,6 +159,80 @@ impl<'a> Tree<'a> {
         let mut tree = tree.into_iter().filter_map(|pid| Process::with_pid(pid).ok());
         let asks = tree.find(|process| leads_here(*process))?;
         Some((Whose::Unattached(Unattached::new(asks, None, path)), true))
+    }
+
+    /// The native processes of the tree, for a plugin of this control version.
+    pub(super) fn find_natives(&self, clients: &[Arc<Client>], wire: u32) -> Result<Vec<Found>, DumpError> {
+        if wire < NATIVES {
+            return Ok(Vec::new());
+        }
+        let mut tree = process::tree(self.root).map_err(DumpError::Tree)?;
+        tree.retain(|pid| !clients.iter().any(|it| it.process.pid == *pid));
+        Ok(self.daemon.native.among(&tree)?)
+    }
+
+    /// Keeps the native processes, which are locked, for as long as the dump goes on.
+    pub(super) fn hold_natives(&self, held: HeldNatives) {
+        // A dump has one pause.
+        let _ = self.natives.set(held);
+    }
+
+    /// The native processes with the threads that must run for the driver, as the peer numbers them.
+    pub(super) fn native_threads(&self) -> Vec<NativeThread> {
+        let held = self.natives.get().map(HeldNatives::all).unwrap_or_default();
+        let theirs = |it: Found| {
+            let (pid, tid) = (self.view.to_theirs(it.process.pid)?, self.view.to_theirs(it.tid)?);
+            Some(NativeThread { pid, tid })
+        };
+        held.into_iter().filter_map(theirs).collect()
+    }
+
+    /// Has the driver move the GPU memory of a native process, which is stopped but for one thread, into its host memory.
+    pub(super) fn checkpoint_native(&self, pid: i32) -> Result<(), DumpError> {
+        let pid = self.view.to_ours(pid)?;
+        Ok(self.natives.get().ok_or(NativeError::NotHeld(pid))?.checkpoint(pid)?)
+    }
+
+    /// Gives a native process back, at any time.
+    pub(super) fn give_back_native(&self, pid: i32) -> Result<Reply, Failure> {
+        let given = match (self.view.to_ours(pid)?, self.natives.get()) {
+            (pid, Some(held)) => held.give_back(pid),
+            (pid, None) => Err(NativeError::NotHeld(pid)),
+        };
+        given.map(|()| Reply::NativeDone { open: false }).map_err(|error| {
+            warn!(root = self.root, "{error}");
+            error.failure()
+        })
+    }
+
+    /// The image is on disk: CRIU kills the tree next, unless it was to be left running.
+    pub(super) fn is_durable(&self) {
+        if let (Some(held), false) = (self.natives.get(), self.leave_running) {
+            held.expect_end();
+        }
+    }
+
+    /// The image's records of the native processes.
+    pub(super) fn native_records(&self) -> Result<Vec<Native>, DumpError> {
+        let held = self.natives.get().map(HeldNatives::all).unwrap_or_default();
+        if held.is_empty() {
+            return Ok(Vec::new());
+        }
+        let about = self.daemon.native.about().map_err(NativeError::from)?;
+        let gpus: Vec<_> = about.gpus.iter().map(|it| NativeGpu { uuid: it.uuid, name: it.name.clone() }).collect();
+        let own = |number: i32| {
+            let pids = process::namespace_pids(number).unwrap_or_default();
+            pids.last().copied().unwrap_or(number).unsigned_abs()
+        };
+        let record = |it: Found| Native {
+            pid: it.process.pid.unsigned_abs(),
+            namespace_pid: own(it.process.pid),
+            command: process::command(it.process.pid),
+            restore_thread: own(it.tid),
+            driver_version: about.version.unsigned_abs(),
+            gpus: gpus.clone(),
+        };
+        Ok(held.into_iter().map(record).collect())
     }
 
     /// Begins an image in a directory where CRIU is replacing its own.

@@ -322,6 +322,9 @@ fn name(request: &Request) -> &'static str {
         Request::Gpus => "gpus",
         Request::GpuMemory { .. } => "gpu_memory",
         Request::GpuProcesses { .. } => "gpu_processes",
+        Request::NativeCheckpoint { .. } => "native_checkpoint",
+        Request::NativeResume { .. } => "native_resume",
+        Request::AreNatives => "are_natives",
         Request::GpuAsk(_) => "gpu_ask",
     }
 }

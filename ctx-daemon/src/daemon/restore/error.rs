@@ -6,6 +6,7 @@ use rekindle_wire::control::{Failing, Failure, FailureKind};
 use thiserror::Error;
 
 use super::super::grants::{GrantError, ShareError};
+use super::super::native::NativeError;
 use super::super::pidns::PidError;
 use super::super::pool::PoolError;
 use super::super::worker::WorkerError;
@@ -50,6 +51,8 @@ pub(in crate::daemon) enum RestoreError {
     OtherGpus(String),
     #[error("its processes share GPU memory, so restores load it when they begin")]
     SharesInAdvance,
+    #[error(transparent)]
+    Native(#[from] NativeError),
     #[error("CRIU has died")]
     Orphaned,
     #[error(
@@ -82,6 +85,7 @@ impl Failing for RestoreError {
             Self::Grant(error) => error.kind(),
             Self::Share(error) => error.kind(),
             Self::OtherGpus(_) | Self::Full { .. } | Self::SharesInAdvance => FailureKind::Refused,
+            Self::Native(error) => error.kind(),
             Self::Orphaned => FailureKind::GivenUp,
             Self::Died(_) => FailureKind::LostPeer,
             Self::NoDirectory | Self::NoConnection(_) | Self::Order(_) => FailureKind::Internal,

@@ -53,7 +53,7 @@ struct Criu {
     program: File,
     /// The image directory as CRIU itself has opened it.
     directory: OwnedFd,
-    /// The clients' pids, each in the innermost of its pid namespaces.
+    /// The pids of clients and native processes, each in the innermost of its pid namespaces.
     clients: BTreeSet<u32>,
 }
 
@@ -74,7 +74,11 @@ impl Criu {
             process: Process::with_pid(pid)?,
             program: file(&fs::metadata(format!("/proc/{pid}/exe"))?),
             directory,
-            clients: image.manifest().clients.iter().map(|it| it.namespace_pid).collect(),
+            clients: {
+                let manifest = image.manifest();
+                let natives = manifest.natives.iter().map(|it| it.namespace_pid);
+                manifest.clients.iter().map(|it| it.namespace_pid).chain(natives).collect()
+            },
         })
     }
 
@@ -131,6 +135,11 @@ impl Maker {
         let waits =
             || fs::read_to_string(format!("/proc/{}/syscall", criu.process.pid)).is_ok_and(|it| it.starts_with(FUTEX));
         criu.process.is_alive() && waits() && criu.begun().is_empty() && waits()
+    }
+
+    /// The CRIU, once it has died.
+    pub(super) fn dead_criu(&self) -> Option<Process> {
+        self.criu.as_ref().map(|it| it.process).filter(|it| !it.is_alive())
     }
 
     /// Kills the processes that a CRIU which has died had begun to make, also where none of them has connected. A CRIU that

@@ -5,7 +5,7 @@
 //! | `Checking` | `NotOurs` | `Restore`: the directory has no image of Rekindle |
 //! | `Checking` | `Restoring` | `Restore`: every check has passed, and workers load |
 //! | `Checking` | `Failed` | a check has failed |
-//! | `Restoring` | `Open` | `Resume` of the last process: all clients have their workers, and the rings are open |
+//! | `Restoring` | `Open` | `Resume` or `NativeResume` of the last process: all clients have their workers, native processes their GPU memory, and the rings are open |
 //! | `Restoring` | `Failed` | a step has failed: the workers are killed, and the processes that CRIU has made |
 //! | `NotOurs` | `Over` | the connection is closed |
 //! | `Open` | `Over` | the connection is closed, and the processes go on |
@@ -26,6 +26,7 @@ mod error;
 mod libraries;
 mod load;
 mod made;
+mod natives;
 mod phases;
 mod place;
 mod shared;
@@ -52,6 +53,7 @@ use self::error::RestoreError;
 pub(super) use self::load::{CodeFile, How as LoadHow, Load, Mode as LoadMode};
 use self::load::{Mode, Work};
 use self::made::Maker;
+use self::natives::Natives;
 use self::phases::{Part, Phases};
 pub(super) use self::place::choose;
 pub(super) use self::shared::{SharedError, SharedMemory, registered, take as take_memory};
@@ -98,7 +100,7 @@ pub(super) fn serve(
     daemon: &Arc<Daemon>,
     stream: &UnixStream,
     peer: Credentials,
-    allowed: Allowances,
+    (allowed, wire): (Allowances, u32),
     fds: Vec<OwnedFd>,
 ) {
     let _session = match daemon.connections.session(stream) {
@@ -112,7 +114,8 @@ pub(super) fn serve(
     let tracked = daemon.watches.begin(peer.pid);
     let machine = format!("restore by CRIU {}", peer.pid);
     let phases = Arc::clone(&tracked.0);
-    let checking = Checking { criu: peer.pid, allowed: allowed.or(daemon.config.restore.allowances), fds, phases };
+    let allowed = allowed.or(daemon.config.restore.allowances);
+    let checking = Checking { criu: peer.pid, allowed, wire, fds, phases };
     let (mut state, mut answer) = step(&machine, State::Checking(checking), |state| state.check(daemon));
     let failed = answer.is_err();
     state.tell(&tracked.0);
@@ -192,6 +195,7 @@ impl State {
                 (Self::Failed(failure), Err(again))
             }
             (Request::Resume { pid }, Self::Restoring(restoring)) => Self::after(restoring.resume(view, *pid)),
+            (Request::NativeResume { pid }, Self::Restoring(restoring)) => Self::after(restoring.give_back(view, *pid)),
             (Request::Resume { .. }, Self::NotOurs) => (Self::NotOurs, Ok(Reply::Resumed { ours: false, open: false })),
             (Request::Resume { .. }, Self::Open) => (Self::Open, Ok(Reply::Resumed { ours: false, open: true })),
             (_, state) => (state, Err(RestoreError::Order("this request").failure())),
@@ -210,6 +214,8 @@ impl State {
 struct Checking {
     criu: i32,
     allowed: Allowances,
+    /// The control version that the plugin speaks.
+    wire: u32,
     /// The image directory.
     fds: Vec<OwnedFd>,
     phases: Arc<Phases>,
@@ -218,7 +224,7 @@ struct Checking {
 impl Checking {
     /// Checks everything, takes the workers, and has them begin to load.
     fn check(self, daemon: &Arc<Daemon>) -> Next {
-        let Self { criu, allowed, fds, phases } = self;
+        let Self { criu, allowed, wire, fds, phases } = self;
         let [dir] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| RestoreError::NoDirectory)?;
         let opened = ImageDir::from_fd(dir.as_fd(), message::shown(&dir))?;
         let image = match Image::open_at(opened) {
@@ -236,6 +242,7 @@ impl Checking {
         if warm.is_none() {
             check::code(&image)?;
         }
+        let natives = Natives::check(&daemon.native, manifest, allowed, wire)?;
         phases.ends(Part::Check);
         let reservation = reserve(daemon, check::attached(manifest).count())?;
         let restorer = daemon.grants.of(Process::with_pid(criu)?)?;
@@ -264,7 +271,8 @@ impl Checking {
         phases.restores(&image, check::attached(manifest));
         let maker = Maker::new(criu, &image, &dir);
         let restore = Restore::new(sys::random()?, &image, workers.clone(), maker, reservation, phases);
-        let restoring = Restoring { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
+        let restoring =
+            Restoring { daemon: Arc::clone(daemon), restore: Arc::new(restore), natives: Arc::new(natives) };
         let attached = restoring.restore.workers().map(|it| it.attached());
         check::devices(manifest, &attached.collect::<Vec<_>>(), allowed)?;
         libraries::add_missing(&image, &daemon.builds)?;
@@ -308,11 +316,15 @@ impl Checking {
 struct Restoring {
     daemon: Arc<Daemon>,
     restore: Arc<Restore>,
+    natives: Arc<Natives>,
 }
 
 impl Drop for Restoring {
     fn drop(&mut self) {
         self.daemon.restores.remove(&self.restore);
+        if !self.restore.is_open() {
+            self.natives.kill();
+        }
         self.restore.give_up_unless_open();
     }
 }
@@ -344,22 +356,39 @@ impl Restoring {
 
     /// A process is complete. Opens the rings after the last one.
     fn resume(self, view: PidView, pid: i32) -> Next {
-        let ours = self.restore.resume(&self.daemon, view.to_ours(pid)?)?;
-        let open = self.restore.open_if_whole(self.daemon.config.timeouts.quiesce)?;
-        if open {
-            self.restore.phases().wait_until_heard();
+        let pid = view.to_ours(pid)?;
+        let ours = self.restore.resume(&self.daemon, pid)?;
+        if !ours && let Some(native) = self.natives.begin(view, Process::with_pid(pid)?, self.restore.maker().made())? {
+            return Ok((State::Restoring(self), Reply::Native(native)));
         }
-        let state = if open { State::Open } else { State::Restoring(self) };
+        let (state, open) = self.open_if_whole()?;
         Ok((state, Reply::Resumed { ours, open }))
+    }
+
+    /// The thread of a native process that works for the driver runs: the process gets its GPU memory back.
+    fn give_back(self, view: PidView, pid: i32) -> Next {
+        self.natives.give_back(view.to_ours(pid)?)?;
+        let (state, open) = self.open_if_whole()?;
+        Ok((state, Reply::NativeDone { open }))
+    }
+
+    /// Opens the rings if all processes are complete, with their GPU memory.
+    fn open_if_whole(self) -> Result<(State, bool), RestoreError> {
+        if self.natives.are_awaited() || !self.restore.open_if_whole(self.daemon.config.timeouts.quiesce)? {
+            return Ok((State::Restoring(self), false));
+        }
+        self.restore.phases().wait_until_heard();
+        Ok((State::Open, true))
     }
 
     /// Ends a restore that no peer waits for any more.
     fn give_up(self) {
         warn!("restore given up: CRIU has ended or closed its connection before the rings were open");
-        let maker = Arc::clone(self.restore.maker());
+        let (maker, natives) = (Arc::clone(self.restore.maker()), Arc::clone(&self.natives));
         // Workers come first: the search for processes takes longer.
         drop(self);
         maker.kill_what_was_begun();
+        natives.kill_orphans(&maker);
     }
 }
 

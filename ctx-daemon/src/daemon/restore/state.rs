@@ -412,7 +412,7 @@ impl Restore {
         Ok(true)
     }
 
-    fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         lock(&self.state).open
     }
 

@@ -12,6 +12,7 @@
 mod array;
 mod batch;
 mod boxes;
+mod checkpoint;
 mod context;
 mod copy;
 mod device;
@@ -43,6 +44,7 @@ mod vmm;
 pub use array::*;
 pub use batch::*;
 pub use boxes::*;
+pub use checkpoint::*;
 pub use context::*;
 pub use copy::*;
 pub use device::*;

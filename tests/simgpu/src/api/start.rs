@@ -9,8 +9,9 @@ use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUresult, result_text,
 };
 
+use crate::config::config;
 use crate::exports::{LOOKUPS, SYMBOLS};
-use crate::host::{DRIVER_VERSION, SoftwareGpu};
+use crate::host::SoftwareGpu;
 use crate::status::{Result, ensure, status, utf8};
 use crate::{current, process};
 
@@ -22,7 +23,7 @@ pub fn cuInit(flags: u32) -> CUresult {
 }
 
 pub fn cuDriverGetVersion(version: Out<i32>) -> CUresult {
-    status(|| version.put(DRIVER_VERSION))
+    status(|| version.put(config().version))
 }
 
 pub fn cuGetErrorName(error: CUresult, name: Out<*const c_char>) -> CUresult {

@@ -36,6 +36,14 @@ pub(crate) struct Heap {
     state: Mutex<State>,
 }
 
+/// A block's content, while the process has no device.
+pub(crate) struct Saved {
+    window: u64,
+    offset: u64,
+    charge: u64,
+    content: Vec<u8>,
+}
+
 /// The place of an allocation's block.
 pub(crate) struct Place {
     pub(crate) base: u64,
@@ -162,6 +170,38 @@ impl Heap {
         let state = self.state();
         let (&start, block) = state.blocks.range(..=offset).next_back().filter(|(start, b)| offset - *start < b.len)?;
         Some(Place { base: self.window + start, len: block.len, file: self.file()?.as_raw_fd(), offset: start })
+    }
+
+    /// Takes the content of all blocks, and gives their memory back. Nothing may access it until [`Heap::move_in`].
+    pub(crate) fn move_out(&self, account: &Account) -> Vec<Saved> {
+        let state = self.state();
+        let mut saved = Vec::new();
+        for (&offset, block) in state.blocks.iter().filter(|(_, block)| !block.used.is_empty()) {
+            let at = self.window + offset;
+            // SAFETY: a block is mapped from its beginning to its end, and nobody accesses it meanwhile.
+            let content = unsafe { std::slice::from_raw_parts(at as *const u8, block.len as usize) }.to_vec();
+            pages::unmap(at, block.len);
+            if let Some(file) = self.file() {
+                pages::punch(file, offset, block.len);
+            }
+            account.release(Block::charge(block.len, block.shared));
+            saved.push(Saved { window: self.window, offset, charge: Block::charge(block.len, block.shared), content });
+        }
+        saved
+    }
+
+    /// Maps a block again, with its content. Returns whether it is this heap's.
+    pub(crate) fn move_in(&self, account: &Account, saved: &Saved) -> Result<bool> {
+        if saved.window != self.window {
+            return Ok(false);
+        }
+        account.charge(saved.charge)?;
+        let (at, len) = (self.window + saved.offset, saved.content.len());
+        let file = self.file().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        pages::map_part(at, len as u64, file, saved.offset).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        // SAFETY: the memory just mapped, of that length.
+        unsafe { std::ptr::copy_nonoverlapping(saved.content.as_ptr(), at as *mut u8, len) };
+        Ok(true)
     }
 
     fn file(&self) -> Option<&OwnedFd> {

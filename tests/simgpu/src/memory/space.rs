@@ -173,6 +173,11 @@ pub(crate) fn change_all(with: impl FnMut(&mut Region)) {
     wait_for_views(generation);
 }
 
+/// Whether there is a region that `wanted` accepts.
+pub(crate) fn any(wanted: impl Fn(&Region) -> bool) -> bool {
+    space().regions.values().any(wanted)
+}
+
 /// The region that holds an address.
 pub(crate) fn find(address: u64) -> Option<Region> {
     let space = space();
