@@ -7,7 +7,7 @@
 //!
 //! Each request has one answer, in the same order. Numbers are little-endian.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::ops::Range;
 
 use serde::de::DeserializeOwned;
@@ -76,15 +76,15 @@ pub(crate) enum Greeting {
 }
 
 /// Makes sure that the other side is a server of this version.
-pub(crate) fn greeted(from: &mut impl Read) -> io::Result<Option<Greeting>> {
+pub(crate) fn greeted(from: &mut BufReader<impl Read>) -> io::Result<Option<Greeting>> {
     let mut magic = Vec::new();
-    from.take(MAGIC.len() as u64).read_to_end(&mut magic)?;
+    from.by_ref().take(MAGIC.len() as u64).read_to_end(&mut magic)?;
     if magic.is_empty() {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     if magic != MAGIC {
-        // Some more of what it says helps to see what it is.
-        from.take(200).read_to_end(&mut magic)?;
+        // More of what it has said helps to see what it is.
+        magic.extend(from.buffer().iter().take(200));
         return Ok(Some(Greeting::Other(magic)));
     }
     let mut version = [0; 4];
@@ -163,19 +163,21 @@ mod tests {
     fn another_greeting_is_told() {
         let mut wire = Vec::new();
         greet(&mut wire).unwrap();
-        assert!(greeted(&mut &wire[..]).unwrap().is_none());
+        assert!(greeted(&mut BufReader::new(&wire[..])).unwrap().is_none());
         wire[16] = 9;
-        assert!(matches!(greeted(&mut &wire[..]).unwrap(), Some(Greeting::Version(9))));
+        assert!(matches!(greeted(&mut BufReader::new(&wire[..])).unwrap(), Some(Greeting::Version(9))));
         let other = b"Welcome to node 7! You have new mail.";
-        assert!(matches!(greeted(&mut &other[..]).unwrap(), Some(Greeting::Other(said)) if said == other));
-        assert!(greeted(&mut &b""[..]).is_err());
+        assert!(
+            matches!(greeted(&mut BufReader::new(&other[..])).unwrap(), Some(Greeting::Other(said)) if said == other)
+        );
+        assert!(greeted(&mut BufReader::new(&b""[..])).is_err());
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = receive::<Request>(&mut &bytes[..]);
-            let _ = greeted(&mut &bytes[..]);
+            let _ = greeted(&mut BufReader::new(&bytes[..]));
         }
 
         #[test]

@@ -12,7 +12,7 @@ use object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
 use object_store::path::Path;
 use object_store::{
     ClientOptions, Error, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
-    RetryConfig,
+    PutPayload, RetryConfig,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -50,7 +50,9 @@ impl S3 {
             .with_bucket_name(bucket)
             .with_client_options(client)
             .with_retry(retry)
-            .with_conditional_put(S3ConditionalPut::ETagMatch);
+            .with_conditional_put(S3ConditionalPut::ETagMatch)
+            // Not all that speak like S3 remove several objects by one request.
+            .with_disable_bulk_delete(true);
         if let Some(endpoint) = endpoint {
             builder = builder.with_endpoint(endpoint);
         }
@@ -70,6 +72,15 @@ impl S3 {
     }
 }
 
+/// Does something again where an answer came and was cut off, which `object_store` does not try again in all cases. What a
+/// server refuses, it refuses again.
+fn again<T>(mut ask: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    match ask() {
+        Err(Error::Generic { .. }) => ask(),
+        answer => answer,
+    }
+}
+
 /// An error of the store, with what may be done about it.
 fn failed(action: &'static str, name: &str) -> impl FnOnce(Error) -> StoreError {
     let name = name.to_owned();
@@ -85,14 +96,17 @@ fn failed(action: &'static str, name: &str) -> impl FnOnce(Error) -> StoreError 
 impl Transport for S3 {
     fn put(&self, name: &ObjectName, content: &[u8]) -> Result<(), StoreError> {
         let path = self.path(name.as_str())?;
-        let put = self.bucket.put(&path, content.to_vec().into());
-        self.runtime.block_on(put).map(drop).map_err(failed("write", name.as_str()))
+        let content = PutPayload::from(content.to_vec());
+        let put = || self.bucket.put(&path, content.clone());
+        again(|| self.runtime.block_on(put())).map(drop).map_err(failed("write", name.as_str()))
     }
 
     fn put_if_absent(&self, name: &ObjectName, content: &[u8]) -> Result<bool, StoreError> {
         let path = self.path(name.as_str())?;
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        match self.runtime.block_on(self.bucket.put_opts(&path, content.to_vec().into(), options)) {
+        let content = PutPayload::from(content.to_vec());
+        let put = || self.bucket.put_opts(&path, content.clone(), options.clone());
+        match again(|| self.runtime.block_on(put())) {
             Ok(_) => Ok(true),
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(false),
             Err(error) => Err(failed("write", name.as_str())(error)),
@@ -106,8 +120,8 @@ impl Transport for S3 {
         let path = self.path(name.as_str())?;
         let begin = range.as_ref().map_or(0, |it| it.start);
         let options = GetOptions { range: range.map(GetRange::Bounded), ..GetOptions::default() };
-        let read = self.runtime.block_on(async {
-            let found = self.bucket.get_opts(&path, options).await?;
+        let read = || async {
+            let found = self.bucket.get_opts(&path, options.clone()).await?;
             let length = found.range.end.saturating_sub(found.range.start);
             if length > MAX_OBJECT {
                 return Err(Error::Generic {
@@ -116,8 +130,8 @@ impl Transport for S3 {
                 });
             }
             found.bytes().await
-        });
-        match read {
+        };
+        match again(|| self.runtime.block_on(read())) {
             Ok(content) => Ok(Some(content.into())),
             Err(Error::NotFound { .. }) => Ok(None),
             // Nothing is where the range begins: the object ends before.
@@ -130,7 +144,7 @@ impl Transport for S3 {
 
     fn head(&self, name: &ObjectName) -> Result<Option<Found>, StoreError> {
         let path = self.path(name.as_str())?;
-        match self.runtime.block_on(self.bucket.head(&path)) {
+        match again(|| self.runtime.block_on(self.bucket.head(&path))) {
             Ok(meta) => Ok(self.describe(&meta)),
             Err(Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(failed("ask about", name.as_str())(error)),
@@ -139,14 +153,14 @@ impl Transport for S3 {
 
     fn list(&self, folder: &str) -> Result<Vec<Found>, StoreError> {
         let path = self.path(folder)?;
-        let listed: Result<Vec<_>, _> = self.runtime.block_on(self.bucket.list(Some(&path)).try_collect());
-        let listed = listed.map_err(failed("list", folder))?;
+        let list = || self.bucket.list(Some(&path)).try_collect();
+        let listed: Vec<_> = again(|| self.runtime.block_on(list())).map_err(failed("list", folder))?;
         Ok(listed.iter().filter_map(|it| self.describe(it)).collect())
     }
 
     fn delete(&self, name: &ObjectName) -> Result<(), StoreError> {
         let path = self.path(name.as_str())?;
-        match self.runtime.block_on(self.bucket.delete(&path)) {
+        match again(|| self.runtime.block_on(self.bucket.delete(&path))) {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(failed("remove", name.as_str())(error)),
         }

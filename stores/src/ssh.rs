@@ -76,19 +76,10 @@ impl Ssh {
             Connection { child, to: BufWriter::new(to), from: BufReader::with_capacity(1 << 20, from) };
         match frame::greeted(&mut connection.from) {
             Ok(None) => Ok(connection),
-            Ok(Some(Greeting::Version(other))) => Err(Broken::For(StoreError::remote(
-                "use",
-                &self.shown,
-                format!("rekindle there speaks version {other} and this one {VERSION}; use the same release on both"),
-            ))),
-            Ok(Some(Greeting::Other(said))) => Err(Broken::For(StoreError::remote(
-                "use",
-                &self.shown,
-                format!(
-                    "instead of rekindle something else answered there: {:?}; does a shell print that at its start?",
-                    String::from_utf8_lossy(&said)
-                ),
-            ))),
+            Ok(Some(other)) => {
+                connection.end();
+                Err(Broken::For(StoreError::remote("use", &self.shown, unlike(&other))))
+            }
             Err(_) => Err(Broken::Connection(connection.end())),
         }
     }
@@ -227,6 +218,21 @@ impl Transport for Ssh {
         match self.ask("remove", name, &Request::Delete { name: name.clone() }, b"")?.0 {
             Answer::Deleted => Ok(()),
             _ => Err(self.unexpected(name)),
+        }
+    }
+}
+
+/// What a side that is not like this one has said.
+fn unlike(greeting: &Greeting) -> String {
+    match greeting {
+        Greeting::Version(other) => {
+            format!("rekindle there speaks version {other} and this one {VERSION}; use the same release on both")
+        }
+        Greeting::Other(said) => {
+            let said = String::from_utf8_lossy(said);
+            format!(
+                "instead of rekindle something else answered there: {said:?}; does a shell print that at its start?"
+            )
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 use rekindle_stores::{Progress, Received, Sent, Store};
 
 use super::place::{CommonOptions, Key, Place};
@@ -62,7 +62,8 @@ pub(super) fn copy(from: &str, to: &str, from_key: Option<&Path>, common: &Commo
 
 /// Stores the image in a directory, under the directory's name unless another is given.
 fn upload(store: &Store, dir: &Path, name: Option<String>, json: bool) -> Result<Sent, Failure> {
-    let own = || dir.canonicalize().ok()?.file_name()?.to_str().map(str::to_owned);
+    let path = dir.canonicalize().with_context(|| format!("cannot open {}", dir.display()))?;
+    let own = || path.file_name()?.to_str().map(str::to_owned);
     let nameless = || Failure::usage(anyhow!("{} gives the image no name: say URL/NAME", dir.display()));
     let name = name.or_else(own).ok_or_else(nameless)?;
     let shown = Shown::new("upload", json);

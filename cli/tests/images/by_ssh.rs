@@ -62,7 +62,7 @@ fn a_connection_that_breaks_is_made_again_and_one_that_never_works_is_told() {
     said(images(place.path()).args(["init", &url]));
     // The first connection ends after a few hundred kilobytes, in the middle of a piece.
     let cut = format!(
-        "if mkdir '{0}/first' 2>/dev/null; then head -c 500000 | PATH={1}:$PATH sh -c \"$3\"; exit 255; fi",
+        "if mkdir '{0}/first' 2>/dev/null; then dd bs=64k iflag=count_bytes count=500000 2>/dev/null | PATH={1}:$PATH sh -c \"$3\"; exit 255; fi",
         place.path().display(),
         Path::new(env!("CARGO_BIN_EXE_rekindle")).parent().unwrap().display()
     );

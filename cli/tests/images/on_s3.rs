@@ -40,7 +40,8 @@ fn a_store_on_s3_is_like_any_and_gets_only_what_is_new() {
     let second = sent(&server.requests());
     // One piece of five, a pack with what is short, a manifest and a lease.
     assert!((300 << 10..330 << 10).contains(&second), "{second}");
-    assert_eq!(report["sent_pieces"].as_u64().unwrap() + 5, report["pieces"].as_u64().unwrap() + 1);
+    // Four pieces of the GPU and CRIU's file were there.
+    assert_eq!(report["sent_pieces"].as_u64().unwrap() + 5, report["pieces"].as_u64().unwrap());
 
     assert!(server.keys().iter().all(|it| it.starts_with("some/prefix/")), "{:?}", server.keys());
     // Leases are gone when uploads have ended.
@@ -161,7 +162,7 @@ fn a_changed_byte_in_any_object_is_found() {
                 let middle = content.len() / 2;
                 content[middle] ^= 1;
             },
-            |content| drop(content.pop()),
+            |content| content.truncate(content.len() - 1),
             Vec::clear,
         ];
         for (number, change) in changes.into_iter().enumerate() {

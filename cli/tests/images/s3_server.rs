@@ -1,7 +1,7 @@
 //! A server that speaks as much of S3 as stores need, over real HTTP, and fails on demand.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -128,13 +128,16 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) -> io::Result<()> {
             state.requests.push(request.clone());
             state.faults.as_mut().map_or(Fault::None, |faults| faults(&request))
         };
-        let (status, headers, body) = match fault {
+        let (status, headers, mut body) = match fault {
             Fault::Status(status) => (status, Vec::new(), b"<Error><Code>SlowDown</Code></Error>".to_vec()),
             Fault::Close => return Ok(()),
             _ => answer(&mut state.lock().unwrap(), &request),
         };
         if fault == Fault::CloseAfterwards {
             return Ok(());
+        }
+        if request.method == "HEAD" {
+            body.clear();
         }
         let mut head = format!("HTTP/1.1 {status} Any\r\n");
         let length = match headers.iter().find(|(name, _)| *name == "content-length") {
