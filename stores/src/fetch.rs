@@ -69,14 +69,12 @@ impl<T> Task<T> {
         let read = transport.get(&self.object, Some(self.begin..self.end))?;
         let read = read.ok_or_else(|| StoreError::Missing { object: self.object.to_string() })?;
         let length = read.len() as u64;
-        if let [_] = &self.pieces[..] {
-            for piece in self.pieces {
-                take(&self.object, piece.what, read)?;
-                break;
-            }
-            return Ok(length);
-        }
-        for piece in self.pieces {
+        let pieces = match <[Wanted<T>; 1]>::try_from(self.pieces) {
+            // As it came, without a copy.
+            Ok([only]) => return take(&self.object, only.what, read).map(|()| length),
+            Err(pieces) => pieces,
+        };
+        for piece in pieces {
             let from = (piece.offset - self.begin).min(length);
             let to = from.saturating_add(piece.stored).min(length);
             take(&self.object, piece.what, read[from as usize..to as usize].to_vec())?;

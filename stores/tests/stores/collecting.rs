@@ -95,7 +95,9 @@ fn a_collection_at_any_moment_of_an_upload_takes_nothing_from_it() {
         let path = place.path().join(at.to_string());
         with_old_pieces(&path, &dir);
         let collector = path.clone();
-        let store = interrupted(&path, at, move || drop(open(&collector).collect(false).unwrap()));
+        let store = interrupted(&path, at, move || {
+            open(&collector).collect(false).unwrap();
+        });
         put(&store, &dir, "job");
         is_whole(&store, "job", &dir);
         assert_eq!(open(&path).collect(false).unwrap().images, 1);
@@ -137,7 +139,9 @@ fn an_upload_and_a_removal_at_any_moment_of_a_collection_lose_nothing() {
     };
     let probe = place.path().join("probe");
     begin(&probe);
-    let operations = operations(&probe, |store| drop(store.collect(false).unwrap()));
+    let operations = operations(&probe, |store| {
+        store.collect(false).unwrap();
+    });
     for at in 0..operations {
         for removed_first in [true, false] {
             let path = place.path().join(format!("{at} {removed_first}"));
@@ -188,7 +192,11 @@ fn two_collections_and_uploads_at_once_leave_whole_images() {
             });
         }
         for _ in 0..2 {
-            scope.spawn(|| (0..10).for_each(|_| drop(open(&path).collect(false).unwrap())));
+            scope.spawn(|| {
+                for _ in 0..10 {
+                    open(&path).collect(false).unwrap();
+                }
+            });
         }
     });
     let store = open(&path);
