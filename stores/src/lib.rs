@@ -65,6 +65,7 @@ mod parallel;
 mod piece;
 mod progress;
 mod random;
+#[cfg(feature = "s3")]
 mod s3;
 mod seal;
 mod serve;

@@ -7,6 +7,7 @@ use crate::StoreError;
 use crate::address::Address;
 use crate::directory::Directory;
 use crate::key::StoreKey;
+#[cfg(feature = "s3")]
 use crate::s3::S3;
 use crate::ssh::Ssh;
 use crate::store::Store;
@@ -19,6 +20,9 @@ use crate::transport::Transport;
 pub fn transport(address: &Address) -> Result<Arc<dyn Transport>, StoreError> {
     Ok(match address {
         Address::Directory(path) => Arc::new(Directory::new(path)),
+        #[cfg(not(feature = "s3"))]
+        Address::S3 { .. } => return Err(StoreError::refused("this rekindle was built without S3")),
+        #[cfg(feature = "s3")]
         Address::S3 { bucket, prefix } => Arc::new(S3::open(&address.to_string(), bucket, prefix)?),
         Address::Ssh { user, host, port, directory } => {
             Arc::new(Ssh::new(address.to_string(), user.as_deref(), host, *port, directory))

@@ -19,7 +19,7 @@ pub(super) struct Shown {
 
 impl Shown {
     pub(super) fn new(what: &'static str, json: bool) -> Self {
-        Self { what, bar: Mutex::new(super::bar(json)) }
+        Self { what, bar: Mutex::new(if json { Bar::hidden() } else { Bar::new() }) }
     }
 
     pub(super) fn show(&self, progress: Progress) {

@@ -13,7 +13,6 @@ use rekindle_stores::{Address, Collected, StoreError, Verified};
 use serde::Serialize;
 
 use self::place::{CommonOptions, named};
-use crate::bar::Bar;
 use crate::failure::Failure;
 use crate::output;
 
@@ -28,7 +27,7 @@ pub(crate) struct Options {
 enum Verb {
     /// Make a store
     Init {
-        /// A directory, s3://BUCKET/PREFIX or ssh://[USER@]HOST[:PORT]/DIR
+        /// A directory, s3://BUCKET/PREFIX or ssh://USER@HOST:PORT/DIR
         url: String,
         /// Encrypt what is in it; it needs a key
         #[arg(long)]
@@ -183,9 +182,4 @@ fn described(report: &Verified) -> String {
     let judged = if report.problems.is_empty() { "good" } else { "bad" };
     let Verified { images, pieces, bytes, .. } = report;
     text + &format!("{judged}: {images} images and {pieces} pieces, {} read\n", output::size(*bytes))
-}
-
-/// A bar, unless JSON is wanted.
-fn bar(json: bool) -> Bar {
-    if json { Bar::hidden() } else { Bar::new() }
 }
