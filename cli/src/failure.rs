@@ -47,6 +47,11 @@ impl Failure {
         Self { code, error: error.into() }
     }
 
+    /// The same with what is to be known first.
+    pub(crate) fn but(self, what: String) -> Self {
+        Self { code: self.code, error: self.error.context(what) }
+    }
+
     /// The kind that fits the exit code.
     pub(crate) fn kind(&self) -> FailureKind {
         match self.code {

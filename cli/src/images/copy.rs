@@ -1,12 +1,12 @@
 //! `rekindle images copy`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, anyhow};
-use rekindle_stores::{Progress, Received, Sent, Store};
+use rekindle_stores::{Progress, Received, Sent, Store, StoreError};
 
-use super::place::{CommonOptions, Key, Place};
+use super::place::{CommonOptions, Key, Place, named};
 use crate::bar::Bar;
 use crate::failure::Failure;
 use crate::output;
@@ -58,6 +58,46 @@ pub(super) fn copy(from: &str, to: &str, from_key: Option<&Path>, common: &Commo
             print_sent(&sent?, to, common.json)
         }
     }
+}
+
+/// A name in a store at which an image will be that is not made yet.
+pub(crate) struct Target {
+    store: Box<Store>,
+    name: String,
+    dir: PathBuf,
+    url: String,
+}
+
+impl Target {
+    /// Makes sure that an image from this directory can get its name.
+    pub(crate) fn find(url: &str, key: &Key, dir: &Path) -> Result<Self, Failure> {
+        let Place::Store(store, name) = Place::of(url, key)? else {
+            return Err(StoreError::NoStore { url: url.to_owned() }.into());
+        };
+        let own = || std::path::absolute(dir).ok()?.file_name()?.to_str().map(str::to_owned);
+        let nameless = || Failure::usage(anyhow!("{} gives the image no name: say URL/NAME", dir.display()));
+        let name = name.or_else(own).ok_or_else(nameless)?;
+        if store.has(&name)? {
+            return Err(StoreError::ImageExists { name, url: store.url().to_owned() }.into());
+        }
+        Ok(Self { store, name, dir: dir.to_owned(), url: url.to_owned() })
+    }
+
+    /// Stores the image, which is there now.
+    pub(crate) fn put(self, json: bool) -> Result<Sent, Failure> {
+        let Self { store, name, dir, url } = self;
+        upload(&store, &dir, Some(name), json).map_err(|failure| {
+            let dir = dir.display();
+            failure
+                .but(format!("the image is in {dir} and not in the store (`rekindle images copy {dir} {url}` goes on)"))
+        })
+    }
+}
+
+/// Copies an image from a store to a directory, for a restore, and returns the directory that it is in.
+pub(crate) fn fetch(url: &str, key: &Key, into: &Path, json: bool) -> Result<PathBuf, Failure> {
+    let (store, name) = named(url, key)?;
+    Ok(download(&store, &name, into, json)?.image)
 }
 
 /// Stores the image in a directory, under the directory's name unless another is given.

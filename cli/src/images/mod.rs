@@ -12,6 +12,8 @@ use clap::{Args, Subcommand};
 use rekindle_stores::{Address, Collected, StoreError, Verified};
 use serde::Serialize;
 
+pub(crate) use self::copy::{Target, fetch};
+pub(crate) use self::place::Key;
 use self::place::{CommonOptions, named};
 use crate::failure::Failure;
 use crate::output;
