@@ -81,6 +81,20 @@ fn again<T>(mut ask: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     }
 }
 
+/// An error with its causes: the first says what was asked for, and often only the last why it failed.
+fn with_causes(error: &Error) -> String {
+    let mut said = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !said.contains(&more) {
+            said += &format!(": {more}");
+        }
+        cause = error.source();
+    }
+    said
+}
+
 /// An error of the store, with what may be done about it.
 fn failed(action: &'static str, name: &str) -> impl FnOnce(Error) -> StoreError {
     let name = name.to_owned();
@@ -89,7 +103,7 @@ fn failed(action: &'static str, name: &str) -> impl FnOnce(Error) -> StoreError 
             Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => "; look at the AWS_ variables",
             _ => "",
         };
-        StoreError::remote(action, name, format!("{error}{hint}"))
+        StoreError::remote(action, name, with_causes(&error) + hint)
     }
 }
 
