@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use rekindle_stores::{Collected, Store, StoreError};
+use rekindle_stores::{Collected, Store, StoreError, Timing};
 
 use crate::common::*;
 
@@ -254,4 +254,46 @@ fn a_manifest_that_cannot_be_read_stops_a_collection() {
     is_whole(&store, "job", &dir);
     // Nor has the collection left anything.
     assert!(!path.join("gc").exists() || objects(&path.join("gc")).is_empty());
+}
+
+#[test]
+fn an_upload_that_stood_still_until_its_lease_was_dead_looks_once_more() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path().join("image");
+    small_image(&dir, &[1, 2]);
+    for (lifetime, is_lost) in [(Duration::ZERO, true), (Duration::from_secs(600), false)] {
+        let path = place.path().join(format!("{is_lost}"));
+        new_store(&path);
+        let pieces = path.join("pieces");
+        // A collection that takes the upload for dead removes a piece just before the manifest is written.
+        let store = hooked(&path, move |it| {
+            if is_lost && it.what == "put" && it.name.starts_with("images/") {
+                fs::remove_file(objects(&pieces).remove(0)).unwrap();
+            }
+            Ok(())
+        });
+        let store = store.with_timing(Timing { lifetime, ..Timing::default() });
+        let result = store.put_directory(&dir, "job", &|_| ());
+        assert_eq!(store.has("job").unwrap(), !is_lost);
+        match result {
+            Ok(_) => assert!(!is_lost),
+            Err(error) => assert!(is_lost && error.to_string().contains("stood still for so long"), "{error}"),
+        }
+        put(&open(&path), &dir, "again");
+        is_whole(&store, "again", &dir);
+    }
+}
+
+#[test]
+fn a_collection_removes_nothing_after_others_take_it_for_dead() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path().join("image");
+    small_image(&dir, &[1, 2]);
+    let path = place.path().join("store");
+    with_old_pieces(&path, &dir);
+    let store = open(&path).with_timing(Timing { lifetime: Duration::ZERO, ..Timing::default() });
+    let said = store.collect(false).unwrap_err().to_string();
+    assert!(said.contains("collect again"), "{said}");
+    assert_eq!(objects(&path.join("pieces")).len(), 2);
+    assert_eq!(open(&path).collect(false).unwrap().removed_objects, 3);
 }
