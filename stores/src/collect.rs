@@ -45,8 +45,8 @@ impl Store {
     /// Removes what no image needs, but for what a running upload may. `dry_run`: only says what that would be.
     ///
     /// # Errors
-    /// [`StoreError::Damaged`] for a manifest that cannot be read: nothing is removed then, since nobody knows what it needs. What the
-    /// transport says.
+    /// [`StoreError::Damaged`] for a manifest that cannot be read: nothing is removed then, since nobody knows what
+    /// it needs. What the transport says.
     pub fn collect(&self, dry_run: bool) -> Result<Collected, StoreError> {
         let transport = &*self.transport;
         // An empty list condemns nothing, and says what time it is there.
@@ -92,8 +92,8 @@ impl Store {
     ) -> Result<Collected, StoreError> {
         let transport = &*self.transport;
         let now = self.time_of(list)?;
-        // The order matters: the list is written, then leases are read, then manifests. An upload that ends meanwhile has its
-        // manifest before its lease is gone.
+        // The order matters: the list is written, then leases are read, then manifests. An upload that ends meanwhile
+        // has its manifest before its lease is gone.
         let leases = lease::find(transport, now, self.timing)?;
         let before = unneeded.len();
         if let Some(oldest) = leases.oldest {
@@ -169,7 +169,10 @@ impl Store {
             let Some(bytes) = self.transport.get(&found.name, None)? else { continue };
             let (_, body) = manifest::read(&self.coder, &found.name, bytes).map_err(|error| match error {
                 StoreError::Damaged { object, what } => {
-                    let what = format!("{what}; nothing is removed, since nobody knows what this image needs (remove that object by hand)");
+                    let what = format!(
+                        "{what}; nothing is removed, since nobody knows what this image needs (remove it by \
+                         `rekindle images rm`, or that object by hand)"
+                    );
                     StoreError::Damaged { object, what }
                 }
                 error => error,

@@ -1,8 +1,8 @@
 //! Where content is cut into pieces.
 //!
-//! A data file of an image is cut where the image itself has pieces: the next image of the program has the same pieces in another
-//! order. All else is cut where a rolling hash of the last 64 bytes says so: after bytes were put in, cuts are soon at the same
-//! content again. The hash is keyed.
+//! A data file of an image is cut where the image itself has pieces: the next image of the program has the same
+//! pieces in another order. All else is cut where a rolling hash of the last 64 bytes says so: after bytes were put
+//! in, cuts are soon at the same content again. The hash is keyed.
 
 /// No cut is before this many bytes, unless the content ends.
 pub(crate) const SHORTEST: usize = 512 << 10;
@@ -29,7 +29,8 @@ impl Cutter {
         Self { table }
     }
 
-    /// The length of the first piece of this content, of which the caller has at least [`LONGEST`] bytes unless it ends.
+    /// The length of the first piece of this content, of which the caller has at least [`LONGEST`] bytes unless it
+    /// ends.
     pub(crate) fn first(&self, content: &[u8]) -> usize {
         if content.len() <= SHORTEST {
             return content.len();

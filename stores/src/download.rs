@@ -1,6 +1,7 @@
 //! Getting an image out of a store.
 //!
-//! Everything is written beside the place that it will have, and gets its name at the end: a copy that was killed leaves no image.
+//! Everything is written beside the place that it will have, and gets its name at the end: a copy that was killed
+//! leaves no image.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
@@ -34,12 +35,13 @@ pub struct Received {
 }
 
 impl Store {
-    /// Writes an image to a directory, which must not exist or be empty. An image that builds on others becomes a directory
-    /// with a directory for each: the way from one to the other is part of what is in them.
+    /// Writes an image to a directory, which must not exist or be empty. An image that builds on others becomes a
+    /// directory with a directory for each: the way from one to the other is part of what is in them.
     ///
     /// # Errors
-    /// [`StoreError::Refused`] if there is something in the directory, [`StoreError::Damaged`] and [`StoreError::Missing`] if the
-    /// store's content is not what was written, and what transport and disk say. The directory is then as it was.
+    /// [`StoreError::Refused`] if there is something in the directory, [`StoreError::Damaged`] and
+    /// [`StoreError::Missing`] if the store's content is not what was written, and what transport and disk say. The
+    /// directory is then as it was.
     pub fn get_to(&self, image: &StoredImage, to: &Path, tell: OnProgress<'_>) -> Result<Received, StoreError> {
         let body = &image.body;
         let unfinished = Unfinished::beside(to)?;

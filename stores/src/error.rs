@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use rekindle_images::ImageError;
 
-/// Why a store, or an image in one, cannot be used. Each message says what failed and, where there is something to do, what.
+/// Why a store, or an image in one, cannot be used. Each message says what failed and, where there is something to
+/// do, what.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {

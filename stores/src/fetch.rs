@@ -60,7 +60,8 @@ impl<T> Task<T> {
         &self.object
     }
 
-    /// Reads it, and gives each piece as it is stored; one that is not all there is shorter. Returns the bytes that were read.
+    /// Reads it, and gives each piece as it is stored; one that is not all there is shorter. Returns the bytes that
+    /// were read.
     pub(crate) fn run(
         self,
         transport: &dyn Transport,

@@ -74,7 +74,8 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// The keys of a store. Without a secret everybody has them: they find mistakes of disks and networks, and no forgery.
+    /// The keys of a store. Without a secret everybody has them: they find mistakes of disks and networks, and no
+    /// forgery.
     pub(crate) fn derive(secret: Option<&StoreKey>) -> Self {
         let secret = secret.map_or([0; 32], |it| it.0);
         Self {

@@ -7,9 +7,9 @@
 //!   gc/ID              what a collection will remove  an upload does not rely on them
 //! ```
 //!
-//! Nobody waits for anybody. An upload writes `uses` and then reads what is in `gc/`; a collection writes into `gc/` and then
-//! reads `uses`. So of the two at least one sees the other: the collection keeps the object, or the upload stores it again, under
-//! another name. No name is used twice.
+//! Nobody waits for anybody. An upload writes `uses` and then reads what is in `gc/`; a collection writes into `gc/`
+//! and then reads `uses`. So of the two at least one sees the other: the collection keeps the object, or the upload
+//! stores it again, under another name. No name is used twice.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -86,7 +86,8 @@ pub(crate) fn get_sealed<T: DeserializeOwned>(
     serde_json::from_slice(&content).map(Some).map_err(|_| bad("it cannot be read"))
 }
 
-/// The lease of an upload that is running. When it is dropped, the lease ends, unless nothing reaches the store any more.
+/// The lease of an upload that is running. When it is dropped, the lease ends, unless nothing reaches the store any
+/// more.
 pub(crate) struct Lease {
     shared: Arc<Shared>,
     timing: Timing,

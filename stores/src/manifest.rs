@@ -8,8 +8,9 @@
 //!          a piece or a hole; of each piece its hash, its length and where it is
 //! ```
 //!
-//! Both are JSON. The object's name is the hash of the image's name, and both parts are sealed for it, so that one image
-//! cannot be put in the place of another. A manifest is not trusted even so: all that is in it is checked before it is used.
+//! Both are JSON. The object's name is the hash of the image's name, and both parts are sealed for it, so that one
+//! image cannot be put in the place of another. A manifest is not trusted even so: all that is in it is checked
+//! before it is used.
 
 use std::collections::HashSet;
 

@@ -47,7 +47,8 @@ impl Address {
         Store::create(transport(self)?, &self.to_string(), key, encrypted)
     }
 
-    /// Opens the store at this address, or the one around it: then the last part of the address is the name of an image.
+    /// Opens the store at this address, or the one around it: then the last part of the address is the name of an
+    /// image.
     ///
     /// # Errors
     /// [`StoreError::NoStore`] if there is neither, and the errors of [`Store::open`].
@@ -63,7 +64,8 @@ impl Address {
         Err(StoreError::NoStore { url: self.to_string() })
     }
 
-    /// Whether a path is that of a store, or of an image in one: its directory, or the one around it, has a store's object.
+    /// Whether a path is that of a store, or of an image in one: its directory, or the one around it, has a store's
+    /// object.
     #[must_use]
     pub fn is_store_path(path: &Path) -> bool {
         let has = |it: &Path| it.join(crate::store::STORE).is_file();

@@ -5,7 +5,8 @@
 //!                                                 └───────── LENGTH ──────────┘
 //! ```
 //!
-//! The list is for who uploads and wants to know which pieces are there already; an image says itself where its pieces are.
+//! The list is for who uploads and wants to know which pieces are there already; an image says itself where its
+//! pieces are.
 
 use serde::{Deserialize, Serialize};
 
@@ -48,8 +49,8 @@ pub(crate) struct Packed {
     pub(crate) stored: u64,
 }
 
-/// A new name for the object of one piece. It is never used again, so that an object that is being removed as unneeded is no
-/// other than the one that was not needed.
+/// A new name for the object of one piece. It is never used again, so that an object that is being removed as
+/// unneeded is no other than the one that was not needed.
 pub(crate) fn piece_name(hash: &Hash) -> Result<ObjectName, StoreError> {
     let text = hash.to_string();
     let number = u64::from_le_bytes(random::bytes()?);

@@ -10,8 +10,9 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has `work` done by so many threads on each item that `produce` gives. Few items wait at a time, so that long ones do not
-/// fill the memory. After the first error nothing more is begun; giving says then that there is no use in going on.
+/// Has `work` done by so many threads on each item that `produce` gives. Few items wait at a time, so that long ones
+/// do not fill the memory. After the first error nothing more is begun; giving says then that there is no use in
+/// going on.
 pub(crate) fn each<T: Send>(
     threads: usize,
     produce: impl FnOnce(&mut dyn FnMut(T) -> bool) -> Result<(), StoreError>,

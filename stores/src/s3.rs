@@ -72,8 +72,8 @@ impl S3 {
     }
 }
 
-/// Does something again where an answer came and was cut off, which `object_store` does not try again in all cases. What a
-/// server refuses, it refuses again.
+/// Does something again where an answer came and was cut off, which `object_store` does not try again in all cases.
+/// What a server refuses, it refuses again.
 fn again<T>(mut ask: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     match ask() {
         Err(Error::Generic { .. }) => ask(),

@@ -5,10 +5,10 @@
 //!   a store with encryption        1 │ nonce, 12 bytes │ AES-256-GCM of content, with 16 bytes at its end
 //! ```
 //!
-//! The context says what the content is (for a piece, its hash; for a manifest, its object), so that an object put in the place of
-//! another is noticed. With encryption each context has a key of its own and each seal a random nonce: one key never
-//! sees so many of them that two could be equal. Whatever is changed is found before anything looks at the content, the decompressor
-//! included.
+//! The context says what the content is (for a piece, its hash; for a manifest, its object), so that an object put in
+//! the place of another is noticed. With encryption each context has a key of its own and each seal a random nonce:
+//! one key never sees so many of them that two could be equal. Whatever is changed is found before anything looks at
+//! the content, the decompressor included.
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 

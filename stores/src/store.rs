@@ -62,7 +62,8 @@ impl Store {
     /// Makes a store.
     ///
     /// # Errors
-    /// [`StoreError::StoreExists`], [`StoreError::Key`] for an encrypted store without a key, and what the transport says.
+    /// [`StoreError::StoreExists`], [`StoreError::Key`] for an encrypted store without a key, and what the transport
+    /// says.
     pub fn create(
         transport: Arc<dyn Transport>,
         url: &str,
@@ -91,8 +92,8 @@ impl Store {
     /// Opens a store; `None` if there is none.
     ///
     /// # Errors
-    /// [`StoreError::Key`] for a key that is not the store's, [`StoreError::Newer`], [`StoreError::Damaged`], and what the
-    /// transport says.
+    /// [`StoreError::Key`] for a key that is not the store's, [`StoreError::Newer`], [`StoreError::Damaged`], and
+    /// what the transport says.
     pub fn open(transport: Arc<dyn Transport>, url: &str, key: Option<&StoreKey>) -> Result<Option<Self>, StoreError> {
         let name = name()?;
         let Some(read) = transport.get(&name, Some(0..MAX_STORE))? else { return Ok(None) };
@@ -304,8 +305,8 @@ fn name() -> Result<ObjectName, StoreError> {
     ObjectName::made(STORE.to_owned())
 }
 
-/// Writes an object that nobody has written yet; says whether it is now there as it should be. An answer may be lost after
-/// the store has done what it was asked for, so an object that is there already may be this one.
+/// Writes an object that nobody has written yet; says whether it is now there as it should be. An answer may be lost
+/// after the store has done what it was asked for, so an object that is there already may be this one.
 pub(crate) fn put_once(transport: &dyn Transport, name: &ObjectName, content: &[u8]) -> Result<bool, StoreError> {
     if transport.put_if_absent(name, content)? {
         return Ok(true);

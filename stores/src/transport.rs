@@ -10,8 +10,9 @@ pub const MAX_OBJECT: u64 = 512 << 20;
 
 /// A way to a store's objects.
 ///
-/// It is narrow on purpose: a directory, an object store and a program at the other end of a pipe all have it, and so will what
-/// moves memory between hosts by itself. All calls may come from several threads at a time, and each returns when it is done.
+/// It is narrow on purpose: a directory, an object store and a program at the other end of a pipe all have it, and so
+/// will what moves memory between hosts by itself. All calls may come from several threads at a time, and each
+/// returns when it is done.
 pub trait Transport: fmt::Debug + Send + Sync {
     /// Writes an object, in place of one that has the name. A reader sees the old one or the new one, whole.
     ///
@@ -19,14 +20,16 @@ pub trait Transport: fmt::Debug + Send + Sync {
     /// It could not be written, or it is not known whether it was.
     fn put(&self, name: &ObjectName, content: &[u8]) -> Result<(), StoreError>;
 
-    /// Writes an object unless there is one of that name; says whether it was written. Of several writers one succeeds. An answer
-    /// that was lost on the way may make a writer take its own object for another's: [`crate::Store`] compares the content.
+    /// Writes an object unless there is one of that name; says whether it was written. Of several writers one
+    /// succeeds. An answer that was lost on the way may make a writer take its own object for another's:
+    /// [`crate::Store`] compares the content.
     ///
     /// # Errors
     /// As for [`put`](Self::put).
     fn put_if_absent(&self, name: &ObjectName, content: &[u8]) -> Result<bool, StoreError>;
 
-    /// Reads an object, or a range of it, which is shorter where the object ends before; `None` if there is no such object.
+    /// Reads an object, or a range of it, which is shorter where the object ends before; `None` if there is no such
+    /// object.
     ///
     /// # Errors
     /// It could not be read, or is longer than [`MAX_OBJECT`].
@@ -38,8 +41,8 @@ pub trait Transport: fmt::Debug + Send + Sync {
     /// The store did not say.
     fn head(&self, name: &ObjectName) -> Result<Option<Found>, StoreError>;
 
-    /// The objects whose names begin with `folder` and a slash. What was there before the call and is not removed meanwhile is
-    /// listed; names that cannot be ours are not.
+    /// The objects whose names begin with `folder` and a slash. What was there before the call and is not removed
+    /// meanwhile is listed; names that cannot be ours are not.
     ///
     /// # Errors
     /// The store did not say.

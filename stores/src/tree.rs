@@ -1,7 +1,8 @@
 //! An image in a directory, with the images that it builds on: what belongs to it, and where its files are cut.
 //!
-//! An image says where its parent is by a relative path, so a chain can only be moved together. The tree of an image without a parent
-//! is its directory. That of one with parents begins at the nearest directory around them all, and has only their directories.
+//! An image says where its parent is by a relative path, so a chain can only be moved together. The tree of an image
+//! without a parent is its directory. That of one with parents begins at the nearest directory around them all, and
+//! has only their directories.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Metadata};
@@ -51,8 +52,8 @@ impl Tree {
     /// Finds all that belongs to the image in a directory.
     ///
     /// # Errors
-    /// The image is not whole, builds on one that is not to be found by the same way elsewhere, or the directory has what cannot
-    /// be stored.
+    /// The image is not whole, builds on one that is not to be found by the same way elsewhere, or the directory has
+    /// what cannot be stored.
     pub(crate) fn of(directory: &Path) -> Result<Self, StoreError> {
         let resolve = |path: &Path| fs::canonicalize(path).map_err(StoreError::local("open", path));
         let first = resolve(directory)?;

@@ -68,8 +68,8 @@ impl Store {
     /// Stores the image in a directory, and those that it builds on, under this name.
     ///
     /// # Errors
-    /// [`StoreError::ImageExists`], [`StoreError::Image`] for an image that is not whole, [`StoreError::Refused`] for one that
-    /// changes meanwhile, and what the transport says. What was sent stays; the next upload finds it.
+    /// [`StoreError::ImageExists`], [`StoreError::Image`] for an image that is not whole, [`StoreError::Refused`] for
+    /// one that changes meanwhile, and what the transport says. What was sent stays; the next upload finds it.
     pub fn put_directory(&self, directory: &Path, name: &str, tell: OnProgress<'_>) -> Result<Sent, StoreError> {
         let tree = Tree::of(directory)?;
         let head =
@@ -163,7 +163,8 @@ impl Store {
         Err(StoreError::refused(format!("garbage collection of {} removes what is sent; try again later", self.url)))
     }
 
-    /// Which of these objects are not there, or about to be removed by a collection that was alive when this was written.
+    /// Which of these objects are not there, or about to be removed by a collection that was alive when this was
+    /// written.
     fn unusable(&self, used: &BTreeSet<ObjectName>, now: Option<&Found>) -> Result<BTreeSet<ObjectName>, StoreError> {
         let mut condemned = BTreeSet::new();
         for list in self.transport.list(CONDEMNED)? {

@@ -49,8 +49,8 @@ struct Expected {
 }
 
 impl Store {
-    /// Reads an image, or all that is in the store, whether an image needs it or not, and compares every hash. What is wrong with
-    /// the content is in the result.
+    /// Reads an image, or all that is in the store, whether an image needs it or not, and compares every hash. What
+    /// is wrong with the content is in the result.
     ///
     /// # Errors
     /// [`StoreError::NoImage`], and what the transport says.

@@ -26,8 +26,8 @@ pub(crate) struct CommonOptions {
 /// Where the key of a store is.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Key {
-    /// The file with the store's key, or `none` [default: the file that REKINDLE_STORE_KEY names, or systemd's credential
-    /// rekindle-store-key]
+    /// The file with the store's key, or `none` [default: the file that REKINDLE_STORE_KEY names, or systemd's
+    /// credential rekindle-store-key]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
 }

@@ -51,7 +51,8 @@ fn what_no_image_needs_is_removed_and_nothing_else() {
     is_whole(&store, "first", &first);
 }
 
-/// The store that each of the next tests begins with: nothing needs what is in it, an upload could use it, and it is old.
+/// The store that each of the next tests begins with: nothing needs what is in it, an upload could use it, and it is
+/// old.
 fn with_old_pieces(path: &Path, dir: &Path) {
     let store = new_store(path);
     put(&store, dir, "old");

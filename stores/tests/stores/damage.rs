@@ -104,7 +104,8 @@ fn nobody_forges_an_image_without_the_key() {
     let path = place.path().join("store");
     let owners = address(&path).create(Some(&key(1)), false).unwrap();
     put(&owners, &dir, "job");
-    // Somebody who can write to the place, and has no key or another, makes a store of their own and puts its objects there.
+    // Somebody who can write to the place, and has no key or another, makes a store of their own and puts its objects
+    // there.
     for other in [None, Some(key(2))] {
         let theirs = place.path().join(if other.is_some() { "keyed" } else { "plain" });
         let store: Store = address(&theirs).create(other.as_ref(), false).unwrap();
