@@ -165,7 +165,7 @@ impl Store {
             if live.manifests.get(&found.name) == Some(&version) && found.modified + GRAIN < live.began {
                 continue;
             }
-            // Removed meanwhile, or not: what it needed is needed now.
+            // It was removed meanwhile.
             let Some(bytes) = self.transport.get(&found.name, None)? else { continue };
             let (_, body) = manifest::read(&self.coder, &found.name, bytes).map_err(|error| match error {
                 StoreError::Damaged { object, what } => {

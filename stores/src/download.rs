@@ -5,11 +5,12 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_OMIT, utimensat};
+use rustix::fs::{AtFlags, CWD, OFlags, Timespec, Timestamps, UTIME_OMIT, utimensat};
+use rustix::process::geteuid;
 use serde::Serialize;
 
 use crate::StoreError;
@@ -199,7 +200,14 @@ impl Unfinished {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             result => result.map_err(StoreError::local("make", &path))?,
         }
-        let lock = File::open(&path).map_err(StoreError::local("open", &path))?;
+        let flags = OFlags::NOFOLLOW | OFlags::DIRECTORY;
+        let lock = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(&path);
+        let lock = lock.map_err(StoreError::local("open", &path))?;
+        // What somebody else has put there, they could change while it is written.
+        let status = lock.metadata().map_err(StoreError::local("ask about", &path))?;
+        if status.uid() != geteuid().as_raw() || status.mode() & 0o022 != 0 {
+            return Err(StoreError::refused(format!("{} belongs to somebody else: remove it", path.display())));
+        }
         match lock.try_lock() {
             Err(TryLockError::WouldBlock) => {
                 return Err(StoreError::refused(format!("another process is copying to {} just now", to.display())));

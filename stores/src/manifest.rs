@@ -208,6 +208,8 @@ impl Body {
                 return bad("has a mode or a time that cannot be");
             }
             match kind {
+                // Who copies it as root would make a program that runs as root for everybody.
+                Kind::File(_) if *mode > 0o777 => return bad("runs as another user"),
                 Kind::Folder => {
                     folders.insert(path.as_str());
                 }
@@ -409,7 +411,8 @@ mod tests {
     #[test]
     fn what_leads_elsewhere_or_does_not_agree_is_refused() {
         type Change = fn(&mut Body);
-        let changes: [(&str, Change); 14] = [
+        let changes: [(&str, Change); 15] = [
+            ("set-user-id", |it| it.entries[4].mode = 0o4755),
             ("root", |it| it.entries[0].path = "x".to_owned()),
             ("absolute", |it| it.entries[4].path = "/etc/passwd".to_owned()),
             ("up", |it| it.entries[4].path = "second/../../x".to_owned()),

@@ -199,6 +199,11 @@ impl Scan<'_> {
                 let target = fs::read_link(&path).map_err(StoreError::local("read", &path))?;
                 let target = target.to_str().ok_or_else(|| not_text(&path))?.to_owned();
                 self.push(&path, &status, OnDiskKind::Link(target))?;
+            } else if kind.is_file() && status.mode() & 0o7000 != 0 {
+                let path = path.display();
+                return Err(StoreError::refused(format!(
+                    "{path} is for running as another user: chmod ug-s,-t {path}"
+                )));
             } else if kind.is_file() {
                 let cuts = self.cuts.remove(&path).unwrap_or_default().into_iter().collect();
                 self.push(&path, &status, OnDiskKind::File { size: status.len(), cuts })?;

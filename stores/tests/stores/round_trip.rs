@@ -1,6 +1,7 @@
 //! What comes out is what went in.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Mutex;
@@ -122,6 +123,11 @@ fn what_is_no_whole_image_is_not_stored() {
     let said = put("a").unwrap_err().to_string();
     assert!(said.contains("pipe is neither a file nor a folder"), "{said}");
     fs::remove_file(dir.join("pipe")).unwrap();
+    let inventory = dir.join("inventory.img");
+    fs::set_permissions(&inventory, fs::Permissions::from_mode(0o4755)).unwrap();
+    let said = put("a").unwrap_err().to_string();
+    assert!(said.contains("inventory.img is for running as another user"), "{said}");
+    fs::set_permissions(&inventory, fs::Permissions::from_mode(0o600)).unwrap();
     // A socket is nothing without its process.
     let socket = UnixListener::bind(dir.join("socket")).unwrap();
     put("a").unwrap();
@@ -172,6 +178,18 @@ fn a_directory_with_something_in_it_is_left_alone_and_a_killed_copy_leaves_no_im
     store.get_to(&stored, &to, &|_| ()).unwrap();
     assert_eq!(described(&to), described(&dir));
     assert!(!left.exists());
+
+    // What somebody else could change, or a link, is.
+    fs::remove_dir_all(&to).unwrap();
+    fs::create_dir(&left).unwrap();
+    fs::set_permissions(&left, fs::Permissions::from_mode(0o777)).unwrap();
+    let said = store.get_to(&stored, &to, &|_| ()).unwrap_err().to_string();
+    assert!(said.contains("belongs to somebody else"), "{said}");
+    fs::remove_dir(&left).unwrap();
+    std::os::unix::fs::symlink(&dir, &left).unwrap();
+    assert!(store.get_to(&stored, &to, &|_| ()).is_err());
+    assert!(dir.join("inventory.img").exists() && !to.exists());
+    fs::remove_file(&left).unwrap();
 
     // A copy that fails leaves nothing.
     let failing =
