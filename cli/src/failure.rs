@@ -4,6 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use rekindle_images::{ErrorKind, ImageError};
+use rekindle_stores::StoreError;
 use rekindle_wire::control::FailureKind;
 
 /// An error and its exit code.
@@ -44,6 +45,11 @@ impl Failure {
             _ => 1,
         };
         Self { code, error: error.into() }
+    }
+
+    /// The same with what is to be known first.
+    pub(crate) fn but(self, what: String) -> Self {
+        Self { code: self.code, error: self.error.context(what) }
     }
 
     /// The kind that fits the exit code.
@@ -88,6 +94,18 @@ impl From<ImageError> for Failure {
             Self::refused(error)
         } else {
             anyhow::Error::from(error).into()
+        }
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Image(error) => error.into(),
+            error if error.is_bad_image() => Self::bad_image(error),
+            StoreError::Usage { .. } => Self::usage(error),
+            StoreError::Local { .. } | StoreError::Remote { .. } => anyhow::Error::from(error).into(),
+            error => Self::refused(error),
         }
     }
 }

@@ -26,6 +26,7 @@ mod engine;
 mod failure;
 mod flatten;
 mod image;
+mod images;
 mod lazy_pages;
 mod output;
 mod podman;
@@ -103,6 +104,8 @@ enum Verb {
         /// Write a copy, with CRIU's files, to this directory [default: change the image itself]
         out: Option<PathBuf>,
     },
+    /// Images in stores: directories, S3 and other hosts, where all images share their content
+    Images(images::Options),
     /// Guard CRIU's server of pages: what `restore --lazy` starts
     #[command(hide = true)]
     LazyPages(lazy_pages::Options),
@@ -134,6 +137,7 @@ pub fn main() -> ExitCode {
         Verb::Inspect { dir, json } => image::inspect(&dir, json),
         Verb::Verify { dir, json } => image::verify(&dir, json),
         Verb::Flatten { dir, out } => flatten::flatten(&dir, out.as_deref()),
+        Verb::Images(options) => images::images(&options),
         Verb::LazyPages(options) => lazy_pages::serve(&options),
     };
     match result {

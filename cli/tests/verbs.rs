@@ -830,3 +830,67 @@ fn an_image_shows_what_its_last_restore_took() {
     assert_eq!((&json["last_restore"]["loaded_ns"], &json["protocol"]), (&7_000_000.into(), &"stop".into()), "{json}");
     assert_eq!(on("verify", dir.path(), false).0, 0);
 }
+
+/// `rekindle images`, on a store in this directory.
+fn images(arguments: &[&str], place: &Path) -> (i32, String, String) {
+    ran(rekindle().arg("images").args(arguments).current_dir(place))
+}
+
+#[test]
+fn a_checkpoint_is_copied_into_a_store_and_restored_from_it() {
+    let image = image();
+    // This CRIU dumps that image, and says that it was started.
+    let script =
+        format!("cd \"${{0%/*}}\"; echo \"$@\" >>told; [ \"$1\" != dump ] || cp -a {}/. image", image.path().display());
+    let dir = with_criu(&script);
+    let checkpoint = |to: &str| {
+        let mut command = Command::new(dir.path().join("bin/rekindle"));
+        command.args(["checkpoint", "1", "image", "--json", "--to", to, "--socket", "s", "--criu"]);
+        ran(command.arg(dir.path().join("criu")).current_dir(dir.path()))
+    };
+    // What stands in the way is said before anything is dumped.
+    let (code, _, err) = checkpoint("store");
+    assert_eq!(code, 3, "{err}");
+    assert!(err.contains("there is no store at store"), "{err}");
+    assert_eq!(images(&["init", "store"], dir.path()).0, 0);
+    let told = dir.path().join("told");
+    assert!(!told.exists());
+
+    let daemon = dumps(dir.path(), &[]);
+    let (code, out, err) = checkpoint("store");
+    assert_eq!(code, 0, "{out}{err}");
+    daemon.join().unwrap();
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&json["outcome"], &json["stored"]["name"]), (&"done".into(), &"image".into()), "{out}");
+    assert_eq!(std::fs::read_to_string(&told).unwrap().lines().count(), 1);
+    let (code, _, err) = checkpoint("store/image");
+    assert_eq!(code, 3, "{err}");
+    assert!(err.contains("has an image \"image\" already"), "{err}");
+    assert_eq!(std::fs::read_to_string(&told).unwrap().lines().count(), 1);
+
+    let socket = dir.path().join("s");
+    std::fs::remove_file(&socket).unwrap();
+    let restore = |arguments: &[&str]| {
+        let mut command = restore_command(&dir, Path::new("store/image"));
+        ran(command.args(arguments).current_dir(dir.path()))
+    };
+    // Without a daemon nothing is copied.
+    assert_eq!(restore(&["--into", "copy"]).0, 1);
+    assert!(!dir.path().join("copy").exists());
+    let listener = UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            frame::receive::<Opening>(&stream).unwrap();
+            frame::send(&stream, &Reply::Status(status()), &[], &[]).unwrap();
+        }
+    });
+    let (code, out, err) = restore(&["--into", "copy"]);
+    assert_eq!(code, 0, "{out}{err}");
+    let told = std::fs::read_to_string(&told).unwrap();
+    let copy = dir.path().canonicalize().unwrap().join("copy");
+    assert!(told.lines().last().unwrap().contains(&format!("--images-dir {}", copy.display())), "{told}");
+    assert_eq!(on("verify", &copy, false).0, 0);
+    let (code, _, err) = ran(&mut restore_command(&dir, Path::new("s3://bucket/job")));
+    assert_eq!(code, 2);
+    assert!(err.contains("say --into DIR, the directory that s3://bucket/job is copied to"), "{err}");
+}

@@ -6,6 +6,8 @@
 //!   order ─► criu dump ──┬── done ──► the report
 //!      ▲                 └── failed ─┬── for a mispredicted write: again with protocol `stop`
 //!      └─────────────────────────────┘
+//!
+//!   --to: the image is copied into a store afterwards
 //! ```
 
 mod attempt;
@@ -20,7 +22,7 @@ mod several;
 use self::maker::Maker;
 pub(crate) use self::options::Options;
 use crate::failure::Failure;
-use crate::output;
+use crate::{images, output};
 
 /// Makes a checkpoint, or several.
 pub(crate) fn checkpoint(options: &Options) -> Result<(), Failure> {
@@ -32,7 +34,18 @@ pub(crate) fn checkpoint(options: &Options) -> Result<(), Failure> {
         (None, None) if options.containers.are_meant() => return several::checkpoint(options, &socket),
         (None, None) => Maker::of_process(options, &socket)?,
     };
-    let (report, result) = attempt::one(options, &maker, &socket)?;
+    // What stands in its way is said before the checkpoint, not after it.
+    let target = match (&options.to, &options.dir) {
+        (Some(url), Some(dir)) => Some(images::Target::find(url, &options.key, dir)?),
+        _ => None,
+    };
+    let (mut report, mut result) = attempt::one(options, &maker, &socket)?;
+    if let Some(target) = target.filter(|_| result.is_ok()) {
+        match target.put(options.json) {
+            Ok(sent) => report.stored(sent),
+            Err(failure) => result = Err(failure),
+        }
+    }
     if options.json {
         output::print_json(&report)?
     } else {

@@ -7,7 +7,7 @@ use clap::Args;
 use rekindle_images::Protocol;
 
 use super::of_containers::OfContainers;
-use crate::daemon;
+use crate::{daemon, images};
 
 /// The options of `rekindle checkpoint`.
 #[derive(Debug, Args)]
@@ -21,6 +21,11 @@ pub(crate) struct Options {
     /// Build on the image in this directory: write only what has changed since; the new image needs that one
     #[arg(long, value_name = "DIR")]
     pub(super) on: Option<PathBuf>,
+    /// Then copy the image into this store, or under this name in it: URL/NAME. It stays in the directory too
+    #[arg(long, value_name = "URL", conflicts_with = "containers")]
+    pub(super) to: Option<String>,
+    #[command(flatten)]
+    pub(super) key: images::Key,
     /// Keep the processes running (the default)
     #[arg(long, short = 'R', conflicts_with_all = ["kill", "leave_stopped"])]
     pub(super) leave_running: bool,

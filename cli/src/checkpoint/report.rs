@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use rekindle_stores::Sent;
 use rekindle_wire::control::{CheckInfo, DumpInfo, DumpOutcome, FailureKind, PhaseInfo};
 use serde::Serialize;
 use serde_json::Value;
@@ -29,6 +30,9 @@ pub(super) struct Report {
     dump: Option<Dump>,
     #[serde(skip_serializing_if = "Option::is_none")]
     podman: Option<Value>,
+    /// The copy of the image in a store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stored: Option<Sent>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     processes: Vec<CheckInfo>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -63,6 +67,7 @@ impl Report {
             attempts: 1,
             dump: None,
             podman: None,
+            stored: None,
             processes: Vec::new(),
             kind: None,
             reason: None,
@@ -87,6 +92,7 @@ impl Report {
             attempts: 0,
             dump: None,
             podman: None,
+            stored: None,
             processes: Vec::new(),
             kind: Some(failure.kind()),
             reason: Some(failure.to_string()),
@@ -127,10 +133,21 @@ impl Report {
         }
     }
 
+    /// The image was copied into a store.
+    pub(super) fn stored(&mut self, sent: Sent) {
+        self.stored = Some(sent);
+    }
+
     /// Shows it to people: a checkpoint on stdout, and what is to be known of a failure beside its reason on stderr.
     pub(super) fn print(&self) -> Result<(), Failure> {
         match (self.outcome, self.pid) {
-            ("done", _) => output::print(&self.line())?,
+            ("done", _) => {
+                output::print(&self.line())?;
+                if let Some(Sent { name, sent_bytes, sent_pieces, pieces, .. }) = &self.stored {
+                    let sent = output::size(*sent_bytes);
+                    output::print(&format!("stored as {name}: {sent} sent, {sent_pieces} of {pieces} pieces\n"))?;
+                }
+            }
             ("refused", Some(pid)) => {
                 eprint!("{}", check::describe(pid, &self.processes).map_err(anyhow::Error::from)?)
             }
@@ -211,6 +228,7 @@ mod tests {
                 phases: vec![phase("quiesce", 1), phase("copy", 1200), phase("stall", 12)],
             }),
             podman: None,
+            stored: None,
             processes: Vec::new(),
             kind: None,
             reason: None,

@@ -17,7 +17,7 @@ mod report;
 mod watch;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ use self::report::{Report, Restored};
 use self::watch::Watch;
 use crate::bar::Bar;
 use crate::failure::Failure;
-use crate::{cpu_image, criu, daemon, image, output, span};
+use crate::{cpu_image, criu, daemon, image, images, output, span};
 
 /// CRIU's log, in the image's directory.
 const LOG: &str = "restore.log";
@@ -60,7 +60,7 @@ impl<E: Into<Failure>> From<E> for Failed {
 
 /// Restores images. One that fails does not stop the others.
 pub(crate) fn restore(options: &Options) -> Result<(), Failure> {
-    let (archives, dirs): (Vec<_>, Vec<_>) = options.images.iter().cloned().partition(|it| it.is_file());
+    let (archives, dirs): (Vec<_>, Vec<_>) = sources(options)?.into_iter().partition(|it| it.is_file());
     let containers = Containers::of(options, &archives)?;
     if containers.is_some() && !dirs.is_empty() {
         let dir = dirs[0].display();
@@ -87,6 +87,25 @@ pub(crate) fn restore(options: &Options) -> Result<(), Failure> {
     let restored = dirs.iter().map(|dir| directory(options, dir));
     let restored = restored.filter_map(|(report, result)| Some((report?, result))).collect();
     conclude(restored, options.json, |report: &Report| report.show(false))
+}
+
+/// The images, after the one in a store was copied.
+fn sources(options: &Options) -> Result<Vec<PathBuf>, Failure> {
+    let text = |it: &PathBuf| it.to_str().map(str::to_owned);
+    let Some(into) = &options.into else {
+        let url = options.images.iter().filter_map(text).find(|it| it.contains("://"));
+        return match url {
+            Some(url) => Err(Failure::usage(anyhow!("say --into DIR, the directory that {url} is copied to"))),
+            None => Ok(options.images.clone()),
+        };
+    };
+    let [image] = options.images.as_slice() else {
+        return Err(Failure::usage(anyhow!("--into is for one image")));
+    };
+    let url = text(image).ok_or_else(|| Failure::usage(anyhow!("{} is no address", image.display())))?;
+    // Whoever has no daemon need not wait for a copy to learn that.
+    daemon::ask(&options.daemon.socket()?, &Request::Status)?;
+    Ok(vec![images::fetch(&url, &options.key, into, options.json)?])
 }
 
 /// Shows the outcome of several restores.

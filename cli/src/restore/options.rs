@@ -6,14 +6,19 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::of_containers::OfContainers;
-use crate::daemon;
+use crate::{daemon, images};
 
 /// The options of `rekindle restore`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The image: a directory, or an archive of podman's. Several directories need -d
+    /// The image: a directory, or an archive of podman's; with --into, URL/NAME in a store. Several directories need -d
     #[arg(required_unless_present_any = ["import", "container", "pod"])]
     pub(super) images: Vec<PathBuf>,
+    /// Copy the image from a store to this directory, which must not exist or be empty, and restore it from there
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["import", "container", "pod"])]
+    pub(super) into: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) key: images::Key,
     /// Return when the processes run, without waiting for their end
     #[arg(short = 'd', long)]
     pub(super) restore_detached: bool,

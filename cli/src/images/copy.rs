@@ -1,0 +1,148 @@
+//! `rekindle images copy`.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, anyhow};
+use rekindle_stores::{Progress, Received, Sent, Store, StoreError};
+
+use super::place::{CommonOptions, Key, Place, named};
+use crate::bar::Bar;
+use crate::failure::Failure;
+use crate::output;
+
+/// A bar that threads show their progress on.
+pub(super) struct Shown {
+    what: &'static str,
+    bar: Mutex<Bar>,
+}
+
+impl Shown {
+    pub(super) fn new(what: &'static str, json: bool) -> Self {
+        Self { what, bar: Mutex::new(if json { Bar::hidden() } else { Bar::new() }) }
+    }
+
+    pub(super) fn show(&self, progress: Progress) {
+        let mut bar = self.bar.lock().unwrap_or_else(PoisonError::into_inner);
+        bar.show(self.what, progress.done, progress.total);
+    }
+
+    pub(super) fn clear(&self) {
+        self.bar.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// Copies an image.
+pub(super) fn copy(from: &str, to: &str, from_key: Option<&Path>, common: &CommonOptions) -> Result<(), Failure> {
+    let from_key = from_key.map_or_else(|| common.key.clone(), Key::in_file);
+    let source = Place::of(from, &from_key)?;
+    let target = Place::of(to, &common.key)?;
+    let unnamed = || Failure::usage(anyhow!("{from} is a store: say which image, {from}/NAME"));
+    match (source, target) {
+        (Place::Directory(_), Place::Directory(_)) => {
+            Err(Failure::usage(anyhow!("neither {from} nor {to} is a store: `rekindle images init` makes one")))
+        }
+        (Place::Directory(dir), Place::Store(store, name)) => {
+            print_sent(&upload(&store, &dir, name, common.json)?, to, common.json)
+        }
+        (Place::Store(_, None), _) => Err(unnamed()),
+        (Place::Store(store, Some(name)), Place::Directory(dir)) => {
+            print_received(&download(&store, &name, &dir, common.json)?, common.json)
+        }
+        (Place::Store(source, Some(image)), Place::Store(target, name)) => {
+            let found = source.image(&image)?;
+            let shown = Shown::new("copy", common.json);
+            let name = name.unwrap_or(image);
+            let sent = target.put_stored(&source, &found, &name, &|it| shown.show(it));
+            shown.clear();
+            print_sent(&sent?, to, common.json)
+        }
+    }
+}
+
+/// A name in a store at which an image will be that is not made yet.
+pub(crate) struct Target {
+    store: Box<Store>,
+    name: String,
+    dir: PathBuf,
+    url: String,
+}
+
+impl Target {
+    /// Makes sure that an image from this directory can get its name.
+    pub(crate) fn find(url: &str, key: &Key, dir: &Path) -> Result<Self, Failure> {
+        let Place::Store(store, name) = Place::of(url, key)? else {
+            return Err(StoreError::NoStore { url: url.to_owned() }.into());
+        };
+        let own = || std::path::absolute(dir).ok()?.file_name()?.to_str().map(str::to_owned);
+        let nameless = || Failure::usage(anyhow!("{} gives the image no name: say URL/NAME", dir.display()));
+        let name = name.or_else(own).ok_or_else(nameless)?;
+        if store.has(&name)? {
+            return Err(StoreError::ImageExists { name, url: store.url().to_owned() }.into());
+        }
+        Ok(Self { store, name, dir: dir.to_owned(), url: url.to_owned() })
+    }
+
+    /// Stores the image, which is there now.
+    pub(crate) fn put(self, json: bool) -> Result<Sent, Failure> {
+        let Self { store, name, dir, url } = self;
+        upload(&store, &dir, Some(name), json).map_err(|failure| {
+            let dir = dir.display();
+            failure
+                .but(format!("the image is in {dir} and not in the store (`rekindle images copy {dir} {url}` goes on)"))
+        })
+    }
+}
+
+/// Copies an image from a store to a directory, for a restore, and returns the directory that it is in.
+pub(crate) fn fetch(url: &str, key: &Key, into: &Path, json: bool) -> Result<PathBuf, Failure> {
+    let (store, name) = named(url, key)?;
+    Ok(download(&store, &name, into, json)?.image)
+}
+
+/// Stores the image in a directory, under the directory's name unless another is given.
+fn upload(store: &Store, dir: &Path, name: Option<String>, json: bool) -> Result<Sent, Failure> {
+    let path = dir.canonicalize().with_context(|| format!("cannot open {}", dir.display()))?;
+    let own = || path.file_name()?.to_str().map(str::to_owned);
+    let nameless = || Failure::usage(anyhow!("{} gives the image no name: say URL/NAME", dir.display()));
+    let name = name.or_else(own).ok_or_else(nameless)?;
+    let shown = Shown::new("upload", json);
+    let sent = store.put_directory(dir, &name, &|it| shown.show(it));
+    shown.clear();
+    Ok(sent?)
+}
+
+/// Writes an image to a directory.
+fn download(store: &Store, name: &str, dir: &Path, json: bool) -> Result<Received, Failure> {
+    let image = store.image(name)?;
+    let shown = Shown::new("download", json);
+    let received = store.get_to(&image, dir, &|it| shown.show(it));
+    shown.clear();
+    Ok(received?)
+}
+
+fn print_sent(sent: &Sent, to: &str, json: bool) -> Result<(), Failure> {
+    if json {
+        output::print_json(sent)?;
+        return Ok(());
+    }
+    let Sent { name, files, bytes, pieces, sent_pieces, sent_bytes, .. } = sent;
+    let (bytes, sent) = (output::size(*bytes), output::size(*sent_bytes));
+    output::print(&format!("{to}: {name}, {bytes} in {files} files; {sent} sent, {sent_pieces} of {pieces} pieces\n"))?;
+    Ok(())
+}
+
+fn print_received(received: &Received, json: bool) -> Result<(), Failure> {
+    if json {
+        output::print_json(received)?;
+        return Ok(());
+    }
+    let Received { image, parents, files, bytes, received_bytes } = received;
+    let (bytes, came) = (output::size(*bytes), output::size(*received_bytes));
+    let mut text = format!("{}: {bytes} in {files} files; {came} received\n", image.display());
+    for parent in parents {
+        text += &format!("{}: an image that it builds on\n", parent.display());
+    }
+    output::print(&text)?;
+    Ok(())
+}
