@@ -21,7 +21,7 @@ const IN_FLIGHT: u32 = 16;
 const CALM: Duration = Duration::from_millis(100);
 /// How long devices may take before the daemon assumes that a kernel waits for a command that is still in a ring. A worker whose
 /// own device is busy waits longer before it assumes this of its own commands.
-const REST_TIMEOUT: Duration = Duration::from_millis(20);
+const REST_TIMEOUT: Duration = Duration::from_millis(10);
 /// How long a device may take to come to rest that is idle as far as is known.
 const IDLE_REST: Duration = Duration::from_millis(20);
 /// How long a device may take for the commands of an advance before it counts as busy.
