@@ -107,14 +107,18 @@ struct Other {
     void close(bool with_pool) {
         CU(cuMemFreeAsync, middle, (CUstream)stream);
         if (with_pool) {
-            CU(cuMemPoolDestroy, pool);
-            FAILS(CUDA_ERROR_INVALID_VALUE, cuMemPoolImportPointer, &middle, pool, &handles.middle);
-            pool = nullptr;
+            // Its memory is in use.
+            FAILS(CUDA_ERROR_INVALID_VALUE, cuMemPoolDestroy, pool);
         }
         CU(cuMemFreeAsync, small, (CUstream)stream);
         CHECK(cudaStreamSynchronize(stream));
         CU(cuMemFree, large);
         FAILS(CUDA_ERROR_INVALID_VALUE, cuMemFree, large);
+        if (with_pool) {
+            CU(cuMemPoolDestroy, pool);
+            FAILS(CUDA_ERROR_INVALID_VALUE, cuMemPoolImportPointer, &middle, pool, &handles.middle);
+            pool = nullptr;
+        }
     }
 };
 
