@@ -32,8 +32,10 @@ use crate::store::{Store, StoredImage, put_once};
 use crate::transport::{Found, ObjectName};
 use crate::tree::{OnDisk, OnDiskKind, Tree, stored_ranges};
 
-/// How often an upload begins anew because objects that it relied on are being removed.
+/// How often an upload begins anew because objects that it relied on are being removed. From the third time on it relies on none
+/// but its own, which no collection removes while its lease lives.
 const ATTEMPTS: usize = 5;
+const ALONE: usize = 2;
 
 /// What an upload did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -125,14 +127,18 @@ impl Store {
         }
         let lease = Lease::begin(&self.transport, self.timing)?;
         let session = Session::begin(self)?;
-        for _ in 0..ATTEMPTS {
+        for attempt in 0..ATTEMPTS {
+            if attempt >= ALONE {
+                session.forget_others();
+            }
             let draft = pass(&session)?;
             session.flush()?;
             let body = session.body(draft)?;
             let used: BTreeSet<_> = body.objects.iter().cloned().collect();
             lease.renew()?;
             let said = lease.uses(&self.coder, &used)?;
-            let unusable = self.unusable(&used, Some(&said))?;
+            let own = if lease.is_valid() { lock(&session.own).clone() } else { BTreeSet::new() };
+            let unusable = self.unusable(&used, &own, Some(&said))?;
             if !unusable.is_empty() {
                 session.forget(&unusable);
                 continue;
@@ -143,7 +149,7 @@ impl Store {
                 return Err(exists());
             }
             // A machine that slept between the look and the manifest may have lost its lease, and then pieces.
-            if !lease.is_valid() && !self.unusable(&used, None)?.is_empty() {
+            if !lease.is_valid() && !self.unusable(&used, &BTreeSet::new(), None)?.is_empty() {
                 self.transport.delete(&object)?;
                 return Err(StoreError::refused(
                     "the upload stood still for so long that its pieces were removed; try again",
@@ -164,8 +170,13 @@ impl Store {
     }
 
     /// Which of these objects are not there, or about to be removed by a collection that was alive when this was
-    /// written.
-    fn unusable(&self, used: &BTreeSet<ObjectName>, now: Option<&Found>) -> Result<BTreeSet<ObjectName>, StoreError> {
+    /// written. A collection announces the upload's own objects too, but keeps them for its lease.
+    fn unusable(
+        &self,
+        used: &BTreeSet<ObjectName>,
+        own: &BTreeSet<ObjectName>,
+        now: Option<&Found>,
+    ) -> Result<BTreeSet<ObjectName>, StoreError> {
         let mut condemned = BTreeSet::new();
         for list in self.transport.list(CONDEMNED)? {
             let age = now.map_or(0, |now| now.modified.saturating_sub(list.modified));
@@ -179,7 +190,7 @@ impl Store {
         let mut missing = used.clone();
         for folder in [PIECES, PACKS] {
             for found in self.transport.list(folder)? {
-                if !condemned.contains(&found.name) {
+                if own.contains(&found.name) || !condemned.contains(&found.name) {
                     missing.remove(&found.name);
                 }
             }
@@ -201,6 +212,8 @@ struct Session<'a> {
     store: &'a Store,
     known: Mutex<HashMap<Hash, Known>>,
     pack: Mutex<Builder>,
+    /// The objects that were sent.
+    own: Mutex<BTreeSet<ObjectName>>,
     sent_pieces: AtomicU64,
     sent_bytes: AtomicU64,
 }
@@ -234,8 +247,8 @@ impl<'a> Session<'a> {
             Ok(())
         })?;
         let counter = AtomicU64::default;
-        let pack = Mutex::default();
-        Ok(Self { store, known, pack, sent_pieces: counter(), sent_bytes: counter() })
+        let (pack, own) = (Mutex::default(), Mutex::default());
+        Ok(Self { store, known, pack, own, sent_pieces: counter(), sent_bytes: counter() })
     }
 
     /// Sends a piece unless it is there.
@@ -283,6 +296,7 @@ impl<'a> Session<'a> {
 
     fn put(&self, object: &ObjectName, content: &[u8]) -> Result<(), StoreError> {
         self.store.transport.put(object, content)?;
+        lock(&self.own).insert(object.clone());
         self.sent_bytes.fetch_add(content.len() as u64, Ordering::Relaxed);
         Ok(())
     }
@@ -290,6 +304,12 @@ impl<'a> Session<'a> {
     /// Forgets what is in objects that cannot be relied on.
     fn forget(&self, objects: &BTreeSet<ObjectName>) {
         lock(&self.known).retain(|_, it| matches!(it, Known::There(place) if !objects.contains(&place.object)));
+    }
+
+    /// Forgets what is in objects that others have sent.
+    fn forget_others(&self) {
+        let own = lock(&self.own);
+        lock(&self.known).retain(|_, it| matches!(it, Known::There(place) if own.contains(&place.object)));
     }
 
     /// The files with the places of their pieces, each piece once.

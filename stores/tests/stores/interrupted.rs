@@ -45,7 +45,9 @@ fn an_upload_that_was_cut_off_anywhere_goes_on_where_it_was() {
             assert!(failed, "{last}");
             assert!(store.images().unwrap().is_empty());
             let again = put(&store, &dir, "job");
-            assert_eq!(again.sent_bytes + sent.get(), all.sent_bytes, "cut at {last}: {again:?}");
+            // Pieces come into packs in another order, and what packs say of them has another size. No piece is so short.
+            let difference = (again.sent_bytes + sent.get()).abs_diff(all.sent_bytes);
+            assert!(difference < 100, "cut at {last}: {difference} bytes too many or too few, {again:?} of {all:?}");
         }
         is_whole(&store, "job", &dir);
         assert_eq!(store.verify(None, &|_| ()).unwrap().problems, []);
