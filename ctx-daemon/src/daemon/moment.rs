@@ -45,11 +45,12 @@ pub(crate) fn wait_for_moment(daemon: &Daemon, stream: &UnixStream, dump: &DumpG
     let began = Instant::now();
     let waited = loop {
         let tree = process::tree(dump.root).unwrap_or_default();
-        if let Err(error) = told.tell(daemon.clients.registry.clients_among(&tree)) {
+        let clients = daemon.clients.registry.clients_among(&tree);
+        // The dump waits before a client can know: a client announces its moment once, as soon as its worker is told.
+        dump.progress.waits(true, &pids_of(&clients));
+        if let Err(error) = told.tell(clients) {
             break Err(error);
         }
-        let pids: Vec<_> = told.clients.iter().map(|it| it.process.pid).collect();
-        dump.progress.waits(true, &pids);
         match daemon.checkpoints.moment(dump) {
             None => break Err(MomentError::Gone),
             Some(moment) if moment.has_come => break Ok(()),
@@ -58,9 +59,12 @@ pub(crate) fn wait_for_moment(daemon: &Daemon, stream: &UnixStream, dump: &DumpG
             Some(_) => std::thread::sleep(POLL_INTERVAL),
         }
     };
-    let pids: Vec<_> = told.clients.iter().map(|it| it.process.pid).collect();
-    dump.progress.waits(false, &pids);
+    dump.progress.waits(false, &pids_of(&told.clients));
     waited
+}
+
+fn pids_of(clients: &[Arc<Client>]) -> Vec<i32> {
+    clients.iter().map(|it| it.process.pid).collect()
 }
 
 /// Clients that know that a dump waits for their moment. When this is dropped, they are told that none does.

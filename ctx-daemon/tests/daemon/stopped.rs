@@ -128,6 +128,32 @@ fn a_worker_that_is_stopped_when_told_of_a_moment_fails_the_dump_by_the_configur
     daemon.wait_for_state(&client, Some("running"));
 }
 
+/// The application may announce its moment before the daemon knows that its worker has told it.
+#[test]
+fn a_moment_that_comes_before_the_worker_has_answered_counts() {
+    let daemon = Daemon::start_with(&[("config.toml", "quiesce_timeout_ms = 60000\n")]);
+    let mut client = Client::attached(&daemon, "app");
+    let worker = Stopped(daemon.clients()[0].worker);
+    let request = Request::Checkpoint { root: client.pid, protocol: None, moment_ms: Some(600_000), span: None };
+    let (order, reply) = open(&daemon, &request, Path::new("/"));
+    assert_eq!(reply, Reply::Awaited);
+    stop_at(&daemon, "Moment", 0);
+    let (dir, pid) = (TempDir::new().unwrap(), client.pid);
+    std::thread::scope(|threads| {
+        let dump = threads.spawn(|| open(&daemon, &pause(pid, true), dir.path()));
+        eventually("the worker stops", || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", worker.0)).unwrap();
+            status.contains("(stopped)").then_some(())
+        });
+        assert_eq!(client.ask("moment"), "moment true");
+        drop(worker);
+        let (session, reply) = dump.join().unwrap();
+        assert_eq!(reply, Reply::Paused { pids: vec![pid] });
+        drop((session, order));
+    });
+    daemon.wait_for_state(&client, Some("running"));
+}
+
 /// Makes all requests of CRIU's plugin in a restore, until one fails. Returns the reason.
 fn try_restore(daemon: &Daemon, restored: &mut Restored) -> Option<String> {
     let (session, reply) = open(daemon, &Request::Restore, restored.dir.path());
