@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rekindle_images::Image;
+use rustix::process::Signal;
 use tracing::{debug, warn};
 
 use super::super::process::{self, Process};
@@ -191,7 +192,7 @@ impl Made {
         for root in known.roots.iter().filter(|it| it.is_alive()) {
             warn!(root = root.pid, "killing the processes of a restore that was given up");
             for pid in process::tree(root.pid).unwrap_or_default() {
-                let killed = sys::pidfd_open(pid).and_then(|it| sys::pidfd_kill(it.as_fd()));
+                let killed = sys::pidfd_open(pid).and_then(|it| sys::pidfd_signal(it.as_fd(), Signal::KILL));
                 if let Err(error) = killed {
                     debug!(pid, %error, "cannot kill it; it has ended already");
                 }
