@@ -11,7 +11,7 @@
 //! ```
 
 mod attempt;
-mod base;
+pub(crate) mod base;
 mod maker;
 mod of_containers;
 mod options;
