@@ -15,6 +15,8 @@
 
 mod compare;
 mod link;
+#[cfg(test)]
+mod model;
 mod options;
 mod report;
 mod rounds;

@@ -19,7 +19,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use rekindle_wire::control::{CheckInfo, DumpInfo, DumpOutcome, FailureKind, MigrationState, Reply, Request, StatusInfo};
+use rekindle_wire::control::{
+    CheckInfo, DumpInfo, DumpOutcome, FailureKind, MigrationState, Reply, Request, StatusInfo,
+};
 
 use super::link::{Link, Way};
 use super::options::Options;
@@ -329,7 +331,8 @@ fn list(name: &str, dir: &Path) -> Result<(Directory, Vec<Extent>), Failure> {
         let kind = entry.file_type().with_context(about)?;
         if kind.is_symlink() {
             let target = fs::read_link(&path).with_context(about)?;
-            let target = target.to_str().map(str::to_owned).ok_or_else(|| anyhow!("{}: no such link is sent", about()))?;
+            let target =
+                target.to_str().map(str::to_owned).ok_or_else(|| anyhow!("{}: no such link is sent", about()))?;
             directory.links.push((file, target));
         } else if kind.is_file() {
             let sent = format!("{name}/{file}");
@@ -463,11 +466,7 @@ fn decision(socket: &Path, name: &str, order: Session) -> Result<MigrationState,
 }
 
 /// The answer must be this one.
-fn expect(
-    way: &dyn Way,
-    answer: Result<ToSource, super::talk::TalkError>,
-    expected: &ToSource,
-) -> Result<(), Failure> {
+fn expect(way: &dyn Way, answer: Result<ToSource, super::talk::TalkError>, expected: &ToSource) -> Result<(), Failure> {
     match answer {
         Ok(answer) if answer == *expected => Ok(()),
         Ok(ToSource::Failed { kind, reason, .. }) => Err(Failure::of_kind(kind, anyhow!("{}: {reason}", way.host()))),

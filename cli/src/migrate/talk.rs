@@ -135,7 +135,9 @@ pub(super) enum TalkError {
     Closed,
     #[error("the connection to the other host has failed: {0}")]
     Io(#[from] io::Error),
-    #[error("the other host says something that this version does not understand ({0}): install one version of Rekindle on both")]
+    #[error(
+        "the other host says something that this version does not understand ({0}): install one version of Rekindle on both"
+    )]
     Json(#[from] serde_json::Error),
     #[error("the other host says something of {0} bytes, more than any message has: is its `rekindle` one?")]
     TooLong(usize),

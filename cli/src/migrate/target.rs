@@ -65,7 +65,9 @@ pub(super) fn receive(options: &Options) -> Result<(), Failure> {
                 }),
                 other => Err(Failure::of_kind(
                     FailureKind::Version,
-                    anyhow!("it speaks version {VERSION} of migrations, and the source version {other}: install one version of Rekindle on both hosts"),
+                    anyhow!(
+                        "it speaks version {VERSION} of migrations, and the source version {other}: install one version of Rekindle on both hosts"
+                    ),
                 )),
             };
             match begun {
@@ -128,7 +130,11 @@ struct Held {
 
 impl Target {
     /// Makes the migration's directory, once the comparison has found nothing.
-    fn begin(options: &Options, migration: &str, compared: impl FnOnce() -> Result<(), Failure>) -> Result<Self, Failure> {
+    fn begin(
+        options: &Options,
+        migration: &str,
+        compared: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<Self, Failure> {
         let dir = directory(options, migration).ok_or_else(|| Failure::refused(anyhow!("a bad name")))?;
         let make = |dir: &Path, recursive| fs::DirBuilder::new().recursive(recursive).mode(0o700).create(dir);
         make(&options.dir, true).with_context(|| format!("cannot make {}", options.dir.display()))?;
@@ -163,7 +169,8 @@ impl Target {
                 ToTarget::Abandon => self.abandon(),
                 _ => failed(&Failure::refused(anyhow!("this is out of turn")), false),
             };
-            let is_over = matches!(answered, ToSource::Running | ToSource::Abandoned | ToSource::Failed { kept: true, .. });
+            let is_over =
+                matches!(answered, ToSource::Running | ToSource::Abandoned | ToSource::Failed { kept: true, .. });
             let _ = match asker {
                 Some(mut asker) => talk::send(&mut asker, &answered).map_err(|error| anyhow!(error).into()),
                 None => answer(&answered),
@@ -217,7 +224,10 @@ impl Target {
         };
         let owned = session.ask(&Request::Own);
         let status = criu.wait();
-        if owned.is_ok() && status.is_ok_and(|it| it.success()) && progress(&session).is_none_or(|it| it.failure.is_none()) {
+        if owned.is_ok()
+            && status.is_ok_and(|it| it.success())
+            && progress(&session).is_none_or(|it| it.failure.is_none())
+        {
             return is_running(&self.dir);
         }
         // The images are whole, and nobody else has these processes: once more, without waiting for anybody.
@@ -270,7 +280,10 @@ fn settle(options: &Options, migration: &str, own: bool) -> ToSource {
     if dir.with_extension(RUNNING).exists() {
         return match own {
             true => ToSource::Running,
-            false => failed(&Failure::refused(anyhow!("the processes run here: both hosts have been told that they own them")), false),
+            false => failed(
+                &Failure::refused(anyhow!("the processes run here: both hosts have been told that they own them")),
+                false,
+            ),
         };
     }
     if let Ok(mut holder) = within(&dir, DECISION, |path| UnixStream::connect(path)) {
@@ -294,7 +307,8 @@ fn settle(options: &Options, migration: &str, own: bool) -> ToSource {
 fn restore_kept(dir: &Path, socket: &Path) -> ToSource {
     let restored = || -> Result<(), Failure> {
         let path = dir.join(RESTORE);
-        let restore = fs::read(&path).with_context(|| format!("there is no {}: nothing of it is here", path.display()))?;
+        let restore =
+            fs::read(&path).with_context(|| format!("there is no {}: nothing of it is here", path.display()))?;
         let restore: Restore = serde_json::from_slice(&restore).with_context(|| format!("bad {}", path.display()))?;
         let mut criu = start(dir, &restore, socket)?;
         let status = criu.wait().context("cannot wait for criu")?;

@@ -46,11 +46,16 @@ impl Elsewhere {
         })?;
         let namespace = Namespace { unshare, first };
         let elsewhere = Self { namespace, node, socket: here.socket().to_owned() };
-        let mut mount = elsewhere.inside("mount");
-        mount.arg("--bind").arg(elsewhere.node.socket()).arg(&elsewhere.socket);
-        let mounted = mount.output()?;
-        ensure!(mounted.status.success(), "mount: {}", String::from_utf8_lossy(&mounted.stderr));
+        elsewhere.finds_daemon()?;
         Ok(elsewhere)
+    }
+
+    /// Mounts the socket of this host's daemon, which has just started, at the path where programs look for it.
+    pub fn finds_daemon(&self) -> Result {
+        let mut mount = self.inside("mount");
+        let mounted = mount.arg("--bind").arg(self.node.socket()).arg(&self.socket).output()?;
+        ensure!(mounted.status.success(), "mount: {}", String::from_utf8_lossy(&mounted.stderr));
+        Ok(())
     }
 
     /// Its daemon.

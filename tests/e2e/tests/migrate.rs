@@ -1,11 +1,13 @@
 //! `rekindle migrate`: programs that move to another host while they run.
 
 use std::ffi::OsStr;
+use std::fs;
+use std::path::PathBuf;
 use std::process::Output;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use rekindle_e2e::app::{Identity, undisturbed};
-use rekindle_e2e::{App, Elsewhere, Node, Result, process, stage, until};
+use rekindle_e2e::{App, Elsewhere, Node, Result, pairs, process, stage, until};
 use serde_json::Value;
 
 const ARGUMENTS: [&str; 4] = ["--iterations", "1500", "--sleep-us", "2000"];
@@ -19,18 +21,28 @@ fn migrate(here: &Node, pid: i32, there: &Elsewhere, more: &[&str]) -> Result<Ou
 /// Moves it back.
 fn migrate_back(there: &Elsewhere, pid: i32, here: &Node, more: &[&str]) -> Result<Output> {
     // Out of the namespaces again.
-    let via = format!("nsenter --target={} --pid --mount env REKINDLE_SOCKET={}", std::process::id(), here.socket().display());
+    let via = format!(
+        "nsenter --target={} --pid --mount env REKINDLE_SOCKET={}",
+        std::process::id(),
+        here.socket().display()
+    );
     let arguments = arguments(here, pid, &via, more)?;
     there.rekindle(&arguments.iter().map(OsStr::new).collect::<Vec<_>>())
 }
 
 fn arguments(here: &Node, pid: i32, via: &str, more: &[&str]) -> Result<Vec<String>> {
-    let text = |path: std::path::PathBuf| path.to_string_lossy().into_owned();
-    let (out, into) = (text(here.path("moves/out")), text(here.path("moves/in")));
-    let rekindle = text(stage::program("rekindle")?);
-    let pid = pid.to_string();
-    let words = ["migrate", &pid, "there", "--via", via, "--rekindle", &rekindle, "--dir", &out, "--dir-there", &into, "--json"];
-    Ok(words.iter().chain(more).map(|it| (*it).to_owned()).collect())
+    let words = ["migrate", &pid.to_string(), "there", "--json"].map(str::to_owned);
+    let more = more.iter().map(|it| (*it).to_owned());
+    Ok(words.into_iter().chain(options(here, via)?).chain(more).collect())
+}
+
+/// The options by which the other host is reached.
+fn options(here: &Node, via: &str) -> Result<Vec<String>> {
+    let text = |path: PathBuf| path.to_string_lossy().into_owned();
+    let (out, into, rekindle) = (here.path("moves/out"), here.path("moves/in"), stage::program("rekindle")?);
+    let words =
+        [("--via", via.to_owned()), ("--rekindle", text(rekindle)), ("--dir", text(out)), ("--dir-there", text(into))];
+    Ok(words.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect())
 }
 
 /// The report of a migration that has succeeded.
@@ -93,4 +105,169 @@ fn a_program_moves_to_and_fro() -> Result {
     assert_eq!(app.finish()?, expected);
     there.finish()?;
     here.finish()
+}
+
+/// What ends, at a moment of the conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Victim {
+    Connection,
+    Command,
+    CriuHere,
+    DaemonHere,
+    Receiver,
+    CriuThere,
+    DaemonThere,
+}
+
+const VICTIMS: [Victim; 7] = [
+    Victim::Connection,
+    Victim::Command,
+    Victim::CriuHere,
+    Victim::DaemonHere,
+    Victim::Receiver,
+    Victim::CriuThere,
+    Victim::DaemonThere,
+];
+
+/// The messages (`cli/src/migrate/talk.rs`) before and after which that happens: the first and the last image, and the others.
+const MESSAGES: [&str; 7] = ["\"Ready\"", "\"0\"", "\"last\"", "{\"Restore\"", "\"Held\"", "\"Own\"", "\"Running\""];
+
+/// Where a program is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Here,
+    There,
+}
+
+/// Two hosts, and a program that moves between them.
+struct Hosts {
+    here: Node,
+    there: Elsewhere,
+    identity: Identity,
+    /// The program, while it is here.
+    app: Option<App>,
+}
+
+impl Hosts {
+    fn start() -> Result<Self> {
+        let here = Node::start()?;
+        let there = Elsewhere::beside(&here)?;
+        let end = here.path("end").display().to_string();
+        let app = here.run("steady", &["--until", &end, "--ballast-kib", "3000", "--sleep-us", "2000"])?;
+        app.reaches(2)?;
+        Ok(Self { identity: app.identity().clone(), here, there, app: Some(app) })
+    }
+
+    /// Has the program end, which is here, and whose results must be right.
+    fn finish(mut self) -> Result {
+        fs::write(self.here.path("end"), "")?;
+        let app = self.app.take().context("the program is here")?;
+        ensure!(app.finish()?.ends_with("steady ok\n"));
+        self.there.finish()?;
+        self.here.finish()
+    }
+
+    /// The shell command that ends a part.
+    fn kill(&self, victim: Victim) -> Result<String> {
+        let (pid, rekindle) = (self.identity.pid, stage::program("rekindle")?);
+        let (rekindle, into) = (rekindle.display(), self.here.path("moves/in"));
+        Ok(match victim {
+            Victim::Connection => "cut".to_owned(),
+            Victim::Command => format!("pkill -KILL -f '^{rekindle} migrate {pid} there'"),
+            Victim::CriuHere => format!("pkill -KILL -f 'criu dump --tree {pid} '"),
+            Victim::DaemonHere => format!("kill -KILL {}", self.here.daemon_pid()?),
+            Victim::Receiver => format!("pkill -KILL -f '^{rekindle} migrate --receive --dir {}'", into.display()),
+            Victim::CriuThere => format!("pkill -KILL -f 'criu restore .*{}'", into.display()),
+            Victim::DaemonThere => format!("kill -KILL {}", self.there.node().daemon_pid()?),
+        })
+    }
+
+    /// Starts a daemon again that was killed.
+    fn heal(&mut self) -> Result {
+        if !process_runs(self.here.daemon_pid()?) {
+            self.here.kill_daemon()?;
+            self.here.start_daemon(&[])?;
+        }
+        if !process_runs(self.there.node().daemon_pid()?) {
+            self.there.node_mut().kill_daemon()?;
+            self.there.node_mut().start_daemon(&[])?;
+        }
+        // Either socket is another file now.
+        self.there.finds_daemon()
+    }
+
+    /// Settles all migrations that have left something there.
+    fn settle(&self) -> Result {
+        let Ok(entries) = fs::read_dir(self.here.path("moves/in")) else { return Ok(()) };
+        for name in entries.flatten().map(|it| it.file_name().to_string_lossy().into_owned()) {
+            // What runs is settled.
+            if name.contains('.') {
+                continue;
+            }
+            let options = options(&self.here, &self.there.via())?;
+            let words = ["migrate", "--settle", &name, "there"].map(str::to_owned).into_iter().chain(options);
+            let words: Vec<_> = words.collect();
+            let words: Vec<_> = words.iter().map(OsStr::new).collect();
+            until(&format!("migration {name} is settled"), || {
+                Ok(self.here.rekindle(&words)?.status.success().then_some(()))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Finds out where the program is: on exactly one host, where it goes on. Brings it back if it is there.
+    fn is_on_one(&mut self) -> Result<Place> {
+        let app = self.app.take().context("the program was here")?;
+        let there = self.there.process(app.pid());
+        let runs_here = process_runs(app.pid());
+        ensure!(runs_here != there.is_some(), "here: {runs_here}, there: {there:?}");
+        if runs_here {
+            app.advances()?;
+            self.app = Some(app);
+            return Ok(Place::Here);
+        }
+        let identity = handed_over(app)?;
+        let moved = self.there.app(&identity)?;
+        moved.advances()?;
+        let tree = process::tree(moved.pid());
+        report(&migrate_back(&self.there, identity.pid, &self.here, &[])?)?;
+        tree.iter().try_for_each(|pid| process::wait_gone("a process of a tree that has moved", *pid))?;
+        std::mem::forget(moved);
+        self.app = Some(App::adopt(identity));
+        Ok(Place::There)
+    }
+}
+
+/// Whether a process exists and has not ended.
+fn process_runs(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().any(|it| it.starts_with("State:") && !it.contains("zombie") && !it.contains("dead"))
+}
+
+#[test]
+fn whatever_ends_at_whatever_moment_the_program_goes_on_on_exactly_one_host() -> Result {
+    let all: Vec<_> = VICTIMS
+        .into_iter()
+        .flat_map(|victim| ["before", "after"].map(|when| (victim, when)))
+        .flat_map(|(victim, when)| MESSAGES.map(|message| (victim, when, message)))
+        .collect();
+    let mut hosts = Hosts::start()?;
+    for (victim, when, message) in pairs::cases(&all, |(victim, when, message)| [victim, when, message]) {
+        let plan = hosts.here.path("plan");
+        fs::write(&plan, format!("{when} {message} {}", hosts.kill(victim)?))?;
+        let via = format!("{} {} {}", stage::helper("relay")?.display(), plan.display(), hosts.there.via());
+        // One round: the conversation is always the same.
+        let words = arguments(&hosts.here, hosts.identity.pid, &via, &["--pause-ms", "600000"])?;
+        let output = hosts.here.rekindle(&words.iter().map(OsStr::new).collect::<Vec<_>>())?;
+        let case = format!("{victim:?} ends {when} {message}: {}", output.status);
+        ensure!(fs::read_to_string(&plan)? == "over", "{case}: nothing has ended");
+        hosts.heal()?;
+        hosts.settle()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        let place = hosts.is_on_one().with_context(|| format!("{case} {said}"))?;
+        eprintln!("{case}, and it is {place:?}: {said}");
+        ensure!(!output.status.success() || place == Place::There, "{case}: it has moved, and is here");
+        hosts.here.wait_for_spare()?;
+    }
+    hosts.finish()
 }

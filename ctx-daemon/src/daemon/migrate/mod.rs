@@ -150,12 +150,8 @@ impl Migrations {
             return Err(NoMigration::Known);
         }
         self.records.write(name, Decision::Undecided, &[root]).map_err(NoMigration::Record)?;
-        let migration = Migration {
-            name: name.to_owned(),
-            root,
-            state: Mutex::new(State::Running),
-            changed: Condvar::new(),
-        };
+        let migration =
+            Migration { name: name.to_owned(), root, state: Mutex::new(State::Running), changed: Condvar::new() };
         let migration = Arc::new(migration);
         going_on.push(Arc::clone(&migration));
         Ok(MigrationGuard { migrations: self, migration })
@@ -219,9 +215,7 @@ impl Drop for MigrationGuard<'_> {
     fn drop(&mut self) {
         self.migration.keep();
         let handed_over = matches!(*lock(&self.migration.state), State::HandedOver);
-        if !handed_over
-            && let Err(error) = self.migrations.records.write(&self.migration.name, Decision::Kept, &[])
-        {
+        if !handed_over && let Err(error) = self.migrations.records.write(&self.migration.name, Decision::Kept, &[]) {
             // It reads as kept in any case.
             warn!(migration = self.migration.name, "cannot record that it was kept: {error}");
         }

@@ -2,6 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 
+use rekindle_images::Protocol;
 use rekindle_wire::control::{CommandSpan, Failing, Failure, Reply, Request};
 use rekindle_wire::frame::{self, FrameError};
 use tracing::{debug, warn};
@@ -64,6 +65,8 @@ fn begin<'a>(
     let ours = PidView::of(peer.pid)?.to_ours(root)?;
     let process = Process::with_pid(ours).map_err(|_| NoMigration::NoProcess(root))?;
     let migration = daemon.migrations.begin(name, process)?;
-    let order = daemon.checkpoints.order(party, ours, None, None, span.map(|span| (peer.pid, span)))?;
+    // Memory was copied beforehand, and what is copied now must be sent while the tree stands still.
+    let protocol = Some(Protocol::Stop);
+    let order = daemon.checkpoints.order(party, ours, protocol, None, span.map(|span| (peer.pid, span)))?;
     Ok((migration, order))
 }

@@ -162,7 +162,16 @@ impl Phases {
             unaware: 0,
         };
         let place = spans.begin(command.map(|(_, it)| it.span));
-        Self { began: now, state: Mutex::new(state), heard: Condvar::new(), hold: Hold::default(), metrics, spans, place, command }
+        Self {
+            began: now,
+            state: Mutex::new(state),
+            heard: Condvar::new(),
+            hold: Hold::default(),
+            metrics,
+            spans,
+            place,
+            command,
+        }
     }
 
     /// The directory has no image of Rekindle, so this is no restore of ours.

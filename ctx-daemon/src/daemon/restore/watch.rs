@@ -43,7 +43,12 @@ pub(in crate::daemon) fn serve(
                     message::fail(stream, Failure::refused("the processes are not complete, or have run already"));
                 }
             }
-            Ok(_) => return message::fail(stream, Failure::internal("only Progress can be asked now, or Own of a held restore")),
+            Ok(_) => {
+                return message::fail(
+                    stream,
+                    Failure::internal("only Progress can be asked now, or Own of a held restore"),
+                );
+            }
             Err(FrameError::Closed) => return,
             Err(error) => return debug!(%error, "a watch's connection closes"),
         }
