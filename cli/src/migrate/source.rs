@@ -38,6 +38,8 @@ use crate::span;
 
 /// The directory of the last dump among the migration's.
 const LAST: &str = "last";
+/// The end of the name of a migration's directory here. The target of another migration may use the same parent.
+const OWN: &str = "out";
 /// CRIU's log, in that directory.
 const LOG: &str = "dump.log";
 /// The beginning of the names of files that only the target reads, once they are sent.
@@ -61,8 +63,9 @@ pub(super) struct Source<'a> {
     pid: i32,
     /// The migration's name.
     name: String,
-    /// Its directory, which is removed with this.
+    /// Its directory, which is removed with this, and which others know by the lock to be in use.
     dir: PathBuf,
+    _lock: File,
     /// The connection for messages, and those for content.
     link: Link,
     streams: Vec<Link>,
@@ -82,7 +85,7 @@ impl<'a> Source<'a> {
         criu::program(options.criu.as_deref())?;
         let what = what(options, &socket, pid)?;
         let name = random_name()?;
-        let dir = options.dir.join(&name);
+        let (dir, lock) = make_own(&options.dir, &name)?;
         let mut link = way.open()?;
         let begin = Begin { version: VERSION, migration: name.clone(), what };
         expect(way, link.ask(&ToTarget::Begin(begin)), &ToSource::Ready)?;
@@ -92,10 +95,8 @@ impl<'a> Source<'a> {
             Ok(link)
         };
         let streams = (0..options.streams).map(|_| stream()).collect::<Result<_, _>>()?;
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
-        made.with_context(|| format!("cannot make {}", dir.display()))?;
         let report = Report::new(&name, pid, way.host());
-        Ok(Self { options, way, socket, pid, name, dir, link, streams, report })
+        Ok(Self { options, way, socket, pid, name, dir, _lock: lock, link, streams, report })
     }
 
     /// Moves the processes. The report says where they are, whatever has happened.
@@ -171,6 +172,7 @@ impl<'a> Source<'a> {
                 Ok(_) | Err(_) => return Err(self.undecided(failure)),
             }
         }
+        self.report.is_moved();
         let owned = self.own();
         self.report.pause_ms = Some(still_since.elapsed().as_millis() as u64);
         // CRIU kills what is left here.
@@ -225,7 +227,6 @@ impl<'a> Source<'a> {
                 })?
             }
         };
-        self.report.is_moved();
         match answer {
             ToSource::Running => Ok(()),
             ToSource::Failed { kind, reason, kept } => {
@@ -305,6 +306,23 @@ impl<'a> Source<'a> {
             Err(_) => Err(anyhow!("a thread that sends has failed").into()),
         })
     }
+}
+
+/// Makes the directory of a migration from here, and locks it. Removes those of commands that were killed.
+fn make_own(parent: &Path, name: &str) -> Result<(PathBuf, File), Failure> {
+    let make = |dir: &Path| fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    make(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    let is_own = |path: &PathBuf| path.extension().is_some_and(|it| it == OWN);
+    let before = fs::read_dir(parent).into_iter().flatten().flatten().map(|it| it.path()).filter(is_own);
+    for dir in before {
+        if File::open(&dir).is_ok_and(|it| it.try_lock().is_ok()) {
+            let _ = fs::remove_dir_all(dir);
+        }
+    }
+    let dir = parent.join(name).with_extension(OWN);
+    let made = make(&dir).and_then(|()| File::open(&dir)).and_then(|it| it.lock().map(|()| it));
+    let lock = made.with_context(|| format!("cannot make {}", dir.display()))?;
+    Ok((dir, lock))
 }
 
 /// Sends extents that no other stream has taken, and waits until they are written.

@@ -15,6 +15,7 @@
 //! | `ID/0`, `ID/1`, ..., `ID/last` | images, each of which builds on the one before |
 //! | `ID/restore` | how the last one is restored: all that is needed for that is here |
 //! | `ID/decision` | the socket by which the process that holds the processes hears of the decision |
+//! | `ID.out` | of a migration from this host (`source.rs`) |
 //! | `ID.running` | the processes run: a decision that is told again changes nothing |
 
 use std::fs::{self, File};
@@ -139,10 +140,11 @@ impl Target {
         let make = |dir: &Path, recursive| fs::DirBuilder::new().recursive(recursive).mode(0o700).create(dir);
         make(&options.dir, true).with_context(|| format!("cannot make {}", options.dir.display()))?;
         compared()?;
+        sweep(&options.dir);
         make(&dir, false).with_context(|| format!("cannot make {}", dir.display()))?;
         let (sender, events) = mpsc::channel();
         let target = Self { socket: options.daemon.socket()?, dir, events, held: None };
-        let listening = within(&target.dir, DECISION, |path| UnixListener::bind(path));
+        let listening = within(&target.dir, DECISION, UnixListener::bind);
         let listener = listening.with_context(|| format!("cannot listen in {}", target.dir.display()))?;
         let for_settlers = sender.clone();
         std::thread::spawn(move || hear_settlers(&listener, &for_settlers));
@@ -286,7 +288,7 @@ fn settle(options: &Options, migration: &str, own: bool) -> ToSource {
             ),
         };
     }
-    if let Ok(mut holder) = within(&dir, DECISION, |path| UnixStream::connect(path)) {
+    if let Ok(mut holder) = within(&dir, DECISION, UnixStream::connect) {
         let message = ToTarget::Settle { migration: migration.to_owned(), own };
         let answered = talk::send(&mut holder, &message).and_then(|()| talk::receive(&mut holder));
         match answered {
@@ -327,6 +329,19 @@ fn is_running(dir: &Path) -> ToSource {
         let _ = fs::remove_dir_all(dir);
     }
     ToSource::Running
+}
+
+/// Removes what receivers have left that were killed before all was here.
+fn sweep(parent: &Path) {
+    for dir in fs::read_dir(parent).into_iter().flatten().flatten().map(|it| it.path()) {
+        let is_left = dir.extension().is_none()
+            && !dir.join(RESTORE).exists()
+            && within(&dir, DECISION, UnixStream::connect)
+                .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+        if is_left {
+            let _ = fs::remove_dir_all(dir);
+        }
+    }
 }
 
 /// Removes all of a migration whose processes go on elsewhere.

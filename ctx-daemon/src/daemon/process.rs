@@ -52,6 +52,13 @@ impl Process {
         self.send(Signal::KILL);
     }
 
+    /// Whether a process traces it, as CRIU does.
+    pub(crate) fn is_traced(&self) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+        self.is_alive() && tracer.is_some_and(|it| it.trim() != "0")
+    }
+
     /// Sends SIGSTOP, unless the process is gone. A process that is traced stops when its tracer lets go of it.
     pub(crate) fn stop(&self) {
         self.send(Signal::STOP);

@@ -3,10 +3,11 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{ExitStatus, Output, Stdio};
 
 use anyhow::{Context, ensure};
 use rekindle_e2e::app::{Identity, undisturbed};
+use rekindle_e2e::elsewhere::Server;
 use rekindle_e2e::{App, Elsewhere, Node, Result, pairs, process, stage, until};
 use serde_json::Value;
 
@@ -14,20 +15,14 @@ const ARGUMENTS: [&str; 4] = ["--iterations", "1500", "--sleep-us", "2000"];
 
 /// Moves a program from a host to another by `rekindle migrate`.
 fn migrate(here: &Node, pid: i32, there: &Elsewhere, more: &[&str]) -> Result<Output> {
-    let arguments = arguments(here, pid, &there.via(), more)?;
-    here.rekindle(&arguments.iter().map(OsStr::new).collect::<Vec<_>>())
+    let words = arguments(here, pid, &there.via()?, more)?;
+    here.rekindle(&words.iter().map(OsStr::new).collect::<Vec<_>>())
 }
 
 /// Moves it back.
-fn migrate_back(there: &Elsewhere, pid: i32, here: &Node, more: &[&str]) -> Result<Output> {
-    // Out of the namespaces again.
-    let via = format!(
-        "nsenter --target={} --pid --mount env REKINDLE_SOCKET={}",
-        std::process::id(),
-        here.socket().display()
-    );
-    let arguments = arguments(here, pid, &via, more)?;
-    there.rekindle(&arguments.iter().map(OsStr::new).collect::<Vec<_>>())
+fn migrate_back(there: &Elsewhere, pid: i32, here: &Node, server: &Server) -> Result<Output> {
+    let words = arguments(here, pid, &server.via()?, &[])?;
+    there.rekindle(&words.iter().map(OsStr::new).collect::<Vec<_>>())
 }
 
 fn arguments(here: &Node, pid: i32, via: &str, more: &[&str]) -> Result<Vec<String>> {
@@ -87,7 +82,7 @@ fn a_program_moves_to_another_host_and_ends_there_as_it_would_have_here() -> Res
 fn a_program_moves_to_and_fro() -> Result {
     let expected = undisturbed("globals", &ARGUMENTS)?;
     let here = Node::start()?;
-    let there = Elsewhere::beside(&here)?;
+    let (there, server) = (Elsewhere::beside(&here)?, Server::of(&here)?);
     let mut app = here.run("globals", &ARGUMENTS)?;
     for round in 1..=4 {
         app.reaches(round * 150)?;
@@ -96,13 +91,14 @@ fn a_program_moves_to_and_fro() -> Result {
         let moved = there.app(&identity)?;
         moved.advances()?;
         let tree = process::tree(moved.pid());
-        report(&migrate_back(&there, identity.pid, &here, &[])?)?;
+        report(&migrate_back(&there, identity.pid, &here, &server)?)?;
         tree.iter().try_for_each(|pid| process::wait_gone("a process of a tree that has moved", *pid))?;
         std::mem::forget(moved);
         app = App::adopt(identity);
         app.advances()?;
     }
     assert_eq!(app.finish()?, expected);
+    drop(server);
     there.finish()?;
     here.finish()
 }
@@ -141,6 +137,7 @@ enum Place {
 
 /// Two hosts, and a program that moves between them.
 struct Hosts {
+    server: Server,
     here: Node,
     there: Elsewhere,
     identity: Identity,
@@ -151,11 +148,11 @@ struct Hosts {
 impl Hosts {
     fn start() -> Result<Self> {
         let here = Node::start()?;
-        let there = Elsewhere::beside(&here)?;
+        let (there, server) = (Elsewhere::beside(&here)?, Server::of(&here)?);
         let end = here.path("end").display().to_string();
         let app = here.run("steady", &["--until", &end, "--ballast-kib", "3000", "--sleep-us", "2000"])?;
         app.reaches(2)?;
-        Ok(Self { identity: app.identity().clone(), here, there, app: Some(app) })
+        Ok(Self { identity: app.identity().clone(), server, here, there, app: Some(app) })
     }
 
     /// Has the program end, which is here, and whose results must be right.
@@ -163,8 +160,17 @@ impl Hosts {
         fs::write(self.here.path("end"), "")?;
         let app = self.app.take().context("the program is here")?;
         ensure!(app.finish()?.ends_with("steady ok\n"));
+        drop(self.server);
         self.there.finish()?;
         self.here.finish()
+    }
+
+    /// Runs `rekindle` here. What it says goes to a file: a connection may outlive it, and a pipe's end with it.
+    fn run(&self, words: &[String]) -> Result<(ExitStatus, String)> {
+        let said = self.here.path("said");
+        let mut command = self.here.command(&stage::program("rekindle")?)?;
+        let status = command.args(words).stdout(Stdio::null()).stderr(fs::File::create(&said)?).status()?;
+        Ok((status, fs::read_to_string(said)?))
     }
 
     /// The shell command that ends a part.
@@ -196,23 +202,24 @@ impl Hosts {
         self.there.finds_daemon()
     }
 
-    /// Settles all migrations that have left something there.
+    /// Settles what migrations have left there, until nobody there waits for anything.
     fn settle(&self) -> Result {
-        let Ok(entries) = fs::read_dir(self.here.path("moves/in")) else { return Ok(()) };
-        for name in entries.flatten().map(|it| it.file_name().to_string_lossy().into_owned()) {
-            // What runs is settled.
-            if name.contains('.') {
-                continue;
+        let into = self.here.path("moves/in");
+        until("nobody waits for a migration to be settled", || {
+            // What runs has a file of that name, and what has not all images is of no use to anybody.
+            let left = fs::read_dir(&into)?.flatten().map(|it| it.path());
+            let left: Vec<_> = left.filter(|it| it.join("restore").exists()).collect();
+            for dir in &left {
+                let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                let words = ["migrate".to_owned(), "--settle".to_owned(), name, "there".to_owned()];
+                let words: Vec<_> = words.into_iter().chain(options(&self.here, &self.there.via()?)?).collect();
+                let (status, said) = self.run(&words)?;
+                eprintln!("settled: {status} {said}");
             }
-            let options = options(&self.here, &self.there.via())?;
-            let words = ["migrate", "--settle", &name, "there"].map(str::to_owned).into_iter().chain(options);
-            let words: Vec<_> = words.collect();
-            let words: Vec<_> = words.iter().map(OsStr::new).collect();
-            until(&format!("migration {name} is settled"), || {
-                Ok(self.here.rekindle(&words)?.status.success().then_some(()))
-            })?;
-        }
-        Ok(())
+            let receivers =
+                self.there.processes().into_iter().filter(|it| process::command_line(*it).contains("--receive"));
+            Ok((left.is_empty() && receivers.count() == 0).then_some(()))
+        })
     }
 
     /// Finds out where the program is: on exactly one host, where it goes on. Brings it back if it is there.
@@ -223,6 +230,8 @@ impl Hosts {
         ensure!(runs_here != there.is_some(), "here: {runs_here}, there: {there:?}");
         if runs_here {
             app.advances()?;
+            // A daemon that has just started may not know it yet.
+            self.here.client(app.pid())?;
             self.app = Some(app);
             return Ok(Place::Here);
         }
@@ -230,7 +239,7 @@ impl Hosts {
         let moved = self.there.app(&identity)?;
         moved.advances()?;
         let tree = process::tree(moved.pid());
-        report(&migrate_back(&self.there, identity.pid, &self.here, &[])?)?;
+        report(&migrate_back(&self.there, identity.pid, &self.here, &self.server)?)?;
         tree.iter().try_for_each(|pid| process::wait_gone("a process of a tree that has moved", *pid))?;
         std::mem::forget(moved);
         self.app = Some(App::adopt(identity));
@@ -255,18 +264,17 @@ fn whatever_ends_at_whatever_moment_the_program_goes_on_on_exactly_one_host() ->
     for (victim, when, message) in pairs::cases(&all, |(victim, when, message)| [victim, when, message]) {
         let plan = hosts.here.path("plan");
         fs::write(&plan, format!("{when} {message} {}", hosts.kill(victim)?))?;
-        let via = format!("{} {} {}", stage::helper("relay")?.display(), plan.display(), hosts.there.via());
+        let via = format!("{} {} {}", stage::helper("relay")?.display(), plan.display(), hosts.there.via()?);
         // One round: the conversation is always the same.
         let words = arguments(&hosts.here, hosts.identity.pid, &via, &["--pause-ms", "600000"])?;
-        let output = hosts.here.rekindle(&words.iter().map(OsStr::new).collect::<Vec<_>>())?;
-        let case = format!("{victim:?} ends {when} {message}: {}", output.status);
+        let (status, said) = hosts.run(&words)?;
+        let case = format!("{victim:?} ends {when} {message}: {status}");
         ensure!(fs::read_to_string(&plan)? == "over", "{case}: nothing has ended");
         hosts.heal()?;
         hosts.settle()?;
-        let said = String::from_utf8_lossy(&output.stderr);
         let place = hosts.is_on_one().with_context(|| format!("{case} {said}"))?;
         eprintln!("{case}, and it is {place:?}: {said}");
-        ensure!(!output.status.success() || place == Place::There, "{case}: it has moved, and is here");
+        ensure!(!status.success() || place == Place::There, "{case}: it has moved, and is here");
         hosts.here.wait_for_spare()?;
     }
     hosts.finish()

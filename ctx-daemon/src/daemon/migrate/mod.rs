@@ -18,7 +18,8 @@
 //!
 //! Between the decision and the end of the tree nothing may let the tree run: CRIU, which has stopped it, may die. So the tree
 //! gets SIGSTOP before the decision is recorded, which takes effect where CRIU lets go of it, and SIGKILL when CRIU is through
-//! or gone.
+//! or gone. If a process has no tracer any more after that signal, CRIU has let go of it before, and it has run: then it is not
+//! handed over.
 
 mod records;
 mod serve;
@@ -190,7 +191,7 @@ pub(super) struct MigrationGuard<'a> {
 impl MigrationGuard<'_> {
     /// Hands the tree over: from now on it never goes on here, whatever happens to this daemon or to CRIU.
     pub(super) fn hand_over(&self) -> Result<(), MigrationError> {
-        let Migration { name, state, changed, .. } = &*self.migration;
+        let Migration { name, state, .. } = &*self.migration;
         // The dump cannot end meanwhile, since it would have to take the lock.
         let mut state = lock(state);
         let tree = match &*state {
@@ -200,13 +201,17 @@ impl MigrationGuard<'_> {
             State::Running => return Err(MigrationError::NotComplete),
         };
         tree.iter().for_each(Process::stop);
+        if !tree.iter().all(Process::is_traced) {
+            tree.iter().for_each(Process::go_on);
+            self.migration.replace(&mut state, State::Kept);
+            return Err(MigrationError::Closed);
+        }
         if let Err(error) = self.migrations.records.write(name, Decision::HandedOver, tree) {
             tree.iter().for_each(Process::go_on);
             return Err(MigrationError::Record(error));
         }
         info!(migration = name, processes = tree.len(), "handed over");
-        transition::replace(&format_args!("migration {name}"), &mut *state, State::HandedOver);
-        changed.notify_all();
+        self.migration.replace(&mut state, State::HandedOver);
         Ok(())
     }
 }
@@ -229,7 +234,7 @@ impl Migration {
     pub(super) fn wait(&self, tree: Vec<Process>, criu: &UnixStream) -> Result<HandedOver, MigrationError> {
         let mut state = lock(&self.state);
         if matches!(*state, State::Running) {
-            transition::replace(&format_args!("migration {}", self.name), &mut *state, State::Complete(tree.clone()));
+            self.replace(&mut state, State::Complete(tree.clone()));
         }
         loop {
             match &*state {
@@ -279,12 +284,39 @@ mod tests {
 
     use super::*;
 
+    const PTRACE_SEIZE: libc::c_uint = 0x4206;
+
     /// A process that ends with the test.
     struct Sleeper(Child);
 
     impl Sleeper {
         fn new() -> Self {
             Self(Command::new("sleep").arg("1000").spawn().unwrap())
+        }
+
+        /// Traced by this thread, as by CRIU.
+        fn traced() -> Self {
+            let sleeper = Self::new();
+            sleeper.ptrace(PTRACE_SEIZE);
+            sleeper.ptrace(libc::PTRACE_INTERRUPT);
+            sleeper
+        }
+
+        /// CRIU lets go of it.
+        fn let_go(&self) {
+            while !std::fs::read_to_string(format!("/proc/{}/status", self.0.id()))
+                .unwrap()
+                .contains("t (tracing stop)")
+            {
+                std::thread::yield_now();
+            }
+            self.ptrace(libc::PTRACE_DETACH);
+        }
+
+        fn ptrace(&self, request: libc::c_uint) {
+            // SAFETY: these requests read and write no memory; the process is a child of the test.
+            let done = unsafe { libc::ptrace(request, self.0.id() as i32, 0_usize, 0_usize) };
+            assert_eq!(done, 0, "{}", io::Error::last_os_error());
         }
 
         fn process(&self) -> Process {
@@ -318,7 +350,7 @@ mod tests {
     fn a_tree_that_is_handed_over_stops_before_that_is_known_and_is_killed_after_it() {
         let dir = TempDir::new().unwrap();
         let migrations = Migrations::open(dir.path());
-        let mut sleeper = Sleeper::new();
+        let mut sleeper = Sleeper::traced();
         let process = sleeper.process();
         let (ours, _criu) = UnixStream::pair().unwrap();
         let guard = migrations.begin("a", process).unwrap();
@@ -332,6 +364,8 @@ mod tests {
             }
             assert_eq!(migrations.state("a"), MigrationState::HandedOver);
             let handed_over = dump.join().unwrap().unwrap();
+            // CRIU dies.
+            sleeper.let_go();
             while !is_stopped(process) {
                 std::thread::yield_now();
             }
@@ -365,10 +399,33 @@ mod tests {
     }
 
     #[test]
+    fn a_tree_that_criu_has_let_go_of_is_not_handed_over() {
+        let dir = TempDir::new().unwrap();
+        let migrations = Migrations::open(dir.path());
+        let sleeper = Sleeper::traced();
+        let (ours, _criu) = UnixStream::pair().unwrap();
+        let guard = migrations.begin("a", sleeper.process()).unwrap();
+        let migration = migrations.of(sleeper.process().pid).unwrap();
+        std::thread::scope(|scope| {
+            let dump = scope.spawn(|| migration.wait(vec![sleeper.process()], &ours));
+            while !matches!(*lock(&migration.state), State::Complete(_)) {
+                std::thread::yield_now();
+            }
+            sleeper.let_go();
+            assert!(matches!(guard.hand_over(), Err(MigrationError::Closed)));
+            assert!(matches!(dump.join().unwrap(), Err(MigrationError::Kept)));
+        });
+        while is_stopped(sleeper.process()) {
+            std::thread::yield_now();
+        }
+        assert_eq!(migrations.state("a"), MigrationState::Kept);
+    }
+
+    #[test]
     fn a_decision_that_cannot_be_recorded_is_none() {
         let dir = TempDir::new().unwrap();
         let migrations = Migrations::open(dir.path());
-        let sleeper = Sleeper::new();
+        let sleeper = Sleeper::traced();
         let (ours, _criu) = UnixStream::pair().unwrap();
         let guard = migrations.begin("a", sleeper.process()).unwrap();
         let migration = migrations.of(sleeper.process().pid).unwrap();
@@ -384,6 +441,7 @@ mod tests {
             assert_eq!(migrations.state("a"), MigrationState::Undecided);
             drop(guard);
             assert!(matches!(dump.join().unwrap(), Err(MigrationError::Kept)));
+            sleeper.let_go();
         });
         while is_stopped(sleeper.process()) {
             std::thread::yield_now();

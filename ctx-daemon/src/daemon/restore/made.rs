@@ -123,6 +123,12 @@ impl Maker {
         &self.made
     }
 
+    /// The processes that it has made, which it has stopped.
+    pub(super) fn processes(&self) -> Vec<Process> {
+        let tree = self.criu.as_ref().and_then(|it| process::frozen_tree(it.process.pid).ok()).unwrap_or_default();
+        tree.into_iter().skip(1).filter_map(|pid| Process::with_pid(pid).ok()).collect()
+    }
+
     /// Whether CRIU has died. A process that it had begun to make may keep its connection open.
     pub(super) fn is_orphaned(&self) -> bool {
         self.criu.as_ref().is_some_and(|it| !it.process.is_alive())

@@ -382,16 +382,33 @@ impl Restoring {
         if self.natives.are_awaited() || !self.restore.is_whole() {
             return Ok((State::Restoring(self), false));
         }
-        self.restore.phases().hold().wait(|| match (self.restore.maker().is_orphaned(), self.restore.has_lost()) {
-            (true, _) => Err(RestoreError::Orphaned),
-            (_, Some(name)) => Err(RestoreError::Died(name)),
-            _ => Ok(()),
-        })?;
+        self.hold()?;
         if !self.restore.open_if_whole(self.daemon.config.timeouts.quiesce)? {
             return Ok((State::Restoring(self), false));
         }
         self.restore.phases().wait_until_heard();
         Ok((State::Open, true))
+    }
+
+    /// Waits until the command that holds the processes says that they may run, if one does. Until then SIGSTOP is pending for
+    /// them, which takes effect if CRIU, which has stopped them, dies.
+    fn hold(&self) -> Result<(), RestoreError> {
+        let hold = self.restore.phases().hold();
+        if !hold.is_wanted() {
+            return Ok(());
+        }
+        let processes = self.restore.maker().processes();
+        processes.iter().for_each(Process::stop);
+        let goes_on = || match (self.restore.maker().is_orphaned(), self.restore.has_lost()) {
+            (true, _) => Err(RestoreError::Orphaned),
+            (_, Some(name)) => Err(RestoreError::Died(name)),
+            _ => Ok(()),
+        };
+        hold.wait(goes_on)?;
+        // Since the last look, too: processes that nobody traces would be stopped for good.
+        goes_on()?;
+        processes.iter().for_each(Process::go_on);
+        Ok(())
     }
 
     /// Ends a restore that no peer waits for any more.
