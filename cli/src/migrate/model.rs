@@ -48,6 +48,8 @@ enum Command {
 enum Holder {
     Receives,
     Holds,
+    /// Has let the tree run.
+    Owns,
     Ended,
 }
 
@@ -78,7 +80,9 @@ struct World {
     there: Tree,
     /// Whether the target has all images and the note how to restore them.
     images: bool,
-    /// Whether the target has noted that the tree runs there.
+    /// Whether the daemon of the target has recorded that the tree was let run.
+    arrived: bool,
+    /// Whether the target has noted that nobody need do anything more.
     running: bool,
     /// The failures that may still happen.
     failures: u8,
@@ -95,6 +99,7 @@ const START: World = World {
     holder: Holder::Receives,
     there: Tree::Absent,
     images: false,
+    arrived: false,
     running: false,
     failures: 3,
 };
@@ -118,10 +123,18 @@ impl World {
         self
     }
 
-    /// The target runs what it holds, or restores it again from the images.
+    /// The target lets run what it holds, or restores it again from the images and lets that run; which its daemon allows once.
     fn own(mut self) -> Self {
-        (self.there, self.running, self.images) = (Tree::Runs, true, false);
-        self.holder = Holder::Ended;
+        if !self.arrived {
+            assert!(self.there != Tree::Runs, "twice: {self:?}");
+            (self.there, self.arrived) = (Tree::Runs, true);
+        }
+        self
+    }
+
+    /// The target needs the images no more.
+    fn note(mut self) -> Self {
+        (self.running, self.images, self.holder) = (true, false, Holder::Ended);
         self
     }
 
@@ -191,15 +204,21 @@ impl World {
                 // CRIU fails there.
                 step(Self { images: true, ..says(Said::Failed) });
             }
-            (Holder::Holds, Said::Own) => step(Self { said: Said::Running, ..self.own() }),
+            (Holder::Holds, Said::Own) => step(Self { holder: Holder::Owns, ..self.own() }),
+            (Holder::Owns, Said::Own) => step(Self { said: Said::Running, ..self.note() }),
+            (Holder::Owns, _) => step(self.note()),
             (Holder::Receives | Holder::Holds, Said::Abandon) => step(Self { said: Said::Nothing, ..self.abandon() }),
             (Holder::Receives, _) if lost => step(self.abandon()),
             _ => {}
         }
         // Somebody settles.
         match self.record {
-            Record::HandedOver if !self.running && (self.images || self.holder == Holder::Holds) => step(self.own()),
-            Record::Kept if !self.running && self.holder != Holder::Receives => step(self.abandon()),
+            Record::HandedOver if !self.running && self.images => {
+                step(self.own().note());
+                // It ends before it has noted that.
+                step(Self { holder: Holder::Ended, ..self.own() });
+            }
+            Record::Kept if !self.arrived && self.holder != Holder::Receives => step(self.abandon()),
             _ => {}
         }
         next
@@ -232,6 +251,10 @@ impl World {
                 said: Said::Nothing,
                 ..world
             });
+        }
+        if world.holder == Holder::Owns {
+            // The tree is not its own.
+            next.push(Self { holder: Holder::Ended, connected: false, said: Said::Nothing, ..world });
         }
         if world.holder == Holder::Receives {
             next.push(Self { holder: Holder::Ended, connected: false, said: Said::Nothing, ..world });

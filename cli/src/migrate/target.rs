@@ -209,7 +209,7 @@ impl Target {
 
     /// Restores the processes, and holds them.
     fn hold(&mut self, restore: &Restore) -> ToSource {
-        let held = write_restore(&self.dir, restore).and_then(|()| hold(&self.dir, restore, &self.socket));
+        let held = write_restore(&self.dir, restore).and_then(|()| Held::restore(&self.dir, restore, &self.socket));
         match held {
             Ok(held) => {
                 self.held = Some(held);
@@ -221,19 +221,11 @@ impl Target {
 
     /// The processes go on here.
     fn own(&mut self) -> ToSource {
-        let Some(Held { mut criu, session }) = self.held.take() else {
-            return restore_kept(&self.dir, &self.socket);
-        };
-        let owned = session.ask(&Request::Own);
-        let status = criu.wait();
-        if owned.is_ok()
-            && status.is_ok_and(|it| it.success())
-            && progress(&session).is_none_or(|it| it.failure.is_none())
-        {
-            return is_running(&self.dir);
+        match self.held.take().map(Held::own) {
+            Some(Ok(())) => is_running(&self.dir),
+            // The images are whole, and nobody else has these processes.
+            Some(Err(_)) | None => restore_kept(&self.dir, &self.socket),
         }
-        // The images are whole, and nobody else has these processes: once more, without waiting for anybody.
-        restore_kept(&self.dir, &self.socket)
     }
 
     /// The processes do not go on here.
@@ -305,21 +297,36 @@ fn settle(options: &Options, migration: &str, own: bool) -> ToSource {
     }
 }
 
-/// Restores what a process has left that held the processes and has ended. Nobody holds them.
+/// Restores what a process has left that held the processes and has ended, unless it has let them run before.
 fn restore_kept(dir: &Path, socket: &Path) -> ToSource {
     let restored = || -> Result<(), Failure> {
+        match daemon::ask(socket, &Request::Arrival { migration: name(dir) })? {
+            Reply::Arrival(None) => {}
+            Reply::Arrival(Some(true)) => return Ok(()),
+            Reply::Arrival(Some(false)) => {
+                return Err(Failure::refused(anyhow!(
+                    "they were let run here and have ended since, or were killed at that moment. If they have not run, `rekindle \
+                     restore -d {}` restores them",
+                    dir.join("last").display()
+                )));
+            }
+            _ => return Err(daemon::unexpected_answer().into()),
+        }
         let path = dir.join(RESTORE);
         let restore =
             fs::read(&path).with_context(|| format!("there is no {}: nothing of it is here", path.display()))?;
         let restore: Restore = serde_json::from_slice(&restore).with_context(|| format!("bad {}", path.display()))?;
-        let mut criu = start(dir, &restore, socket)?;
-        let status = criu.wait().context("cannot wait for criu")?;
-        if status.success() { Ok(()) } else { Err(failure_of(dir, &restore, None, status)) }
+        Held::restore(dir, &restore, socket)?.own()
     };
     match restored() {
         Ok(()) => is_running(dir),
         Err(failure) => failed(&failure, dir.join(RESTORE).exists()),
     }
+}
+
+/// The name of the migration whose directory this is.
+fn name(dir: &Path) -> String {
+    dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The processes run: nobody needs the images.
@@ -365,21 +372,37 @@ fn write_restore(dir: &Path, restore: &Restore) -> Result<(), Failure> {
     Ok(written().with_context(|| format!("cannot write {}", path.display()))?)
 }
 
-/// Has CRIU restore the processes, and waits until they are complete.
-fn hold(dir: &Path, restore: &Restore, socket: &Path) -> Result<Held, Failure> {
-    let (session, reply) = Session::open(socket, &Request::HoldRestore { span: span::begin() })?;
-    if reply != Reply::Awaited {
-        return Err(daemon::unexpected_answer().into());
+impl Held {
+    /// Has CRIU restore the processes, and waits until they are complete.
+    fn restore(dir: &Path, restore: &Restore, socket: &Path) -> Result<Self, Failure> {
+        let request = Request::HoldRestore { migration: name(dir), span: span::begin() };
+        let (session, reply) = Session::open(socket, &request)?;
+        if reply != Reply::Awaited {
+            return Err(daemon::unexpected_answer().into());
+        }
+        let mut criu = start(dir, restore, socket)?;
+        loop {
+            if progress(&session).is_some_and(|it| it.phase == HELD) {
+                return Ok(Self { criu, session });
+            }
+            if let Some(status) = criu.try_wait().context("cannot wait for criu")? {
+                return Err(failure_of(dir, restore, &session, status));
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
     }
-    let mut criu = start(dir, restore, socket)?;
-    loop {
-        if progress(&session).is_some_and(|it| it.phase == HELD) {
-            return Ok(Held { criu, session });
+
+    /// Lets the processes run.
+    fn own(self) -> Result<(), Failure> {
+        let Self { mut criu, session } = self;
+        let owned = session.ask(&Request::Own);
+        let status = criu.wait().context("cannot wait for criu")?;
+        owned?;
+        match progress(&session).and_then(|it| it.failure) {
+            Some(failure) => Err(Failure::of_kind(failure.kind, anyhow!("{}", failure.reason))),
+            None if status.success() => Ok(()),
+            None => Err(anyhow!("criu ended with {status}").into()),
         }
-        if let Some(status) = criu.try_wait().context("cannot wait for criu")? {
-            return Err(failure_of(dir, restore, Some(&session), status));
-        }
-        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -416,15 +439,15 @@ fn progress(session: &Session) -> Option<RestoreInfo> {
 }
 
 /// Why CRIU has failed, as the daemon or CRIU tells it.
-fn failure_of(dir: &Path, restore: &Restore, session: Option<&Session>, status: ExitStatus) -> Failure {
-    let mut said = session.and_then(progress);
+fn failure_of(dir: &Path, restore: &Restore, session: &Session, status: ExitStatus) -> Failure {
+    let mut said = progress(session);
     for _ in 0..POLLS {
         // The daemon may not have noticed yet.
         if said.as_ref().is_none_or(|it| it.failure.is_some()) {
             break;
         }
         std::thread::sleep(POLL_INTERVAL);
-        said = session.and_then(progress);
+        said = progress(session);
     }
     let log = last(dir, restore).map(|it| fs::read(it.join(LOG)).unwrap_or_default()).unwrap_or_default();
     let errors = criu::errors(&String::from_utf8_lossy(&log));

@@ -209,6 +209,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         | Request::HoldRestore { .. }
         | Request::PreCopy { .. }
         | Request::Migration { .. }
+        | Request::Arrival { .. }
         | Request::AreNatives
             if !may_checkpoint(peer) =>
         {
@@ -257,9 +258,12 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             let wish = if hears_first { restore::Wish::Hear } else { restore::Wish::Watch };
             restore::watch::serve(daemon, &stream, peer, wish, span);
         }
-        Request::HoldRestore { span } => {
+        Request::HoldRestore { migration, span } => {
             drop(pending);
-            restore::watch::serve(daemon, &stream, peer, restore::Wish::Hold, span);
+            restore::watch::serve(daemon, &stream, peer, restore::Wish::Hold(migration), span);
+        }
+        Request::Arrival { migration } => {
+            message::reply(&stream, &Reply::Arrival(daemon.migrations.arrival(&migration)));
         }
         Request::Frozen { .. }
         | Request::Socket { .. }

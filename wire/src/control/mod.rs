@@ -84,11 +84,12 @@
 //!           Progress*                -> Progress              phase `hand-over`: the image is durable, the answer to Finish waits
 //!           HandOver                 -> HandedOver | Failed   from now on the tree never goes on here, and is killed
 //!           (close before HandOver)                           the dump fails, and the tree goes on here
-//!   there:  HoldRestore              -> Awaited | Failed      (then CRIU is started, and the restore is told as above)
+//!   there:  HoldRestore{migration}   -> Awaited | Failed      (then CRIU is started, and the restore is told as above)
 //!           Progress*                -> RestoreProgress       phase `held`: all is loaded, the answer to the last Resume waits
 //!           Own                      -> Owned | Failed        the processes run
 //!           (close before Own)                                the restore fails
 //!   any:    Migration{migration}     -> Migration             the decision
+//!           Arrival{migration}       -> Arrival               whether they have run there
 //! ```
 //!
 //! Messages between a worker and its daemon are [`WorkerRequest`] and [`WorkerReply`].
@@ -306,12 +307,19 @@ pub enum Request {
     /// Like `WatchRestore`, for a tree that has been dumped in order to go on here: when its processes are complete and all GPU
     /// memory is loaded, they wait until this peer says `Own`. If this connection closes before that, the restore fails.
     HoldRestore {
+        /// The migration's name. Its tree runs here once: of several restores, all but the first that is owned fail.
+        migration: String,
         /// The asker's span. The spans of the restore belong to it.
         #[serde(default)]
         span: Option<CommandSpan>,
     },
     /// On the connection of `HoldRestore`: the processes may run.
     Own,
+    /// Have the processes of this migration been let run here?
+    Arrival {
+        /// Its name.
+        migration: String,
+    },
 
     /// Let a container use GPUs. Only root and the daemon's own user may ask for this. The container keeps the GPUs that it
     /// was given before; limits in this request replace earlier limits.
@@ -530,6 +538,8 @@ pub enum Reply {
     Migration(MigrationState),
     /// To `Own`.
     Owned,
+    /// To `Arrival`: none if they have not; otherwise whether one of them lives.
+    Arrival(Option<bool>),
     /// To `Moment`.
     Moment {
         /// Whether a dump has waited for this point.

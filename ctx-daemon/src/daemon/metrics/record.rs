@@ -315,6 +315,7 @@ fn name(request: &Request) -> &'static str {
         Request::Migration { .. } => "migration",
         Request::HoldRestore { .. } => "hold_restore",
         Request::Own => "own",
+        Request::Arrival { .. } => "arrival",
         Request::Grant { .. } => "grant",
         Request::Revoke { .. } => "revoke",
         Request::Suspend { .. } => "suspend",

@@ -39,6 +39,9 @@ pub(super) use self::serve::serve;
 use super::process::Process;
 use super::{lock, sys, wait_timeout};
 
+/// The folders of records in the state directory: of trees from here, and of trees from elsewhere.
+const DEPARTURES: &str = "migrations";
+const ARRIVALS: &str = "arrivals";
 /// The pause between two looks whether CRIU, which waits for the decision, still lives.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -100,10 +103,32 @@ impl Failing for NoMigration {
     }
 }
 
-/// All migrations of trees of this host.
+/// Why a tree of another host does not run here.
+#[derive(Debug, Error)]
+pub(super) enum ArrivalError {
+    #[error("the processes of migration {0} have been let run here before")]
+    Again(String),
+    #[error("the name of a migration is 1 to 64 letters, digits and hyphens")]
+    Name,
+    #[error("cannot record that the processes run here, so they do not: {0}")]
+    Record(io::Error),
+}
+
+impl Failing for ArrivalError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Again(_) | Self::Name => FailureKind::Refused,
+            Self::Record(error) => Failing::kind(error),
+        }
+    }
+}
+
+/// All migrations of trees from this host, and to it.
 pub(crate) struct Migrations {
     going_on: Mutex<Vec<Arc<Migration>>>,
     records: Records,
+    /// The trees that have come from other hosts and were let run.
+    arrivals: Mutex<Records>,
 }
 
 /// A migration that goes on.
@@ -135,7 +160,24 @@ impl Migrations {
     /// Opens the records in the daemon's state directory. Trees that the daemon before this one has handed over are killed, if they
     /// still live.
     pub(crate) fn open(state_dir: &std::path::Path) -> Self {
-        Self { going_on: Mutex::default(), records: Records::open(state_dir) }
+        let records = Records::open(state_dir, DEPARTURES);
+        records.kill_handed_over();
+        Self { going_on: Mutex::default(), records, arrivals: Mutex::new(Records::open(state_dir, ARRIVALS)) }
+    }
+
+    /// The tree of a migration to this host is about to run: records that before it does. A tree runs once.
+    pub(super) fn arrives(&self, name: &str, processes: &[Process]) -> Result<(), ArrivalError> {
+        let arrivals = lock(&self.arrivals);
+        match (records::is_name(name), arrivals.read(name)) {
+            (false, _) => Err(ArrivalError::Name),
+            (_, Some(_)) => Err(ArrivalError::Again(name.to_owned())),
+            (true, None) => arrivals.write(name, Decision::Arrived, processes).map_err(ArrivalError::Record),
+        }
+    }
+
+    /// Whether a tree has come to this host and was let run: none if not, otherwise whether one of its processes lives.
+    pub(super) fn arrival(&self, name: &str) -> Option<bool> {
+        lock(&self.arrivals).read(name).map(|it| it.processes.iter().any(Process::is_alive))
     }
 
     /// Begins a migration, which lasts until the result is dropped.
@@ -173,8 +215,8 @@ impl Migrations {
                 State::HandedOver => MigrationState::HandedOver,
             };
         }
-        match self.records.read(name) {
-            None => MigrationState::Unknown,
+        match self.records.read(name).map(|it| it.decision) {
+            None | Some(Decision::Arrived) => MigrationState::Unknown,
             // Its connection has ended, and with it the only one who could have it handed over.
             Some(Decision::Undecided | Decision::Kept) => MigrationState::Kept,
             Some(Decision::HandedOver) => MigrationState::HandedOver,
@@ -451,7 +493,7 @@ mod tests {
     #[test]
     fn the_next_daemon_keeps_what_was_undecided_and_kills_what_was_handed_over() {
         let dir = TempDir::new().unwrap();
-        let before = Records::open(dir.path());
+        let before = Records::open(dir.path(), DEPARTURES);
         let (mut gone, here) = (Sleeper::new(), Sleeper::new());
         before.write("gone", Decision::HandedOver, &[gone.process()]).unwrap();
         before.write("here", Decision::Undecided, &[here.process()]).unwrap();
@@ -463,5 +505,22 @@ mod tests {
         for name in ["here", "", "../a", &"a".repeat(65)] {
             assert!(migrations.begin(name, here.process()).is_err(), "{name}");
         }
+    }
+
+    #[test]
+    fn a_tree_that_has_come_here_runs_once() {
+        let dir = TempDir::new().unwrap();
+        let migrations = Migrations::open(dir.path());
+        let mut sleeper = Sleeper::new();
+        assert_eq!(migrations.arrival("a"), None);
+        migrations.arrives("a", &[sleeper.process()]).unwrap();
+        assert_eq!(migrations.arrival("a"), Some(true));
+        for migrations in [migrations, Migrations::open(dir.path())] {
+            assert!(matches!(migrations.arrives("a", &[sleeper.process()]), Err(ArrivalError::Again(_))));
+            assert_eq!(migrations.state("a"), MigrationState::Unknown);
+        }
+        sleeper.process().kill();
+        assert!(sleeper.is_killed());
+        assert_eq!(Migrations::open(dir.path()).arrival("a"), Some(false));
     }
 }

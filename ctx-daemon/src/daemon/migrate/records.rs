@@ -13,8 +13,6 @@ use tracing::warn;
 use super::super::process::Process;
 use super::super::state_dir;
 
-/// The folder in the state directory.
-const FOLDER: &str = "migrations";
 /// The version of the files' content.
 const VERSION: u32 = 1;
 /// The longest name.
@@ -35,15 +33,18 @@ pub(super) enum Decision {
     Kept,
     /// Elsewhere.
     HandedOver,
+    /// Here, where it has come from elsewhere.
+    Arrived,
 }
 
+/// A decision, and whom it is about.
 #[derive(Debug, Serialize, Deserialize)]
-struct Record {
+pub(super) struct Record {
     version: u32,
     boot: String,
-    decision: Decision,
-    /// The processes that must not go on.
-    processes: Vec<Process>,
+    pub(super) decision: Decision,
+    /// The processes that must not go on, or do.
+    pub(super) processes: Vec<Process>,
 }
 
 /// Whether a migration may have this name.
@@ -53,26 +54,29 @@ pub(super) fn is_name(name: &str) -> bool {
 }
 
 impl Records {
-    /// Opens the records. Processes of trees that were handed over are killed, if they still live.
-    pub(super) fn open(state_dir: &Path) -> Self {
-        let records = Self { dir: state_dir.join(FOLDER) };
-        let is_ours = state_dir::is_ours(state_dir) && state_dir::is_ours(&records.dir);
-        let entries = is_ours.then(|| fs::read_dir(&records.dir));
-        for entry in entries.into_iter().flatten().flatten().flatten() {
-            let path = entry.path();
-            match read(&path) {
-                Some(Record { decision: Decision::HandedOver, processes, .. }) => {
-                    processes.iter().rev().for_each(Process::kill);
-                }
-                Some(_) => {}
-                None => {
-                    if let Err(error) = fs::remove_file(&path) {
-                        warn!("cannot remove {}: {error}", path.display());
-                    }
-                }
+    /// Opens the records of this name in the state directory. Those that mean nothing any more are removed.
+    pub(super) fn open(state_dir: &Path, folder: &str) -> Self {
+        let records = Self { dir: state_dir.join(folder) };
+        for path in records.paths().filter(|it| read(it).is_none()) {
+            if let Err(error) = fs::remove_file(&path) {
+                warn!("cannot remove {}: {error}", path.display());
             }
         }
         records
+    }
+
+    /// Kills processes of trees that were handed over, if they still live.
+    pub(super) fn kill_handed_over(&self) {
+        for record in self.paths().filter_map(|it| read(&it)).filter(|it| it.decision == Decision::HandedOver) {
+            record.processes.iter().rev().for_each(Process::kill);
+        }
+    }
+
+    /// The files, if nobody else can have written them.
+    fn paths(&self) -> impl Iterator<Item = PathBuf> {
+        let is_ours = self.dir.parent().is_some_and(state_dir::is_ours) && state_dir::is_ours(&self.dir);
+        let entries = is_ours.then(|| fs::read_dir(&self.dir));
+        entries.into_iter().flatten().flatten().flatten().map(|it| it.path())
     }
 
     /// Writes a decision so that it survives this daemon.
@@ -87,9 +91,9 @@ impl Records {
         File::open(&self.dir)?.sync_all()
     }
 
-    /// The decision about a migration, if it was one of this machine since it has started.
-    pub(super) fn read(&self, name: &str) -> Option<Decision> {
-        is_name(name).then(|| read(&self.path(name)))?.map(|it| it.decision)
+    /// The record of a migration, if it was one of this machine since it has started.
+    pub(super) fn read(&self, name: &str) -> Option<Record> {
+        is_name(name).then(|| read(&self.path(name)))?
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -6,6 +6,7 @@ use rekindle_wire::control::{Failing, Failure, FailureKind};
 use thiserror::Error;
 
 use super::super::grants::{GrantError, ShareError};
+use super::super::migrate::ArrivalError;
 use super::super::native::NativeError;
 use super::super::pidns::PidError;
 use super::super::pool::PoolError;
@@ -56,6 +57,8 @@ pub(in crate::daemon) enum RestoreError {
     Native(#[from] NativeError),
     #[error("the command that held the processes until they may run has ended: they go on elsewhere, or not at all")]
     Abandoned,
+    #[error(transparent)]
+    Arrival(#[from] ArrivalError),
     #[error("CRIU has died")]
     Orphaned,
     #[error(
@@ -95,6 +98,7 @@ impl Failing for RestoreError {
             Self::Share(error) => error.kind(),
             Self::OtherGpus(_) | Self::Full { .. } | Self::SharesInAdvance => FailureKind::Refused,
             Self::Native(error) => error.kind(),
+            Self::Arrival(error) => error.kind(),
             Self::Abandoned | Self::Orphaned => FailureKind::GivenUp,
             Self::Died(_) => FailureKind::LostPeer,
             Self::NoDirectory | Self::NoConnection(_) | Self::Order(_) => FailureKind::Internal,

@@ -8,7 +8,7 @@
 //! | `Wanted` | `Abandoned` | the command has ended: the restore fails |
 //! | `Held` | `Abandoned` | the same |
 
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use rekindle_ctx_worker::transition::{self, machine};
@@ -21,6 +21,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The hold of a restore.
 #[derive(Debug, Default)]
 pub(super) struct Hold {
+    /// The migration whose processes they are.
+    migration: OnceLock<String>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -49,14 +51,16 @@ machine! {
 pub(super) struct Abandoned;
 
 impl Hold {
-    /// A command holds the restore, which has not begun.
-    pub(super) fn want(&self) {
+    /// A command holds the restore, which has not begun, for this migration.
+    pub(super) fn want(&self, migration: &str) {
+        // The first one counts.
+        let _ = self.migration.set(migration.to_owned());
         self.change(|state| matches!(state, State::Free).then_some(State::Wanted));
     }
 
-    /// Whether a command holds the restore.
-    pub(super) fn is_wanted(&self) -> bool {
-        !matches!(*lock(&self.state), State::Free)
+    /// The migration for which a command holds the restore, if one does.
+    pub(super) fn migration(&self) -> Option<&str> {
+        self.migration.get().map(String::as_str)
     }
 
     /// Whether the processes wait for the command.
@@ -116,7 +120,7 @@ mod tests {
     fn processes_wait_until_they_are_owned_and_only_then() {
         assert_eq!(waits(&Hold::default()), Ok(()));
         let hold = Hold::default();
-        hold.want();
+        hold.want("a");
         assert!(!hold.own(), "nothing is complete yet");
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| waits(&hold));
@@ -134,12 +138,12 @@ mod tests {
     #[test]
     fn processes_do_not_run_when_their_command_has_ended_or_their_criu() {
         let hold = Hold::default();
-        hold.want();
+        hold.want("a");
         hold.abandon();
         assert_eq!(waits(&hold), Err(Abandoned));
         assert!(!hold.own());
         let hold = Hold::default();
-        hold.want();
+        hold.want("a");
         assert_eq!(hold.wait(|| Err(Abandoned)), Err(Abandoned));
     }
 }

@@ -282,7 +282,7 @@ impl Checking {
         libraries::add_missing(&image, &daemon.builds)?;
         let limit = daemon.config.timeouts.stall;
         // Processes that are held are complete.
-        let early = daemon.config.restore.run_before_loaded && !restoring.restore.phases().hold().is_wanted();
+        let early = daemon.config.restore.run_before_loaded && restoring.restore.phases().hold().migration().is_none();
         let works = match loaded {
             Some(true) => workers.iter().map(|_| Work::Nothing).collect(),
             Some(false) => {
@@ -394,9 +394,7 @@ impl Restoring {
     /// them, which takes effect if CRIU, which has stopped them, dies.
     fn hold(&self) -> Result<(), RestoreError> {
         let hold = self.restore.phases().hold();
-        if !hold.is_wanted() {
-            return Ok(());
-        }
+        let Some(migration) = hold.migration() else { return Ok(()) };
         let processes = self.restore.maker().processes();
         processes.iter().for_each(Process::stop);
         let goes_on = || match (self.restore.maker().is_orphaned(), self.restore.has_lost()) {
@@ -407,6 +405,7 @@ impl Restoring {
         hold.wait(goes_on)?;
         // Since the last look, too: processes that nobody traces would be stopped for good.
         goes_on()?;
+        self.daemon.migrations.arrives(migration, &processes)?;
         processes.iter().for_each(Process::go_on);
         Ok(())
     }

@@ -23,6 +23,7 @@ pub(in crate::daemon) fn serve(
         Ok(session) => session,
         Err(error) => return message::fail(stream, error),
     };
+    let holds = matches!(wish, Wish::Hold(_));
     let watch = daemon.watches.add(peer.pid, wish, span);
     message::reply(stream, &Reply::Awaited);
     let mut told = false;
@@ -36,7 +37,7 @@ pub(in crate::daemon) fn serve(
                 told = info.as_ref().is_some_and(|it| it.running_ns.is_some());
                 message::reply(stream, &Reply::RestoreProgress(info.map(Box::new)));
             }
-            Ok(message) if matches!(message.body, Request::Own) && wish == Wish::Hold => {
+            Ok(message) if matches!(message.body, Request::Own) && holds => {
                 if watch.own() {
                     message::reply(stream, &Reply::Owned);
                 } else {

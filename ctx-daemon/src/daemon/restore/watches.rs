@@ -31,14 +31,14 @@ struct Inner {
 }
 
 /// What the processes of a restore do before they run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::daemon) enum Wish {
     /// Nothing: the command only watches.
     Watch,
     /// They wait for a moment until the command has heard that they are about to run, and has asked again.
     Hear,
-    /// They wait until the command says that they may run.
-    Hold,
+    /// They wait until the command says that they may run. They are those of the migration of this name.
+    Hold(String),
 }
 
 struct Watch {
@@ -68,10 +68,10 @@ impl Watches {
         let command = watches.iter().find_map(|it| Some((it.watcher, it.span?)));
         let phases = Arc::new(Phases::new(Arc::clone(&self.metrics), Arc::clone(&self.spans), command));
         for watch in watches {
-            match watch.wish {
+            match &watch.wish {
                 Wish::Watch => {}
                 Wish::Hear => phases.must_be_heard(),
-                Wish::Hold => phases.hold().want(),
+                Wish::Hold(migration) => phases.hold().want(migration),
             }
             watch.restore = Some(Arc::clone(&phases));
         }
@@ -132,7 +132,7 @@ impl Watch {
     fn ends(&mut self) {
         self.has_heard();
         if let Some(restore) = &self.restore
-            && self.wish == Wish::Hold
+            && matches!(self.wish, Wish::Hold(_))
         {
             restore.hold().abandon();
         }
@@ -182,11 +182,11 @@ mod tests {
     fn processes_that_a_watcher_holds_wait_for_it_and_not_longer_than_it_lives() {
         let watches = Watches::default();
         let own = std::process::id() as i32;
-        let watch = watches.add(own, Wish::Hold, None);
+        let watch = watches.add(own, Wish::Hold("a".into()), None);
         let restore = watches.begin(own);
-        assert!(restore.0.hold().is_wanted() && !watch.own());
+        assert!(restore.0.hold().migration().is_some() && !watch.own());
         drop(watch);
         assert!(restore.0.hold().wait(|| Ok::<_, super::super::error::RestoreError>(())).is_err());
-        assert!(!watches.begin(own).0.hold().is_wanted());
+        assert!(watches.begin(own).0.hold().migration().is_none());
     }
 }
