@@ -8,15 +8,14 @@
 //! ```
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::os::fd::AsRawFd;
-use std::os::unix::process::CommandExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::ensure;
 
 use crate::app::Identity;
+use crate::namespace::{Entry, Namespace};
 use crate::wait::until;
 use crate::{App, Node, Result, process, stage};
 
@@ -37,7 +36,7 @@ impl Elsewhere {
         let mut node = Node::without_daemon()?;
         node.lives_in(namespace.entry());
         node.start_daemon(&[])?;
-        let mut serve = namespace.entry().command(&stage::helper("remote")?);
+        let mut serve = command(&stage::helper("remote")?);
         serve.env("REKINDLE_SOCKET", here.socket());
         let server = Server::start(&node.path("remote.sock"), serve, Some(&namespace.entry()))?;
         let elsewhere = Self { server, node, namespace, socket: here.socket().to_owned() };
@@ -72,7 +71,7 @@ impl Elsewhere {
     pub fn inside(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         stage::clean_environment(&mut command);
-        command.arg(format!("--target={}", self.namespace.first)).args(["--pid", "--mount"]).arg(program);
+        command.arg(format!("--target={}", self.namespace.first())).args(["--pid", "--mount"]).arg(program);
         command.env("REKINDLE_SOCKET", &self.socket);
         command
     }
@@ -84,12 +83,12 @@ impl Elsewhere {
 
     /// The number outside of the process that has this number on this host, if there is one.
     pub fn process(&self, inside: i32) -> Option<i32> {
-        process::tree(self.namespace.first).into_iter().find(|pid| number_inside(*pid) == Some(inside))
+        process::tree(self.namespace.first()).into_iter().find(|pid| number_inside(*pid) == Some(inside))
     }
 
     /// All processes of this host, the first one first.
     pub fn processes(&self) -> Vec<i32> {
-        process::tree(self.namespace.first)
+        process::tree(self.namespace.first())
     }
 
     /// The program that runs here with this number.
@@ -100,11 +99,17 @@ impl Elsewhere {
 
     /// Ends the test on this host, and checks that nothing is left.
     pub fn finish(self) -> Result {
-        let is_alone = || process::tree(self.namespace.first) == [self.namespace.first];
+        let is_alone = || process::tree(self.namespace.first()) == [self.namespace.first()];
         until("the other host's programs end", || Ok(is_alone().then_some(())))?;
         drop(self.server);
         self.node.finish()
     }
+}
+
+fn command(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    stage::clean_environment(&mut command);
+    command
 }
 
 /// The number that a process has in its own pid namespace.
@@ -147,79 +152,5 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-/// A pid namespace with a mount namespace, which end with this.
-#[derive(Debug)]
-struct Namespace {
-    unshare: Child,
-    /// The first process.
-    first: i32,
-}
-
-impl Namespace {
-    fn new() -> Result<Self> {
-        let mut command = Command::new("unshare");
-        command.args(["--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL", "catatonit", "-P"]);
-        let unshare = command.stdin(Stdio::null()).spawn().context("cannot start unshare")?;
-        let pid = unshare.id() as i32;
-        let first = until("the namespace has its first process", || {
-            let first = process::tree(pid).get(1).copied();
-            // unshare's child becomes it once the namespace is made.
-            Ok(first.filter(|it| process::command_line(*it).contains("catatonit")))
-        })?;
-        Ok(Self { unshare, first })
-    }
-
-    fn entry(&self) -> Entry {
-        Entry { first: self.first }
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        // Its end kills the first process, and that all others.
-        let _ = self.unshare.kill();
-        let _ = self.unshare.wait();
-        let _ = process::wait_gone("the namespace's first process", self.first);
-    }
-}
-
-/// The way into a pid namespace and its mount namespace.
-#[derive(Clone, Debug)]
-pub struct Entry {
-    first: i32,
-}
-
-impl Entry {
-    fn command(&self, program: &Path) -> Command {
-        let mut command = Command::new(program);
-        stage::clean_environment(&mut command);
-        command
-    }
-
-    /// Starts a command in there, as a child of this process.
-    pub fn spawn(&self, command: &mut Command) -> Result<Child> {
-        let open = |name: &str| File::open(format!("/proc/{}/ns/{name}", self.first));
-        let (pids, mounts) = (open("pid")?, open("mnt")?);
-        let mounts = mounts.as_raw_fd();
-        // SAFETY: the closure makes one system call, with a descriptor that is open until after the spawn.
-        unsafe {
-            command.pre_exec(move || match libc::setns(mounts, libc::CLONE_NEWNS) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            });
-        }
-        // The children of a thread are in the pid namespace that the thread has chosen: a thread of its own, which then ends.
-        std::thread::scope(|scope| {
-            let spawning = scope.spawn(|| {
-                // SAFETY: changes this thread's namespace for children; no pointers.
-                let entered = unsafe { libc::setns(pids.as_raw_fd(), libc::CLONE_NEWPID) };
-                ensure!(entered == 0, "setns: {}", std::io::Error::last_os_error());
-                Ok(command.spawn()?)
-            });
-            spawning.join().unwrap_or_else(|_| bail!("a thread that starts a command panicked"))
-        })
     }
 }

@@ -21,8 +21,8 @@ use tempfile::TempDir;
 
 use crate::app::{self, Hold};
 use crate::criu::{Outcome, Running, Setting, tail};
-use crate::elsewhere::Entry;
 use crate::image::length;
+use crate::namespace::Entry;
 use crate::schedule::{self, HostLock};
 use crate::wait::{until, until_true};
 use crate::{App, Fate, Image, Result, process, stage};
