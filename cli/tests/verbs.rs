@@ -684,6 +684,7 @@ fn status() -> StatusInfo {
         gpus: Vec::new(),
         sandbox: None,
         kinds: Vec::new(),
+        protect: None,
     }
 }
 
