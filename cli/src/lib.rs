@@ -8,7 +8,7 @@
 //! | 3 | refused: it cannot be done, and why |
 //! | 4 | the image is bad |
 //!
-//! `run` becomes the command, whose exit code is then its own.
+//! `run` becomes the command, whose exit code is then its own; `protect --command` ends with that of its command.
 
 mod access;
 mod bar;
@@ -32,6 +32,7 @@ mod output;
 mod podman;
 mod pool;
 mod process;
+mod protect;
 mod protocol;
 mod ps;
 mod restore;
@@ -65,6 +66,8 @@ enum Verb {
     Checkpoint(checkpoint::Options),
     /// Restore processes from a checkpoint image
     Restore(restore::Options),
+    /// Checkpoint a job again and again, and restore it when it fails
+    Protect(protect::Options),
     /// Give the GPU memory of processes back to the GPU while they live on; their next GPU command brings it back
     Suspend(suspend::Suspend),
     /// Bring the GPU memory of suspended processes back now
@@ -109,6 +112,15 @@ enum Verb {
     /// Guard CRIU's server of pages: what `restore --lazy` starts
     #[command(hide = true)]
     LazyPages(lazy_pages::Options),
+    /// Guard a protection: what `protect` starts
+    #[command(hide = true)]
+    ProtectGuard(protect::Inner),
+    /// Supervise a protection: what its guard starts
+    #[command(hide = true)]
+    ProtectSupervisor(protect::Inner),
+    /// Become the command of a protection: what its guard starts
+    #[command(hide = true)]
+    ProtectJob(protect::Inner),
 }
 
 /// The command line, of which the manual is made.
@@ -139,6 +151,10 @@ pub fn main() -> ExitCode {
         Verb::Flatten { dir, out } => flatten::flatten(&dir, out.as_deref()),
         Verb::Images(options) => images::images(&options),
         Verb::LazyPages(options) => lazy_pages::serve(&options),
+        Verb::Protect(options) => protect::protect(&options),
+        Verb::ProtectGuard(inner) => protect::guard(&inner),
+        Verb::ProtectSupervisor(inner) => protect::supervisor(&inner),
+        Verb::ProtectJob(inner) => protect::job(&inner),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

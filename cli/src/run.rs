@@ -34,6 +34,21 @@ pub(crate) struct Options {
     command: Vec<OsString>,
 }
 
+impl Options {
+    /// The command of a protection, as arguments of `rekindle run`.
+    pub(crate) fn of_protection(socket: &Path, command: &[String]) -> Result<Self, Failure> {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            options: Options,
+        }
+        let socket = ["run".as_ref(), "--socket".as_ref(), socket.as_os_str()];
+        let line = socket.into_iter().chain(command.iter().map(OsStr::new));
+        let line: Line = clap::Parser::try_parse_from(line).map_err(|error| Failure::usage(anyhow!("{error}")))?;
+        Ok(line.options)
+    }
+}
+
 /// Runs the program in this process. Returns only on an error.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     let socket = options.daemon.socket()?;

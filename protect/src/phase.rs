@@ -196,7 +196,8 @@ fn after(fruitless: u32, ending: Ending, rules: Rules) -> Phase {
         return Phase::Over { ending };
     }
     if fruitless >= rules.limit {
-        let why = format!("the job was restored {fruitless} times and has failed each time before its next image: {ending}");
+        let why =
+            format!("the job was restored {fruitless} times and has failed each time before its next image: {ending}");
         return Phase::GivenUp { why };
     }
     Phase::Restoring { fruitless, failed: 0 }
@@ -235,7 +236,8 @@ mod tests {
             Phase::Stopped,
         ];
         let endings = [Ending::Exited(0), Ending::Exited(1), Ending::Signalled(9), Ending::WorkerLost, Ending::Unseen];
-        let mut events = vec![Event::Imaged, Event::Restored, Event::NotRestored("x".into()), Event::NoImage, Event::Stop];
+        let mut events =
+            vec![Event::Imaged, Event::Restored, Event::NotRestored("x".into()), Event::NoImage, Event::Stop];
         events.extend(endings.map(Event::Ended));
         let mut found = BTreeSet::new();
         for restore in [true, false] {
@@ -297,7 +299,9 @@ mod tests {
     fn how_a_job_ends_says_whether_it_has_failed() {
         let fails = |ending, nonzero_fails| Rules { nonzero_fails, ..RULES }.is_failure(ending);
         assert!(!fails(Ending::Exited(0), true) && !fails(Ending::Exited(7), false) && fails(Ending::Exited(7), true));
-        assert!(fails(Ending::Signalled(15), false) && fails(Ending::Unseen, false) && fails(Ending::WorkerLost, false));
+        assert!(
+            fails(Ending::Signalled(15), false) && fails(Ending::Unseen, false) && fails(Ending::WorkerLost, false)
+        );
         assert_eq!((Ending::Exited(7).status(), Ending::Signalled(9).status()), (Some(7), Some(137)));
     }
 }

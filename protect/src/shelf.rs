@@ -99,6 +99,18 @@ impl Shelf {
         self.change(number, |it| it.stored.push(url.to_owned()));
     }
 
+    /// A store does not have the image any more.
+    pub fn unstored(&mut self, number: u64, url: &str) {
+        self.change(number, |it| it.stored.retain(|it| it != url));
+    }
+
+    /// The images that a store has beyond the newest `keep` of them.
+    #[must_use]
+    pub fn dispensable_in(&self, url: &str, keep: usize) -> Vec<u64> {
+        let has = |it: &&Image| it.stored.iter().any(|it| it == url);
+        self.images.iter().rev().filter(has).skip(keep.max(1)).map(|it| it.number).collect()
+    }
+
     /// An image is gone from the disk.
     pub fn removed(&mut self, number: u64) {
         self.images.retain(|it| it.number != number);
@@ -177,6 +189,17 @@ mod tests {
             shelf.set_aside(number, "");
         }
         assert!(shelf.dispensable(1).is_empty(), "without a good image nothing goes");
+    }
+
+    #[test]
+    fn a_store_keeps_as_many_as_the_directory() {
+        let mut shelf = shelf(&[(1, None), (2, None), (3, None)]);
+        (1..=3).for_each(|number| shelf.stored(number, "/a"));
+        shelf.stored(1, "/b");
+        assert_eq!((shelf.dispensable_in("/a", 1), shelf.dispensable_in("/b", 1)), (vec![2, 1], Vec::new()));
+        shelf.unstored(1, "/a");
+        assert_eq!(shelf.dispensable_in("/a", 1), [2]);
+        assert_eq!(shelf.get(1).unwrap().stored, ["/b"]);
     }
 
     #[test]

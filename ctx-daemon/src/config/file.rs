@@ -129,7 +129,11 @@ impl ProtectTable {
         match self.mtbf_hours.unwrap_or(DEFAULT_MTBF_HOURS) {
             0 => {
                 let (what, value) = ("protect.mtbf_hours", "0".to_owned());
-                Err(ConfigError::Value { what, value, problem: "would be a GPU that never works; leave it out for 50000" })
+                Err(ConfigError::Value {
+                    what,
+                    value,
+                    problem: "would be a GPU that never works; leave it out for 50000",
+                })
             }
             hours => Ok(Duration::from_secs(hours.saturating_mul(3600))),
         }
