@@ -122,11 +122,17 @@ impl Shelf {
         self.chain(number).len() - 1
     }
 
+    /// The newest `keep` good images.
+    #[must_use]
+    pub fn kept(&self, keep: usize) -> Vec<u64> {
+        self.good().take(keep.max(1)).map(|it| it.number).collect()
+    }
+
     /// The images that may go if the newest `keep` good ones are kept: not those that a kept one builds on. An image that was set
     /// aside stays as long as a kept one is older, so that somebody can look at it. Nothing goes before there is a good image.
     #[must_use]
     pub fn dispensable(&self, keep: usize) -> Vec<u64> {
-        let kept: Vec<u64> = self.good().take(keep.max(1)).map(|it| it.number).collect();
+        let kept = self.kept(keep);
         let Some(oldest) = kept.last().copied() else { return Vec::new() };
         let needed: BTreeSet<u64> = kept.iter().flat_map(|number| self.chain(*number)).collect();
         let goes = |it: &&Image| it.number < oldest && !needed.contains(&it.number);

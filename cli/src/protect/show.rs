@@ -41,6 +41,8 @@ struct ShownImage {
     number: u64,
     dir: PathBuf,
     good: bool,
+    /// Whether it is one of those that are to be kept; another one is there because these build on it.
+    kept: bool,
     /// Why it was set aside.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
@@ -65,10 +67,12 @@ pub(super) fn list(all: &Path, json: bool) -> Result<(), Failure> {
 
 fn describe(folder: &Folder, record: Record) -> Shown {
     let mtbf = record.failures.mean_time(std::time::Duration::from_secs_f64(record.wishes.mtbf), record.gpus);
+    let kept = record.shelf.kept(record.wishes.keep);
     let image = |it: &rekindle_protect::Image| ShownImage {
         number: it.number,
         dir: image_dir(&record.wishes.images, it.number),
         good: it.standing == Standing::Good,
+        kept: kept.contains(&it.number),
         why: if let Standing::Aside(why) = &it.standing { Some(why.clone()) } else { None },
         on: it.on,
         stored: it.stored.clone(),
@@ -103,7 +107,7 @@ fn table(all: &[Shown]) -> String {
             it.pid.map(|pid| pid.to_string()).unwrap_or_default(),
             state(it),
             output::time((it.interval.interval * 1e9) as u64),
-            format!("{} of {}", it.images.iter().filter(|it| it.good).count(), it.keep),
+            format!("{} of {}", it.images.iter().filter(|it| it.kept).count(), it.keep),
             it.restores.to_string(),
             output::plain(&why(it)),
         ]
