@@ -133,6 +133,7 @@ pub fn command() -> clap::Command {
 #[must_use]
 pub fn main() -> ExitCode {
     let result = match Options::parse().verb {
+        Verb::Run(options) if options.is_protected() => options.as_protection().and_then(protect::run),
         Verb::Run(options) => run::run(options),
         Verb::Ps(options) => ps::ps(&options),
         Verb::Check(options) => check::check(&options),

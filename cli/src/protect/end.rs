@@ -49,6 +49,8 @@ pub(super) fn forget(all: &Path, name: &str) -> Result<(), Failure> {
         let name = folder.name();
         return Err(Failure::refused(anyhow!("{name} is {}: stop it first", record.phase.name())));
     }
+    // Its supervisor may still be uploading an image.
+    let _lock = folder.lock()?;
     if record.wishes.images.exists() {
         fs::remove_dir_all(&record.wishes.images)
             .map_err(|error| anyhow!("cannot remove {}: {error}", record.wishes.images.display()))?;

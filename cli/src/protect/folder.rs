@@ -87,9 +87,7 @@ impl Folder {
             }
             made => made.with_context(said)?,
         }
-        let made = fs::create_dir_all(&record.wishes.images)
-            .with_context(|| format!("cannot make {}", record.wishes.images.display()))
-            .and_then(|()| Ok(record.write(&self.path)?));
+        let made = make_images_dir(&record.wishes.images).and_then(|()| Ok(record.write(&self.path)?));
         if made.is_err() {
             let _ = fs::remove_dir_all(&self.path);
         }
@@ -207,6 +205,15 @@ pub(super) fn image_numbers(images: &Path) -> Vec<u64> {
 /// Opens a file for appending. CRIU does not ask that such a file has the length at a restore that it had at the dump.
 pub(super) fn append(path: &Path) -> anyhow::Result<File> {
     OpenOptions::new().append(true).create(true).open(path).with_context(|| format!("cannot open {}", path.display()))
+}
+
+/// Makes the directory of the images. What is in one that was there before would be taken for images of this job.
+fn make_images_dir(images: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(images).with_context(|| format!("cannot make {}", images.display()))?;
+    match fs::read_dir(images).with_context(|| format!("cannot list {}", images.display()))?.next() {
+        None => Ok(()),
+        Some(_) => Err(anyhow!("{} is not empty: name another directory with --dir", images.display())),
+    }
 }
 
 fn lock(path: &Path) -> anyhow::Result<File> {

@@ -37,6 +37,7 @@ mod supervisor;
 mod uploads;
 mod verbs;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::anyhow;
@@ -75,6 +76,18 @@ pub(crate) fn protect(options: &Options) -> Result<(), Failure> {
         _ if options.list => show::list(&all, options.json),
         _ => Err(Failure::usage(anyhow!("give a process, --command -- PROGRAM, --list, --stop or --forget"))),
     }
+}
+
+/// Runs a command, protected: `rekindle run --protect`, with the arguments of `rekindle protect`.
+pub(crate) fn run(line: Vec<OsString>) -> Result<(), Failure> {
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+    let line: Line = clap::Parser::try_parse_from(std::iter::once("protect".into()).chain(line))
+        .map_err(|error| Failure::usage(anyhow!("{error}")))?;
+    protect(&line.options)
 }
 
 /// Guards a protection.

@@ -20,20 +20,23 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rekindle_protect::record::{Every, Process};
 use rekindle_protect::{Choice, Cost, Ending, Event, Image, Phase, Record, Standing, interval, phase};
+use rekindle_wire::control::{Reply, Request};
 use rustix::process::getppid;
 
 use super::ended;
 use super::folder::{Folder, append};
 use super::guard::{GUARD, own};
 use super::images::{Found, Images};
-use super::job::{self, Job};
+use super::job::{self, Clients, Job};
 use super::uploads::{Uploaded, Uploads};
 use super::verbs::{Failed, Verbs};
-use crate::cpu_image;
 use crate::failure::Failure;
+use crate::{cpu_image, daemon};
 
 /// How often to look for what nobody reports: the user's wishes, the guard.
 const LOOK: Duration = Duration::from_millis(250);
+/// How often to look whether there is a daemon again that can restore.
+const DAEMON: Duration = Duration::from_secs(1);
 /// How often an image may fail to restore before an older one is tried.
 const TRIES: u32 = 3;
 /// The interval as long as nobody knows what a checkpoint costs.
@@ -122,7 +125,19 @@ impl Supervisor {
             }
             self.folder.forget_end();
         }
+        self.adopt_restored();
         self.save();
+    }
+
+    /// The former supervisor may have been killed while a restore ran, which has gone on to its end: the lock was free only then.
+    /// Then the job's number belongs to a client that was not there when the job failed.
+    fn adopt_restored(&mut self) {
+        let (Phase::Restoring { .. }, Some(former)) = (&self.record.phase, self.record.job) else { return };
+        let Some(process) = ended::process(former.pid).filter(|it| *it != former) else { return };
+        let tree = job::tree(process.pid);
+        if Clients::of(&self.record.wishes.socket, &tree).is_some() {
+            self.runs_again(process, "the job was restored when the former supervisor had ended".to_owned());
+        }
     }
 
     fn step(&mut self) {
@@ -273,6 +288,11 @@ impl Supervisor {
         let Some(newest) = self.record.shelf.newest().map(|it| it.number) else {
             return self.happens(Event::NoImage, "there is no good image to restore".to_owned());
         };
+        if !self.daemon_is_ready() {
+            // No fault of the image's, and after a reboot the driver takes its time.
+            self.not_before = Instant::now() + DAEMON;
+            return;
+        }
         if !job::kill(&self.record.tree) {
             return self.not_restored(newest, "processes of the job do not end");
         }
@@ -290,16 +310,26 @@ impl Supervisor {
         }
     }
 
+    fn daemon_is_ready(&self) -> bool {
+        let asked = daemon::ask(&self.record.wishes.socket, &Request::Status);
+        matches!(asked, Ok(Reply::Status(status)) if status.problem.is_none())
+    }
+
     fn restored(&mut self, number: u64, took: Duration) {
-        // A job that has ended already is found out by `watch`.
-        let pid = self.record.job.map_or(0, |it| it.pid);
-        self.record.job = Some(ended::process(pid).unwrap_or(Process { pid, started: u64::MAX }));
-        self.record.tree = job::tree(pid);
-        self.record.restores = self.record.restores.saturating_add(1);
         self.record.restore_seconds = took.as_secs_f64();
+        let pid = self.record.job.map_or(0, |it| it.pid);
+        // A job that has ended already is found out by `watch`.
+        let process = ended::process(pid).unwrap_or(Process { pid, started: u64::MAX });
+        self.runs_again(process, format!("the job was restored from image {number}"));
+    }
+
+    fn runs_again(&mut self, process: Process, what: String) {
+        self.record.job = Some(process);
+        self.record.tree = job::tree(process.pid);
+        self.record.restores = self.record.restores.saturating_add(1);
         // The interval counts from here on.
         self.not_before = Instant::now() + choice(&self.record).interval();
-        self.happens(Event::Restored, format!("the job was restored from image {number}"));
+        self.happens(Event::Restored, what);
     }
 
     fn not_restored(&mut self, number: u64, why: &str) {

@@ -116,7 +116,8 @@ fn whoever_is_killed_the_job_ends_with_the_right_result() -> Result {
     arguments.extend(["--until".as_ref(), end.as_os_str()]);
     let waiter =
         Waiter::start(&node, "job", &["--every", "200ms", "--keep", "2", "--chain", "2"], &program, &arguments)?;
-    let victims = ["job", "worker", "daemon", "supervisor", "guard"];
+    let victims =
+        ["job", "worker", "daemon", "supervisor", "guard", "supervisor in a restore", "daemon and then the job"];
     let mut restores = 0;
     for round in 0..victims.len() as u64 * 2 * repetitions() {
         let before = wait_for(&node, "job", "an image after the last kill", |it| {
@@ -125,12 +126,23 @@ fn whoever_is_killed_the_job_ends_with_the_right_result() -> Result {
         let before = wait_for(&node, "job", "another image", |it| newest(it) > newest(&before))?;
         ensure!(kept(&before) <= 2 && good(&before).len() <= 4, "{before:#}");
         // Each once, and then at random.
-        let chosen = usize::try_from(if round < 5 { round } else { random.below(victims.len() as u64) })?;
+        let chosen =
+            usize::try_from(if round < victims.len() as u64 { round } else { random.below(victims.len() as u64) })?;
+        // At any moment from the last image to the next one, or later.
+        let looks = random.below(20);
+        (0..looks).try_for_each(|_| shown(&node, "job").map(drop))?;
         let job = pid(&before, "pid")?;
-        eprintln!("kills the {}", victims[chosen]);
+        eprintln!("kills the {}, after {looks} looks", victims[chosen]);
         match victims[chosen] {
             "daemon" => {
                 node.kill_daemon()?;
+                node.start_daemon(&[])?;
+            }
+            "daemon and then the job" => {
+                node.kill_daemon()?;
+                process::signal(job, libc::SIGKILL)?;
+                until_true("the job is gone", || Ok(process::is_gone(job)))?;
+                restores += 1;
                 node.start_daemon(&[])?;
             }
             "job" => {
@@ -140,6 +152,14 @@ fn whoever_is_killed_the_job_ends_with_the_right_result() -> Result {
             "worker" => {
                 process::signal(node.client(job)?.worker, libc::SIGKILL)?;
                 restores += 1;
+            }
+            "supervisor in a restore" => {
+                process::signal(job, libc::SIGKILL)?;
+                restores += 1;
+                let restoring = wait_for(&node, "job", "the job is being restored", |it| {
+                    it["phase"] == "restoring" || it["restores"] == restores
+                })?;
+                process::signal(pid(&restoring, "supervisor")?, libc::SIGKILL)?;
             }
             other => {
                 let killed = pid(&before, other)?;
@@ -174,6 +194,35 @@ fn the_exit_status_and_the_output_are_those_of_the_command() -> Result {
     assert_eq!(status.code(), Some(1));
     let said = fs::read_to_string(node.path("again.err"))?;
     ensure!(said.contains("there is no good image"), "{said}");
+    node.finish()
+}
+
+/// A shell that prints and a child of it that uses the GPU. The shell is killed; its child is left.
+#[test]
+fn the_output_of_a_tree_that_is_restored_is_there_once() -> Result {
+    const SCRIPT: &str = "\"$0\" --sleep-us 2000 --until \"$1\" & i=0; while [ ! -e \"$1\" ]; do i=$((i + 1)); echo \"line $i\"; \
+                          sleep 0.01; done; wait $!; echo \"status $?\"";
+    let node = Node::start()?;
+    let (end, program) = (node.path("end"), stage::app("steady")?);
+    let arguments = ["-c".as_ref(), SCRIPT.as_ref(), program.as_os_str(), end.as_os_str()];
+    let waiter = Waiter::start(&node, "job", &["--every", "200ms"], Path::new("/bin/sh"), &arguments)?;
+    for restores in 1..=2 {
+        let before = wait_for(&node, "job", "an image", |it| it["runs"] == true && newest(it) > restores)?;
+        process::signal(pid(&before, "pid")?, libc::SIGKILL)?;
+        let restored = |it: &Value| it["restores"] == restores && it["runs"] == true;
+        let after = wait_for(&node, "job", "the job is restored", restored)?;
+        wait_for(&node, "job", "another image", |it| newest(it) > newest(&after))?;
+    }
+    fs::write(&end, "")?;
+    let (status, printed) = waiter.end()?;
+    ensure!(status.success(), "{status}");
+    let lines: Vec<_> = printed.lines().collect();
+    let [counted @ .., "steady ok", "status 0"] = lines.as_slice() else { bail!("{printed}") };
+    ensure!(counted.len() > 10);
+    for (number, line) in (1..).zip(counted) {
+        assert_eq!(*line, format!("line {number}"), "{printed}");
+    }
+    assert_eq!(fs::read_to_string(node.path("state/protect/job/out"))?, printed);
     node.finish()
 }
 
