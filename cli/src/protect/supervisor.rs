@@ -353,7 +353,7 @@ impl Supervisor {
         }
         for path in self.folder.console() {
             let cut = |length| append(&path).and_then(|it| Ok(it.set_len(length)?));
-            if let Some(length) = cpu_image::file_length(dir, &path)
+            if let Some(length) = cpu_image::written(dir, &path)
                 && let Err(error) = cut(length)
             {
                 eprintln!("rekindle: {error:#}");
