@@ -22,6 +22,8 @@ pub(super) enum Found {
     Good(Image),
     /// This image builds on no other any more.
     Independent(u64),
+    /// This image is not there any more.
+    Gone(u64),
 }
 
 /// The images of a protection.
@@ -89,6 +91,8 @@ impl<'a> Images<'a> {
     pub(super) fn settle(&self) -> Vec<Found> {
         let mut found = Vec::new();
         let next = self.shelf.next_number();
+        let there = |number: &u64| self.dir(*number).exists();
+        found.extend(self.shelf.images().iter().map(|it| it.number).filter(|it| !there(it)).map(Found::Gone));
         for number in image_numbers(self.images) {
             let dir = self.dir(number);
             let known = self.shelf.get(number);

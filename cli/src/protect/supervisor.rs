@@ -113,6 +113,7 @@ impl Supervisor {
                     self.record.shelf.add(image);
                 }
                 Found::Independent(number) => self.record.shelf.flattened(number),
+                Found::Gone(number) => self.set_aside(number, "it is not there any more"),
             }
         }
         if self.record.job.is_some() && self.record.boot != boot() {
@@ -125,19 +126,7 @@ impl Supervisor {
             }
             self.folder.forget_end();
         }
-        self.adopt_restored();
         self.save();
-    }
-
-    /// The former supervisor may have been killed while a restore ran, which has gone on to its end: the lock was free only then.
-    /// Then the job's number belongs to a client that was not there when the job failed.
-    fn adopt_restored(&mut self) {
-        let (Phase::Restoring { .. }, Some(former)) = (&self.record.phase, self.record.job) else { return };
-        let Some(process) = ended::process(former.pid).filter(|it| *it != former) else { return };
-        let tree = job::tree(process.pid);
-        if Clients::of(&self.record.wishes.socket, &tree).is_some() {
-            self.runs_again(process, "the job was restored when the former supervisor had ended".to_owned());
-        }
     }
 
     fn step(&mut self) {
@@ -243,8 +232,7 @@ impl Supervisor {
                 if let Some(base) = self.record.shelf.newest().map(|it| it.number).filter(|_| bad_image) {
                     self.set_aside(base, &why);
                 }
-                self.not_before =
-                    Instant::now() + phase::pause(self.record.failed_checkpoints).min(choice(&self.record).interval());
+                self.not_before = Instant::now() + phase::pause(self.record.failed_checkpoints);
                 self.note(format!("image {number} was not made: {why}"));
                 self.save();
             }
@@ -259,9 +247,10 @@ impl Supervisor {
         }
         let goes = self.record.shelf.dispensable(self.record.wishes.keep);
         goes.iter().for_each(|it| self.record.shelf.removed(*it));
-        // What the record does not have is removed by the next supervisor, if this one is killed here. The other way round, the
-        // record would have an image that is gone.
-        if !goes.is_empty() && self.save() {
+        if !goes.is_empty() {
+            // If this supervisor is killed in between, the next one removes what the record does not have. On a full disk the record
+            // may have images that are gone: that one notices too.
+            self.save();
             let images = Images::of(&self.record, &self.verbs);
             let said: Vec<String> = goes.iter().filter_map(|it| images.remove(*it).err()).collect();
             said.into_iter().for_each(|it| self.note(it));
@@ -293,6 +282,9 @@ impl Supervisor {
             self.not_before = Instant::now() + DAEMON;
             return;
         }
+        if let Some(process) = self.restored_before() {
+            return self.runs_again(process, "the job was restored when the former supervisor had ended".to_owned());
+        }
         if !job::kill(&self.record.tree) {
             return self.not_restored(newest, "processes of the job do not end");
         }
@@ -308,6 +300,14 @@ impl Supervisor {
             }
             Err(Failed { why, .. }) => self.not_restored(newest, &why),
         }
+    }
+
+    /// The job, if a restore of the former supervisor has gone on to its end after that was killed: this one had to wait for the lock
+    /// until then. The job's number then belongs to a client that was not there when the job failed.
+    fn restored_before(&self) -> Option<Process> {
+        let former = self.record.job?;
+        let process = ended::process(former.pid).filter(|it| *it != former)?;
+        Clients::of(&self.record.wishes.socket, &job::tree(process.pid)).map(|_| process)
     }
 
     fn daemon_is_ready(&self) -> bool {
