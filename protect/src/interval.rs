@@ -11,13 +11,14 @@
 //! R is the time of a restore, and D the time until an image is durable: a failure before that takes the job back to the
 //! image before. Neither changes which τ is best.
 //!
-//! * **Concurrent protocols** (`clone`, `cow`, `recopy`): the job runs on while its image is written, so O is the stall
-//!   alone. The minimum is where the PhoenixOS paper has it (appendix A.1, "Determine the optimal checkpoint frequency"):
-//!   f* = √(N·F / 2·O) checkpoints an hour for N GPUs that fail F times an hour each, which is τ = √(2·O·M). Checkpoints of
-//!   one job do not overlap, so τ is at least D.
+//! * **Concurrent protocols** (`clone`, `cow`, `recopy`): the job runs on while its image is written, so O is
+//!   small. The minimum is where the PhoenixOS paper has it (appendix A.1, "Determine the optimal checkpoint frequency"):
+//!   f* = √(N·F / 2·O) checkpoints an hour for N GPUs that fail F times an hour each, which is τ = √(2·O·M).
 //! * **`stop`**: the job stands still for the whole copy. O is then no small part of τ, for which J. T. Daly gives a
 //!   better approximation ("A higher order estimate of the optimum checkpoint interval for restart dumps", 2006, equation
 //!   37) of J. W. Young's √(2·O·M) (1974).
+//!
+//! Checkpoints of one job do not overlap, so τ is at least D.
 //!
 //! The tests simulate jobs that fail, and search for the best interval.
 
@@ -105,12 +106,12 @@ impl Choice {
 /// The best interval for a job that fails every `mtbf` seconds on average, with the seconds of a restore.
 #[must_use]
 pub fn choose(cost: Cost, mtbf: f64, restore: f64) -> Choice {
-    let (interval, formula) = if cost.concurrent {
-        let best = (2.0 * cost.stall * mtbf).sqrt();
-        if best < cost.durable { (cost.durable, Formula::Busy) } else { (best, Formula::Concurrent) }
+    let (best, formula) = if cost.concurrent {
+        ((2.0 * cost.stall * mtbf).sqrt(), Formula::Concurrent)
     } else {
-        (daly(cost.stall.max(cost.durable), mtbf), Formula::Daly)
+        (daly(cost.stall, mtbf), Formula::Daly)
     };
+    let (interval, formula) = if best < cost.durable { (cost.durable, Formula::Busy) } else { (best, formula) };
     let interval = interval.clamp(SHORTEST.as_secs_f64(), LONGEST.as_secs_f64());
     Choice { interval, formula, loss: loss(cost, mtbf, restore, interval) }
 }
@@ -125,8 +126,7 @@ pub fn fixed(interval: Duration, cost: Option<Cost>, mtbf: f64, restore: f64) ->
 
 /// The part of the job's time that is lost, to first order.
 fn loss(cost: Cost, mtbf: f64, restore: f64, interval: f64) -> f64 {
-    let late = if cost.concurrent { cost.durable } else { 0.0 };
-    (cost.stall / interval + (interval / 2.0 + late + restore) / mtbf).min(1.0)
+    (cost.stall / interval + (interval / 2.0 + cost.durable + restore) / mtbf).min(1.0)
 }
 
 /// Daly's interval, from the beginning of one checkpoint to that of the next: his is the time of work between them.

@@ -14,6 +14,7 @@ use super::job::{self, Clients};
 use super::options::{OnFailure, Options};
 use super::{console, ended, guard, supervisor};
 use crate::failure::Failure;
+use crate::process::Process;
 use crate::{check, daemon, output, run};
 
 /// A protection that has begun.
@@ -42,6 +43,12 @@ pub(super) fn process(options: &Options, pid: i32) -> Result<(), Failure> {
     let socket = options.daemon.socket()?;
     let configuration = configuration(&socket)?;
     let process = ended::process(pid).ok_or_else(|| Failure::refused(anyhow!("there is no process {pid}")))?;
+    if Process::find(pid).is_some_and(|it| it.has_terminal()) {
+        return Err(Failure::refused(anyhow!(
+            "process {pid} has a terminal, which no restore could give back to it: start it with `rekindle protect --command`, or in a \
+             session of its own (setsid)"
+        )));
+    }
     let tree = job::tree(pid);
     let Reply::Checked(checked) = daemon::ask(&socket, &Request::Check { pid })? else {
         return Err(daemon::unexpected_answer().into());

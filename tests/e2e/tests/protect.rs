@@ -189,6 +189,13 @@ fn the_exit_status_and_the_output_are_those_of_the_command() -> Result {
     let (status, printed) = Waiter::start(&node, "job", &[], Path::new("/bin/sh"), &script)?.end()?;
     assert_eq!((status.code(), printed.as_str()), (Some(7), "one\n"));
     assert_eq!(fs::read_to_string(node.path("job.err"))?, "two\n");
+    let run = ["run", "--protect", "--", "/bin/sh", "-c", "echo three; kill -TERM $$"].map(OsStr::new);
+    let output = node.rekindle(&run)?;
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.code() == Some(1) && out == "three\n" && err.contains("there is no good image"),
+        "{out} {err}"
+    );
     // It has failed, says the user, and there is no image of it.
     let (status, _) = Waiter::start(&node, "again", &["--nonzero-fails"], Path::new("/bin/sh"), &script)?.end()?;
     assert_eq!(status.code(), Some(1));
@@ -332,8 +339,11 @@ fn a_full_disk_harms_neither_the_images_nor_the_job() -> Result {
 fn a_protection_is_found_again_by_another_daemon_and_another_supervisor() -> Result {
     let mut node = Node::start()?;
     let (app, end) = steady(&node)?;
-    protect(&node, &app, "job", &["--every", "200ms", "--keep", "2"])?;
-    wait_for(&node, "job", "an image", |it| newest(it) > 0)?;
+    protect(&node, &app, "job", &["--mtbf", "1s", "--keep", "2"])?;
+    let first = wait_for(&node, "job", "an image", |it| newest(it) > 0)?;
+    // The least interval is the time that a checkpoint takes.
+    let (interval, durable) = (first["interval"]["interval"].as_f64(), first["cost"]["durable"].as_f64());
+    ensure!(first["auto"] == true && first["interval"]["formula"] != "fixed" && interval >= durable, "{first:#}");
     node.stop_daemon()?;
     node.start_daemon(&[])?;
     let before = shown(&node, "job")?;
