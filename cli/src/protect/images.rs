@@ -56,7 +56,7 @@ impl<'a> Images<'a> {
             let mut cost = self.verbs.checkpoint(pid, &dir, base.as_deref())?;
             self.verbs.verify(&dir).map_err(|it| Failed { bad_image: it.bad_image && self.is_bad(on), ..it })?;
             let depth = on.map_or(0, |it| self.shelf.depth(it) + 1);
-            let is_long = on.is_some() && depth >= self.chain;
+            let is_long = depth > self.chain;
             if is_long {
                 self.verbs.flatten(&dir).map_err(|it| Failed { bad_image: false, ..it })?;
             }
