@@ -90,7 +90,7 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(super) json: bool,
     /// With --command: the program and its arguments
-    #[arg(last = true, value_name = "PROGRAM")]
+    #[arg(last = true, value_name = "PROGRAM", requires = "command")]
     pub(super) program: Vec<OsString>,
 }
 
