@@ -112,7 +112,10 @@ impl<'a> Images<'a> {
     }
 
     fn adopted(&self, dir: &Path, number: u64) -> Image {
-        let is_independent = OnDisk::open(dir).is_ok_and(|it| it.depth() == 0);
+        let depth = OnDisk::open(dir).map_or(0, |it| it.depth());
+        // The former supervisor did not come to it.
+        let is_flattened = depth > self.chain && self.verbs.flatten(dir).is_ok();
+        let is_independent = depth == 0 || is_flattened;
         let link = fs::read_link(dir.join(Base::LINK)).ok();
         let base = link.and_then(|it| image_number(&it)).filter(|_| !is_independent);
         let modified = fs::metadata(dir).and_then(|it| it.modified()).ok();
