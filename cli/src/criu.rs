@@ -1,12 +1,14 @@
 //! CRIU: the program, its options and its log.
 
 use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 
 use crate::failure::Failure;
+use crate::process::Process;
 use crate::run;
 
 /// Directories of CRIU besides `PATH`.
@@ -66,6 +68,27 @@ pub(crate) fn libdir_option() -> Result<Option<PathBuf>, Failure> {
         folder.display()
     );
     Err(Failure::refused(anyhow!(said)))
+}
+
+/// The arguments of a `criu dump` of a process and its descendants into a directory.
+pub(crate) fn dump(pid: i32, dir: &Path, log: &Path) -> Result<Vec<OsString>, Failure> {
+    let process = Process::find(pid).ok_or_else(|| Failure::refused(anyhow!("there is no process {pid}")))?;
+    let mut arguments: Vec<OsString> = vec!["dump".into(), "--tree".into(), pid.to_string().into()];
+    arguments.extend(["--images-dir".into(), dir.into(), "--log-file".into(), log.into()]);
+    if process.is_of_a_shell() {
+        arguments.push("--shell-job".into());
+    }
+    arguments.extend(libdir_option()?.into_iter().flat_map(|it| ["--libdir".into(), it.into()]));
+    Ok(arguments)
+}
+
+/// The arguments of a `criu restore` of the image in a directory.
+pub(crate) fn restore(dir: &Path, log: &Path) -> Result<Vec<OsString>, Failure> {
+    // A tree that is a session of its own is restored as one, whether this is said or not.
+    let mut arguments: Vec<OsString> = vec!["restore".into(), "--shell-job".into()];
+    arguments.extend(["--images-dir".into(), dir.into(), "--log-file".into(), log.into()]);
+    arguments.extend(libdir_option()?.into_iter().flat_map(|it| ["--libdir".into(), it.into()]));
+    Ok(arguments)
 }
 
 /// The value of the last such line in a configuration.

@@ -28,6 +28,7 @@ mod flatten;
 mod image;
 mod images;
 mod lazy_pages;
+mod migrate;
 mod output;
 mod podman;
 mod pool;
@@ -68,6 +69,8 @@ enum Verb {
     Restore(restore::Options),
     /// Checkpoint a job again and again, and restore it when it fails
     Protect(protect::Options),
+    /// Move a process and its descendants to another host while they run
+    Migrate(migrate::Options),
     /// Give the GPU memory of processes back to the GPU while they live on; their next GPU command brings it back
     Suspend(suspend::Suspend),
     /// Bring the GPU memory of suspended processes back now
@@ -139,6 +142,7 @@ pub fn main() -> ExitCode {
         Verb::Check(options) => check::check(&options),
         Verb::Checkpoint(options) => checkpoint::checkpoint(&options),
         Verb::Restore(options) => restore::restore(&options),
+        Verb::Migrate(options) => migrate::migrate(&options),
         Verb::Suspend(options) => suspend::suspend(&options),
         Verb::Resume(options) => suspend::resume(&options),
         Verb::Warm(options) => warm::warm(&options),

@@ -18,7 +18,7 @@ pub const OLDEST_CLIENT: u32 = 9;
 
 /// The version of the messages that daemon, workers, plugin, hook, command line and the libraries in applications exchange on
 /// sockets.
-pub const CONTROL_VERSION: u32 = 16;
+pub const CONTROL_VERSION: u32 = 17;
 
 /// The control version from which on a plugin can let threads of native processes run.
 pub const NATIVES: u32 = 16;

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 
 /// Makes the link in the existing `dir` to an image that can be built on. The link is relative, so that the two directories
 /// can be moved together.
-pub(super) fn link(dir: &Path, on: &Path) -> Result<(), Failure> {
+pub(crate) fn link(dir: &Path, on: &Path) -> Result<(), Failure> {
     let (from, to) = (ImageDir::open(dir)?, ImageDir::open(on)?);
     let target = from.way_to(&to)?.with_context(|| {
         let (dir, on) = (dir.display(), on.display());
@@ -25,7 +25,7 @@ pub(super) fn link(dir: &Path, on: &Path) -> Result<(), Failure> {
 
 /// Removes a link that an earlier image has left in `dir`, so that a new image there builds on no image by accident. The
 /// earlier image does not need the link.
-pub(super) fn unlink(dir: &Path) -> Result<(), Failure> {
+pub(crate) fn unlink(dir: &Path) -> Result<(), Failure> {
     let link = dir.join(Base::LINK);
     if link.is_symlink() {
         fs::remove_file(&link).with_context(|| format!("cannot remove {}", link.display()))?;

@@ -16,7 +16,6 @@ use super::options::{Fate, Options};
 use crate::criu;
 use crate::engine::Engine;
 use crate::failure::Failure;
-use crate::process::Process;
 
 /// CRIU's log, in the image's directory.
 const LOG: &str = "dump.log";
@@ -187,22 +186,13 @@ fn said(pipe: Option<impl Read>) -> Vec<u8> {
 
 fn by_criu(options: &Options, pid: i32, dir: &Path, socket: &Path) -> Result<Maker, Failure> {
     let program = criu::program(options.criu.as_deref())?;
-    let libdir = criu::libdir_option()?;
-    let process = Process::find(pid).ok_or_else(|| Failure::refused(anyhow!("there is no process {pid}")))?;
     let dir = std::path::absolute(dir).context("cannot tell the current directory")?;
     let log = dir.join(LOG);
-    let mut arguments: Vec<OsString> = vec!["dump".into(), "--tree".into(), pid.to_string().into()];
-    arguments.extend(["--images-dir".into(), dir.clone().into(), "--log-file".into(), log.clone().into()]);
+    let mut arguments = criu::dump(pid, &dir, &log)?;
     match options.fate() {
         Fate::Running => arguments.push("--leave-running".into()),
         Fate::Stopped => arguments.push("--leave-stopped".into()),
         Fate::Killed => {}
-    }
-    if process.is_of_a_shell() {
-        arguments.push("--shell-job".into());
-    }
-    if let Some(libdir) = libdir {
-        arguments.extend(["--libdir".into(), libdir.into()]);
     }
     arguments.extend(options.common());
     arguments.extend(options.more.iter().cloned());

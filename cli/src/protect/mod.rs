@@ -16,6 +16,7 @@
 //! A file imports only from lines below its own:
 //!
 //! ```text
+//!   protected
 //!   begin, end, show
 //!   supervisor        console
 //!   uploads           guard
@@ -32,6 +33,7 @@ mod guard;
 mod images;
 mod job;
 mod options;
+mod protected;
 mod show;
 mod supervisor;
 mod uploads;
@@ -45,6 +47,7 @@ use clap::Args;
 
 use self::folder::Folder;
 pub(crate) use self::options::Options;
+pub(crate) use self::protected::must_not_be_protected;
 use crate::failure::Failure;
 
 /// What this program gives itself.

@@ -146,7 +146,6 @@ fn run(options: &Options, dir: &Path) -> Result<Restored, Failed> {
     let span = span::begin();
     let socket = options.daemon.socket()?;
     let criu = criu::program(options.criu.as_deref())?;
-    let libdir = criu::libdir_option()?;
     Image::open(dir)?.check_companion()?;
     cpu_image::check_pages(dir)?;
     if options.verify {
@@ -164,14 +163,10 @@ fn run(options: &Options, dir: &Path) -> Result<Restored, Failed> {
         }
         watch => watch.ok(),
     };
-    // A tree that is a session of its own is restored as one, whether this is said or not.
     let mut command = Command::new(&criu);
-    command.args(["restore", "--shell-job", "--images-dir"]).arg(&dir).arg("--log-file").arg(&log);
+    command.args(criu::restore(&dir, &log)?);
     if options.restore_detached {
         command.arg("--restore-detached");
-    }
-    if let Some(libdir) = libdir {
-        command.arg("--libdir").arg(libdir);
     }
     let mut lazy = options.lazy.then(|| LazyPages::start(&criu, &dir)).transpose()?;
     if let Some(lazy) = &lazy {

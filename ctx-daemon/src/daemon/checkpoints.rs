@@ -121,6 +121,13 @@ impl Checkpoints {
         DumpGuard { checkpoints: self, progress, root }
     }
 
+    /// The memory of this tree is copied while it runs: no checkpoint by itself, so neither the metrics nor spans hear of it.
+    pub(crate) fn begin_pre_copy(&self, root: i32) -> DumpGuard<'_> {
+        let progress = Arc::<Progress>::default();
+        lock(&self.inner).dumps.push(Arc::clone(&progress));
+        DumpGuard { checkpoints: self, progress, root }
+    }
+
     /// A client has announced its moment. Returns whether a dump has waited for the moment; in that case the call returns when
     /// the client is at rest, or a little later.
     pub(crate) fn moment_has_come(&self, pid: i32) -> bool {

@@ -24,8 +24,8 @@ use super::process::{self, Process};
 use super::sys::{self, Credentials};
 use super::together;
 use super::{
-    Daemon, attach, check, dump, gpus, grants, ipc, list, orders, protocol, registered, restore, suspend, takeover,
-    thread,
+    Daemon, attach, check, dump, gpus, grants, ipc, list, migrate, orders, protocol, registered, restore, suspend,
+    takeover, thread,
 };
 
 /// How long a connection may stay silent.
@@ -206,6 +206,9 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         | Request::Restore
         | Request::RestoreAllowing(_)
         | Request::WatchRestore { .. }
+        | Request::HoldRestore { .. }
+        | Request::PreCopy { .. }
+        | Request::Migration { .. }
         | Request::AreNatives
             if !may_checkpoint(peer) =>
         {
@@ -222,6 +225,20 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         Request::Pause { .. } if grants::contained(daemon, peer) => {
             message::fail(&stream, Failure::refused("a container may not dump"));
         }
+        Request::PreCopy { .. } if grants::contained(daemon, peer) => {
+            message::fail(&stream, Failure::refused("a container may not dump"));
+        }
+        Request::PreCopy { root } => {
+            drop(pending);
+            dump::pre_copy(daemon, &stream, (peer, body.wire), root, fds);
+        }
+        Request::Migrate { root, migration, span } => {
+            drop(pending);
+            migrate::serve(daemon, &stream, (peer, party), (root, &migration), span);
+        }
+        Request::Migration { migration } => {
+            message::reply(&stream, &Reply::Migration(daemon.migrations.state(&migration)));
+        }
         Request::Pause { root, leave_running, traceparent } => {
             drop(pending);
             let asked = dump::Asked { root, leave_running, traceparent, wire: body.wire };
@@ -237,7 +254,12 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         }
         Request::WatchRestore { hears_first, span } => {
             drop(pending);
-            restore::watch::serve(daemon, &stream, peer, hears_first, span);
+            let wish = if hears_first { restore::Wish::Hear } else { restore::Wish::Watch };
+            restore::watch::serve(daemon, &stream, peer, wish, span);
+        }
+        Request::HoldRestore { span } => {
+            drop(pending);
+            restore::watch::serve(daemon, &stream, peer, restore::Wish::Hold, span);
         }
         Request::Frozen { .. }
         | Request::Socket { .. }
@@ -245,6 +267,8 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         | Request::NativeCheckpoint { .. }
         | Request::NativeResume { .. }
         | Request::Resume { .. }
+        | Request::HandOver
+        | Request::Own
         | Request::Progress => {
             message::fail(&stream, Failure::internal("a connection does not begin with this"));
         }

@@ -4,6 +4,7 @@
 //!   listener ── connection ──┬─ attach ─────── pool ── spawn ── worker      a process gets a worker
 //!   (socket)    (one thread  ├─ dump ───────── registry                     CRIU dumps a process tree
 //!                each)       ├─ orders ─────── checkpoints                  a command orders a dump
+//!                            ├─ migrate ────── migrations                   a tree goes on on another host
 //!                            ├─ restore ────── pool                         CRIU restores one, and a command watches it
 //!                            ├─ takeover ───── registry                     a worker joins a new daemon
 //!                            ├─ suspend ────── registry, moves              GPU memory goes back, and comes again
@@ -48,6 +49,7 @@ mod memfd;
 mod memory_pressure;
 mod message;
 mod metrics;
+mod migrate;
 mod moment;
 mod moves;
 mod native;

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
 
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
 
@@ -48,12 +49,33 @@ impl Process {
 
     /// Sends SIGKILL, unless the process is gone.
     pub(crate) fn kill(&self) {
+        self.send(Signal::KILL);
+    }
+
+    /// Whether a process traces it, as CRIU does.
+    pub(crate) fn is_traced(&self) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+        self.is_alive() && tracer.is_some_and(|it| it.trim() != "0")
+    }
+
+    /// Sends SIGSTOP, unless the process is gone. A process that is traced stops when its tracer lets go of it.
+    pub(crate) fn stop(&self) {
+        self.send(Signal::STOP);
+    }
+
+    /// Sends SIGCONT, which undoes SIGSTOP.
+    pub(crate) fn go_on(&self) {
+        self.send(Signal::CONT);
+    }
+
+    fn send(&self, signal: Signal) {
         // The descriptor names one process: if that is still this one, no other gets the signal.
         let Ok(pidfd) = sys::pidfd_open(self.pid) else { return };
         if self.is_alive()
-            && let Err(error) = sys::pidfd_kill(pidfd.as_fd())
+            && let Err(error) = sys::pidfd_signal(pidfd.as_fd(), signal)
         {
-            debug!(pid = self.pid, %error, "cannot kill a process; it has ended already");
+            debug!(pid = self.pid, %error, "cannot signal a process; it has ended already");
         }
     }
 

@@ -17,6 +17,7 @@ use super::links::Links;
 use super::lost::LostWorkers;
 use super::memory_pressure::MemoryPressure;
 use super::metrics::Metrics;
+use super::migrate::Migrations;
 use super::moves::Moves;
 use super::native::Native;
 use super::nvml::Nvml;
@@ -41,6 +42,8 @@ pub(super) struct Daemon {
     pub(super) checkpoints: Checkpoints,
     /// Dumps that are made at one moment.
     pub(super) groups: Groups,
+    /// Trees that go on on other hosts.
+    pub(super) migrations: Migrations,
     pub(super) moves: Arc<Moves>,
     pub(super) copying: CopyResources,
     pub(super) oversubscription: Arc<Oversubscription>,
@@ -98,6 +101,7 @@ impl Daemon {
             watches: Watches::new(Arc::clone(&metrics), Arc::clone(&spans)),
             checkpoints: Checkpoints::new(Arc::clone(&metrics), Arc::clone(&spans)),
             groups: Groups::default(),
+            migrations: Migrations::open(&config.state_dir),
             moves: Arc::default(),
             copying: CopyResources {
                 memory_pressure: Arc::default(),

@@ -104,9 +104,9 @@ pub(crate) fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
     Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
 }
 
-/// Sends SIGKILL.
-pub(crate) fn pidfd_kill(process: BorrowedFd<'_>) -> io::Result<()> {
-    Ok(rustix::process::pidfd_send_signal(process, Signal::KILL)?)
+/// Sends a signal.
+pub(crate) fn pidfd_signal(process: BorrowedFd<'_>, signal: Signal) -> io::Result<()> {
+    Ok(rustix::process::pidfd_send_signal(process, signal)?)
 }
 
 /// A copy of another process's descriptor.

@@ -29,6 +29,7 @@ use rekindle_wire::control::{
 use rekindle_wire::frame::{self, FrameError, MAX_FDS, Message};
 use rekindle_wire::ipc::{MAX_PIECES, PIECES_AT_A_TIME, PieceId, Shared, SharedPiece, Token};
 use rekindle_wire::nvml::Memory;
+use rustix::process::Signal;
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
@@ -369,7 +370,7 @@ impl Worker {
 
     /// Sends SIGKILL. The worker's client, if it has one, sees its connection close.
     pub(crate) fn kill(&self) {
-        if let Err(error) = sys::pidfd_kill(self.pidfd.as_fd()) {
+        if let Err(error) = sys::pidfd_signal(self.pidfd.as_fd(), Signal::KILL) {
             debug!(worker = self.pid(), %error, "cannot kill a worker; it has ended already");
         }
     }

@@ -17,6 +17,7 @@
 //! - [`gate`]: holds a dump or a restore at a known moment; [`footprint`]: the resources in use, to find leaks;
 //!   [`faults`]: kills a process at that moment and checks the result; [`disk`]: a disk that becomes full
 //! - [`twin`]: dumps without CRIU, each compared with the image that `stop` writes at the same quiesce
+//! - [`elsewhere`]: another host
 //! - [`native`]: programs without the interposer
 //! - [`kept`]: images of earlier releases, kept in the tree
 //! - [`process`], [`wait`]: inspect processes, wait for conditions. No helper waits for a fixed time to pass
@@ -29,6 +30,7 @@ pub mod app;
 pub mod counter;
 pub mod criu;
 pub mod disk;
+pub mod elsewhere;
 pub mod fake;
 pub mod faults;
 pub mod footprint;
@@ -51,6 +53,7 @@ pub mod wait;
 
 pub use app::App;
 pub use criu::{Fate, Outcome};
+pub use elsewhere::Elsewhere;
 pub use footprint::Footprint;
 pub use gate::{Gate, Moment};
 pub use image::Image;

@@ -21,6 +21,7 @@ use tempfile::TempDir;
 
 use crate::app::{self, Hold};
 use crate::criu::{Outcome, Running, Setting, tail};
+use crate::elsewhere::Entry;
 use crate::image::length;
 use crate::schedule::{self, HostLock};
 use crate::wait::{until, until_true};
@@ -59,6 +60,8 @@ pub struct Node {
     /// Whether the daemon may keep a helper for native programs.
     has_helper: Cell<bool>,
     connections: Cell<bool>,
+    /// The namespaces that daemons are started in, if not this process's.
+    entry: Option<Entry>,
     /// The host lock, held by a node at the default socket.
     host: Option<Rc<HostLock>>,
 }
@@ -89,6 +92,11 @@ impl Node {
         node.configuration = configuration.to_owned();
         node.start_daemon(gpu)?;
         Ok(node)
+    }
+
+    /// Has the next daemons start in these namespaces.
+    pub(crate) fn lives_in(&mut self, entry: Entry) {
+        self.entry = Some(entry);
     }
 
     /// Sets the configuration of the next daemons.
@@ -151,6 +159,7 @@ impl Node {
             finished: false,
             has_helper: Cell::new(false),
             connections: Cell::new(false),
+            entry: None,
             host: None,
         })
     }
@@ -198,7 +207,7 @@ impl Node {
         fs::write(&configuration, self.with_state(&with_pool(&with_staging(&self.configuration))))?;
         let mut command = Command::new(stage::program("rekindled")?);
         stage::clean_environment(&mut command);
-        let process = command
+        command
             .arg("--socket")
             .arg(&self.socket)
             .arg("--config")
@@ -212,9 +221,12 @@ impl Node {
             .env("REKINDLE_LOG", "debug")
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .context("cannot start rekindled")?;
+            .stderr(log);
+        let started = match &self.entry {
+            Some(entry) => entry.spawn(&mut command),
+            None => command.spawn().map_err(Into::into),
+        };
+        let process = started.context("cannot start rekindled")?;
         self.daemon = Some(Daemon { process, idle: Vec::new() });
         self.wait_for_spare()?;
         let said = self.configuration.split("staging = ").nth(1);

@@ -33,6 +33,7 @@ mod killed_in_restores;
 mod lazy_pages;
 mod loading;
 mod many;
+mod migrate;
 mod mispredicted_writes;
 mod mistakes;
 mod moments;

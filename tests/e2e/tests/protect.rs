@@ -243,6 +243,11 @@ fn as_many_images_are_kept_as_are_wanted_and_a_stop_leaves_the_job_alone() -> Re
     ensure!(said.contains("protecting process"), "{said}");
     let again = node.rekindle(&["protect", &app.pid().to_string()].map(OsStr::new))?;
     assert_eq!(again.status.code(), Some(3), "{}", String::from_utf8_lossy(&again.stderr));
+    let (pid, image) = (app.pid().to_string(), node.path("image"));
+    let kill = ["checkpoint".as_ref(), pid.as_ref(), image.as_os_str(), "--kill".as_ref()];
+    let refused = node.rekindle(&kill)?;
+    let why = String::from_utf8_lossy(&refused.stderr);
+    ensure!(refused.status.code() == Some(3) && why.contains("is protected as job"), "{why}");
     // A kept image may build on one that is not, and one may be in the making.
     let images = node.path("state/protect/job/images");
     for number in 1..=7 {

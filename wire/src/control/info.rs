@@ -211,6 +211,17 @@ pub struct RestoredInfo {
     pub phases: Vec<PhaseInfo>,
 }
 
+/// A copy of memory that was made while its programs ran.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct PreCopyInfo {
+    /// Bytes that the copy takes: what has changed since the copy that it builds on.
+    pub bytes: u64,
+    /// Bytes of GPU memory that the programs have.
+    pub memory: u64,
+    /// Milliseconds that it took.
+    pub ms: u64,
+}
+
 /// How often one driver call was asked for, for `rekindle ps --calls`.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct CallInfo {

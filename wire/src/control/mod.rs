@@ -69,6 +69,28 @@
 //!   Progress*     -> RestoreProgress          until this connection closes
 //! ```
 //!
+//! A process tree moves to another host while it runs. Its memory is copied beforehand, any number of times, each time into an
+//! image that the next one builds on:
+//!
+//! ```text
+//!   PreCopy{root} + [image directory]  -> PreCopied | Failed
+//! ```
+//!
+//! Then a program on each host has CRIU do its part. The tree stands still from the dump on; the dump and the restore wait, and
+//! the daemon of the dump decides once which of the two goes on, and keeps that decision:
+//!
+//! ```text
+//!   here:   Migrate{root, migration} -> Awaited | Failed      (then CRIU is started, and the dump is told as above)
+//!           Progress*                -> Progress              phase `hand-over`: the image is durable, the answer to Finish waits
+//!           HandOver                 -> HandedOver | Failed   from now on the tree never goes on here, and is killed
+//!           (close before HandOver)                           the dump fails, and the tree goes on here
+//!   there:  HoldRestore              -> Awaited | Failed      (then CRIU is started, and the restore is told as above)
+//!           Progress*                -> RestoreProgress       phase `held`: all is loaded, the answer to the last Resume waits
+//!           Own                      -> Owned | Failed        the processes run
+//!           (close before Own)                                the restore fails
+//!   any:    Migration{migration}     -> Migration             the decision
+//! ```
+//!
 //! Messages between a worker and its daemon are [`WorkerRequest`] and [`WorkerReply`].
 
 mod failure;
@@ -256,6 +278,41 @@ pub enum Request {
     /// Report the progress of the last dump of the tree, or of the restore.
     Progress,
 
+    /// Copy the memory of the tree's clients, while they run, into the directory that comes with this. The result is an image
+    /// without the processes' own memory, on which the next dump builds. Answered when it is durable.
+    PreCopy {
+        /// The root of the tree, as the asker numbers it.
+        root: i32,
+    },
+    /// The process that holds this connection is about to have this process tree dumped, in order to have it go on elsewhere. CRIU
+    /// is to kill the tree; but when the image is durable, the dump waits until this peer says `HandOver`. If this connection
+    /// closes before that, the dump fails, and the tree goes on. `Progress` follows, any number of times.
+    Migrate {
+        /// The root of the tree, as the asker numbers it.
+        root: i32,
+        /// The migration's name, which no other has: 1 to 64 letters, digits and hyphens.
+        migration: String,
+        /// The asker's span. The spans of the dump belong to it.
+        #[serde(default)]
+        span: Option<CommandSpan>,
+    },
+    /// On the connection of `Migrate`: the tree is complete elsewhere, and goes on there. It never goes on here.
+    HandOver,
+    /// What has become of this migration of a tree from this host?
+    Migration {
+        /// Its name.
+        migration: String,
+    },
+    /// Like `WatchRestore`, for a tree that has been dumped in order to go on here: when its processes are complete and all GPU
+    /// memory is loaded, they wait until this peer says `Own`. If this connection closes before that, the restore fails.
+    HoldRestore {
+        /// The asker's span. The spans of the restore belong to it.
+        #[serde(default)]
+        span: Option<CommandSpan>,
+    },
+    /// On the connection of `HoldRestore`: the processes may run.
+    Own,
+
     /// Let a container use GPUs. Only root and the daemon's own user may ask for this. The container keeps the GPUs that it
     /// was given before; limits in this request replace earlier limits.
     Grant {
@@ -357,6 +414,20 @@ pub enum ProtocolChange {
     Forget,
 }
 
+/// Where the processes of a migration go on.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub enum MigrationState {
+    /// The daemon knows of no such migration since the machine has started: if there was one before, its processes have ended with
+    /// the machine.
+    Unknown,
+    /// That is not decided yet: the command that migrates them goes on.
+    Undecided,
+    /// On this host.
+    Kept,
+    /// On the other host.
+    HandedOver,
+}
+
 /// The most GPU resources that the processes of one container may have together, where there is a limit.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct ContainerLimits {
@@ -451,6 +522,14 @@ pub enum Reply {
     },
     /// To `Checkpoint` and `WatchRestore`: go ahead.
     Awaited,
+    /// To `PreCopy`.
+    PreCopied(PreCopyInfo),
+    /// To `HandOver`.
+    HandedOver,
+    /// To `Migration`.
+    Migration(MigrationState),
+    /// To `Own`.
+    Owned,
     /// To `Moment`.
     Moment {
         /// Whether a dump has waited for this point.

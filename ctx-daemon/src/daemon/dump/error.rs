@@ -9,6 +9,7 @@ use thiserror::Error;
 use super::super::clients::{Client, Held};
 use super::super::groups::TogetherError;
 use super::super::ipc::SharingError;
+use super::super::migrate::MigrationError;
 use super::super::moment::MomentError;
 use super::super::native::NativeError;
 use super::super::pidns::PidError;
@@ -68,6 +69,8 @@ pub(in crate::daemon) enum DumpError {
     #[error(transparent)]
     Together(#[from] TogetherError),
     #[error(transparent)]
+    Migration(#[from] MigrationError),
+    #[error(transparent)]
     Native(#[from] NativeError),
     #[error("the connection closed")]
     Closed,
@@ -93,6 +96,7 @@ impl Failing for DumpError {
             Self::Failed(failure) => failure.kind,
             Self::Moment(error) => error.kind(),
             Self::Together(error) => error.kind(),
+            Self::Migration(error) => error.kind(),
             Self::Native(error) => error.kind(),
             Self::Closed => FailureKind::GivenUp,
         }

@@ -27,6 +27,9 @@
 //! although the copy may be done before: what an open ring executes may write to memory that the application shares, and
 //! that is in CRIU's image.
 //!
+//! The dump of a tree that is migrated waits once more, in `Finish`, when its image is durable: the answer comes when the tree was
+//! handed over to another host, and then CRIU kills it (`daemon/migrate/`).
+//!
 //! Native processes of the tree, which the driver checkpoints, are locked when the clients are quiesced. They are given back at
 //! `NativeResume`, which is in turn in every state, and otherwise when the connection is closed (`daemon/native/`).
 //!
@@ -43,6 +46,7 @@ mod libraries;
 mod manifest;
 mod not_ours;
 mod pausing;
+mod pre_copy;
 mod precopy;
 mod progress;
 mod protocol;
@@ -68,6 +72,7 @@ pub(super) use self::files::MOST as MOST_DATA_FILES;
 pub(super) use self::manifest::{describe_client, describe_host, driver_build, driver_version, gpu, is_unattached};
 use self::not_ours::NotOurs;
 use self::pausing::{Paused, Pausing};
+pub(super) use self::pre_copy::serve as pre_copy;
 pub(super) use self::progress::{Present, Progress};
 use self::quiesced::Quiesced;
 use self::saving::{Durable, Saving};

@@ -12,6 +12,7 @@ use tracing::info;
 use super::super::checkpoints::DumpGuard;
 use super::super::clients::{Client, ClientState};
 use super::super::groups::Stage;
+use super::super::migrate::MigrationError;
 use super::super::moment::wait_for_moment;
 use super::super::native::Held;
 use super::super::quiesce;
@@ -56,6 +57,9 @@ impl Pausing {
         let (clients, pending) = tree.find(process::tree)?;
         tree.nobody_has_lost_its_worker(!clients.is_empty() || !pending.is_empty())?;
         let natives = tree.find_natives(&clients, wire)?;
+        if clients.is_empty() && pending.is_empty() && tree.is_migrated() {
+            return Err(MigrationError::NoClients.into());
+        }
         if clients.is_empty() && pending.is_empty() && natives.is_empty() {
             tree.reach(Stage::Prepared)?;
             return Ok((Paused::NotOurs(NotOurs { dir, beside }), Reply::Paused { pids: Vec::new() }));

@@ -40,12 +40,17 @@ pub(in crate::daemon) struct Present {
 /// The name of the phase in which a dump waits for the application's moment.
 const MOMENT: &str = "moment";
 
+/// The name of the phase in which a dump whose image is durable waits until its tree is handed over to another host.
+const HAND_OVER: &str = "hand-over";
+
 struct State {
     phase: PhaseName,
     /// When the phase, or the wait for the moment, began or ended last.
     since: Instant,
     /// The dump waits for the application's moment.
     waits: bool,
+    /// The dump waits until its tree is handed over.
+    hands_over: bool,
     /// The wait for the moment: from when, and, if it is over, until when.
     moment: Option<(Instant, Option<Instant>)>,
     /// The clients' processes.
@@ -85,6 +90,7 @@ impl Progress {
             phase: PhaseName::Quiesce,
             since: now,
             waits: false,
+            hands_over: false,
             moment: None,
             pids: Vec::new(),
             bytes: 0,
@@ -117,6 +123,12 @@ impl Progress {
         let from = state.moment.map_or(now, |(from, _)| from);
         state.moment = Some((from, (!waits).then_some(now)));
         state.pids = pids.to_vec();
+    }
+
+    /// Sets whether the dump waits until its tree is handed over.
+    pub(super) fn waits_for_hand_over(&self, waits: bool) {
+        let mut state = lock(&self.state);
+        (state.hands_over, state.since) = (waits, Instant::now());
     }
 
     /// Whether the dump waits for the application.
@@ -275,7 +287,11 @@ impl Progress {
 
 impl State {
     fn phase(&self) -> &'static str {
-        if self.waits { MOMENT } else { self.phase.as_str() }
+        match (self.waits, self.hands_over) {
+            (true, _) => MOMENT,
+            (_, true) => HAND_OVER,
+            _ => self.phase.as_str(),
+        }
     }
 
     /// Sets the outcome. The first one counts: later failures follow from it. Returns whether it is the first.

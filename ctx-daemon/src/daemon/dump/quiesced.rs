@@ -42,6 +42,11 @@ impl Quiesced {
         let frozen_at = self.freeze.stopped_at();
         self.begun.save(tree, frozen_at)
     }
+
+    /// Nobody freezes the tree.
+    pub(super) fn save_running(self, tree: &Tree<'_>) -> Result<Saving, DumpError> {
+        self.begun.save(tree, Instant::now())
+    }
 }
 
 impl Begun {

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use rekindle_images::Committed;
 use rekindle_wire::control::Reply;
 use tracing::info;
 
 use super::super::clients::Client;
 use super::super::memory_pressure::ClonesGuard;
+use super::super::migrate::HandedOver;
 use super::error::{DumpError, SaveError};
 use super::manifest::Whose;
 use super::save::SaveJob;
@@ -22,6 +24,8 @@ pub(super) struct Saving {
 
 /// A dump whose image is on disk. The job is held until the connection closes: only then do clients that CRIU kills go on.
 pub(super) struct Durable {
+    /// Dropped first: nothing of a tree that was handed over is alive when its rings open.
+    _handed_over: Option<HandedOver>,
     _job: SaveJob,
 }
 
@@ -61,6 +65,7 @@ impl Saving {
         job.finish(sockets);
         let committed = job.wait(tree.stream)?;
         tree.all_are_durable()?;
+        let handed_over = tree.wait_until_handed_over()?;
         drop(clones);
         tree.is_durable();
         tree.progress.durable(&committed, tree.began.elapsed());
@@ -72,6 +77,12 @@ impl Saving {
             ms = tree.began.elapsed().as_millis() as u64,
             "durable"
         );
-        Ok(Durable { _job: job })
+        Ok(Durable { _handed_over: handed_over, _job: job })
+    }
+
+    /// Lets the clients run, and waits until their memory is on disk. There is no CRIU that dumps their processes.
+    pub(super) fn finish_pre_copy(self, tree: &Tree<'_>) -> Result<Committed, DumpError> {
+        self.job.finish(Vec::new());
+        self.job.wait(tree.stream)
     }
 }

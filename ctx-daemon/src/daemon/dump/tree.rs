@@ -12,6 +12,7 @@ use tracing::{info, warn};
 
 use super::super::clients::{Client, Held, HoldGuard, Holder, Pending};
 use super::super::groups::{Member, Stage, TogetherError};
+use super::super::migrate::{HandedOver, Migration, MigrationError};
 use super::super::native::{Found, Held as HeldNatives, NativeError};
 use super::super::pidns::PidView;
 use super::super::process::{self, Process};
@@ -36,9 +37,20 @@ pub(super) struct Tree<'a> {
     pub(super) progress: Arc<Progress>,
     /// Its part in the dumps that are made at one moment with this one.
     member: Member,
+    /// The migration that the dump is made for.
+    migration: Option<Arc<Migration>>,
     /// The native processes, once they are locked.
     natives: OnceLock<HeldNatives>,
     _hold: HoldGuard,
+}
+
+impl Drop for Tree<'_> {
+    /// A dump that has ended before the tree was handed over leaves it here.
+    fn drop(&mut self) {
+        if let Some(migration) = &self.migration {
+            migration.keep();
+        }
+    }
 }
 
 impl<'a> Tree<'a> {
@@ -59,6 +71,10 @@ impl<'a> Tree<'a> {
         let hold = daemon.clients.registry.hold(root, Holder::Dump, waits);
         let hold = hold.map_err(|other| DumpError::Overlaps { root, other })?;
         let progress = Arc::clone(progress);
+        let migration = daemon.migrations.of(root);
+        if migration.is_some() && leave_running {
+            return Err(MigrationError::LeftRunning.into());
+        }
         Ok(Self {
             daemon,
             stream,
@@ -68,6 +84,7 @@ impl<'a> Tree<'a> {
             began,
             progress,
             member,
+            migration,
             natives: OnceLock::new(),
             _hold: hold,
         })
@@ -81,6 +98,22 @@ impl<'a> Tree<'a> {
     /// Waits until the images of all these dumps are on disk, if CRIU is to kill the tree.
     pub(super) fn all_are_durable(&self) -> Result<(), TogetherError> {
         if self.leave_running { Ok(()) } else { self.reach(Stage::Durable) }
+    }
+
+    /// Waits until the tree, which is frozen, goes on on another host, if it is migrated.
+    pub(super) fn wait_until_handed_over(&self) -> Result<Option<HandedOver>, DumpError> {
+        let Some(migration) = &self.migration else { return Ok(None) };
+        let tree = process::frozen_tree(self.root).map_err(DumpError::Tree)?;
+        let tree = tree.into_iter().filter_map(|pid| Process::with_pid(pid).ok()).collect();
+        self.progress.waits_for_hand_over(true);
+        let handed_over = migration.wait(tree, self.stream);
+        self.progress.waits_for_hand_over(false);
+        Ok(Some(handed_over?))
+    }
+
+    /// Whether the tree is migrated.
+    pub(super) fn is_migrated(&self) -> bool {
+        self.migration.is_some()
     }
 
     /// The clients of the tree as it is now, and the processes whose handshake has begun. `tree` lists a tree that runs, or one

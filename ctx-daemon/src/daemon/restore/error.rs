@@ -11,6 +11,7 @@ use super::super::pidns::PidError;
 use super::super::pool::PoolError;
 use super::super::worker::WorkerError;
 use super::check::CheckError;
+use super::hold::Abandoned;
 use super::libraries::LibraryError;
 use super::shared::SharedError;
 
@@ -53,6 +54,8 @@ pub(in crate::daemon) enum RestoreError {
     SharesInAdvance,
     #[error(transparent)]
     Native(#[from] NativeError),
+    #[error("the command that held the processes until they may run has ended: they go on elsewhere, or not at all")]
+    Abandoned,
     #[error("CRIU has died")]
     Orphaned,
     #[error(
@@ -71,6 +74,12 @@ pub(in crate::daemon) enum RestoreError {
     Io(#[from] std::io::Error),
 }
 
+impl From<Abandoned> for RestoreError {
+    fn from(Abandoned: Abandoned) -> Self {
+        Self::Abandoned
+    }
+}
+
 impl Failing for RestoreError {
     fn kind(&self) -> FailureKind {
         match self {
@@ -86,7 +95,7 @@ impl Failing for RestoreError {
             Self::Share(error) => error.kind(),
             Self::OtherGpus(_) | Self::Full { .. } | Self::SharesInAdvance => FailureKind::Refused,
             Self::Native(error) => error.kind(),
-            Self::Orphaned => FailureKind::GivenUp,
+            Self::Abandoned | Self::Orphaned => FailureKind::GivenUp,
             Self::Died(_) => FailureKind::LostPeer,
             Self::NoDirectory | Self::NoConnection(_) | Self::Order(_) => FailureKind::Internal,
             Self::Failed(failure) => failure.kind,

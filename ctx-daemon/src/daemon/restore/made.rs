@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rekindle_images::Image;
+use rustix::process::Signal;
 use tracing::{debug, warn};
 
 use super::super::process::{self, Process};
@@ -122,6 +123,12 @@ impl Maker {
         &self.made
     }
 
+    /// The processes that it has made, which it has stopped.
+    pub(super) fn processes(&self) -> Vec<Process> {
+        let tree = self.criu.as_ref().and_then(|it| process::frozen_tree(it.process.pid).ok()).unwrap_or_default();
+        tree.into_iter().skip(1).filter_map(|pid| Process::with_pid(pid).ok()).collect()
+    }
+
     /// Whether CRIU has died. A process that it had begun to make may keep its connection open.
     pub(super) fn is_orphaned(&self) -> bool {
         self.criu.as_ref().is_some_and(|it| !it.process.is_alive())
@@ -191,7 +198,7 @@ impl Made {
         for root in known.roots.iter().filter(|it| it.is_alive()) {
             warn!(root = root.pid, "killing the processes of a restore that was given up");
             for pid in process::tree(root.pid).unwrap_or_default() {
-                let killed = sys::pidfd_open(pid).and_then(|it| sys::pidfd_kill(it.as_fd()));
+                let killed = sys::pidfd_open(pid).and_then(|it| sys::pidfd_signal(it.as_fd(), Signal::KILL));
                 if let Err(error) = killed {
                     debug!(pid, %error, "cannot kill it; it has ended already");
                 }

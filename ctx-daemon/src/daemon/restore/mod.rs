@@ -15,6 +15,9 @@
 //! The reply to the failed request, and to every later one, tells the failure. A request out of turn changes nothing.
 //! `state.rs` has the machines of a single client.
 //!
+//! A command may hold the restore (`hold.rs`): then the answer to the last `Resume` waits until the command says that the processes
+//! may run.
+//!
 //! All checks that are possible come before `Prepared`, when no process exists yet: a failed check costs a line and an exit
 //! status. Loading goes on while CRIU rebuilds the processes; the reply to the next `Resume` tells a failure of it, and the
 //! plugin kills the processes that exist by then. The content of device memory may still be loading when the rings open, and
@@ -23,6 +26,7 @@
 mod check;
 mod connect;
 mod error;
+mod hold;
 mod libraries;
 mod load;
 mod made;
@@ -60,7 +64,7 @@ pub(super) use self::shared::{SharedError, SharedMemory, registered, take as tak
 use self::state::Restore;
 pub(super) use self::state::Restores;
 pub(super) use self::warm::{Wanted, WarmImages, forget, forget_named, list, warm};
-pub(super) use self::watches::Watches;
+pub(super) use self::watches::{Watches, Wish};
 use super::clients::Reservation;
 use super::message::{self, MAX_REQUEST};
 use super::metrics::Start;
@@ -277,7 +281,8 @@ impl Checking {
         check::devices(manifest, &attached.collect::<Vec<_>>(), allowed)?;
         libraries::add_missing(&image, &daemon.builds)?;
         let limit = daemon.config.timeouts.stall;
-        let early = daemon.config.restore.run_before_loaded;
+        // Processes that are held are complete.
+        let early = daemon.config.restore.run_before_loaded && !restoring.restore.phases().hold().is_wanted();
         let works = match loaded {
             Some(true) => workers.iter().map(|_| Work::Nothing).collect(),
             Some(false) => {
@@ -374,11 +379,36 @@ impl Restoring {
 
     /// Opens the rings if all processes are complete, with their GPU memory.
     fn open_if_whole(self) -> Result<(State, bool), RestoreError> {
-        if self.natives.are_awaited() || !self.restore.open_if_whole(self.daemon.config.timeouts.quiesce)? {
+        if self.natives.are_awaited() || !self.restore.is_whole() {
+            return Ok((State::Restoring(self), false));
+        }
+        self.hold()?;
+        if !self.restore.open_if_whole(self.daemon.config.timeouts.quiesce)? {
             return Ok((State::Restoring(self), false));
         }
         self.restore.phases().wait_until_heard();
         Ok((State::Open, true))
+    }
+
+    /// Waits until the command that holds the processes says that they may run, if one does. Until then SIGSTOP is pending for
+    /// them, which takes effect if CRIU, which has stopped them, dies.
+    fn hold(&self) -> Result<(), RestoreError> {
+        let hold = self.restore.phases().hold();
+        if !hold.is_wanted() {
+            return Ok(());
+        }
+        let processes = self.restore.maker().processes();
+        processes.iter().for_each(Process::stop);
+        let goes_on = || match (self.restore.maker().is_orphaned(), self.restore.has_lost()) {
+            (true, _) => Err(RestoreError::Orphaned),
+            (_, Some(name)) => Err(RestoreError::Died(name)),
+            _ => Ok(()),
+        };
+        hold.wait(goes_on)?;
+        // Since the last look, too: processes that nobody traces would be stopped for good.
+        goes_on()?;
+        processes.iter().for_each(Process::go_on);
+        Ok(())
     }
 
     /// Ends a restore that no peer waits for any more.

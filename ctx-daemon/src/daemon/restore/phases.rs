@@ -24,8 +24,11 @@ use tracing::debug;
 use super::super::metrics::{Metrics, Restored, Start};
 use super::super::spans::Spans;
 use super::super::{lock, thread, wait_timeout};
+use super::hold::Hold;
 use super::spans::{self, Command, Load, Stretch};
 
+/// The name of the phase in which complete processes wait for a command.
+const HELD: &str = "held";
 /// How long the processes wait until the watchers have heard that they are about to run.
 const HEARING: Duration = Duration::from_millis(200);
 /// The most parts that are remembered one by one: there are some for each process.
@@ -74,6 +77,7 @@ pub(in crate::daemon) struct Phases {
     began: Instant,
     state: Mutex<State>,
     heard: Condvar,
+    hold: Hold,
     metrics: Arc<Metrics>,
     spans: Arc<Spans>,
     /// The restore's span; none if nobody wants its spans.
@@ -158,12 +162,26 @@ impl Phases {
             unaware: 0,
         };
         let place = spans.begin(command.map(|(_, it)| it.span));
-        Self { began: now, state: Mutex::new(state), heard: Condvar::new(), metrics, spans, place, command }
+        Self {
+            began: now,
+            state: Mutex::new(state),
+            heard: Condvar::new(),
+            hold: Hold::default(),
+            metrics,
+            spans,
+            place,
+            command,
+        }
     }
 
     /// The directory has no image of Rekindle, so this is no restore of ours.
     pub(super) fn is_not_ours(&self) {
         lock(&self.state).is_recorded = true;
+    }
+
+    /// Whether a command holds the processes when they are complete.
+    pub(super) fn hold(&self) -> &Hold {
+        &self.hold
     }
 
     /// Sets what was ready for the image.
@@ -393,7 +411,7 @@ impl Phases {
     pub(super) fn info(&self) -> RestoreInfo {
         let state = lock(&self.state);
         RestoreInfo {
-            phase: state.phase().to_owned(),
+            phase: if self.hold.holds() { HELD } else { state.phase() }.to_owned(),
             done: sum(state.clients.iter().map(|it| it.done.min(it.bytes))),
             bytes: sum(state.clients.iter().map(|it| it.bytes)),
             phases: state.phases().into_iter().map(|(name, time)| info(name, time, 0)).collect(),

@@ -369,6 +369,11 @@ impl Restore {
         }
     }
 
+    /// Whether every client is connected, so that the rings can open.
+    pub(super) fn is_whole(&self) -> bool {
+        lock(&self.state).clients.iter().all(|it| matches!(it.presence, Presence::Connected(_)))
+    }
+
     /// Opens all rings if every client is connected. Each worker answers within the limit.
     pub(super) fn open_if_whole(&self, limit: Limit) -> Result<bool, RestoreError> {
         let clients: Vec<_> = {

@@ -9,21 +9,21 @@ use tracing::debug;
 use super::super::Daemon;
 use super::super::message::{self, MAX_REQUEST};
 use super::super::sys::Credentials;
+use super::watches::Wish;
 
-/// Serves a watch until its connection closes. With `hears_first` the processes wait for a moment before they run, until the
-/// peer has heard of that and has asked again.
+/// Serves a watch until its connection closes.
 pub(in crate::daemon) fn serve(
     daemon: &Daemon,
     stream: &UnixStream,
     peer: Credentials,
-    hears_first: bool,
+    wish: Wish,
     span: Option<CommandSpan>,
 ) {
     let _session = match daemon.connections.session(stream) {
         Ok(session) => session,
         Err(error) => return message::fail(stream, error),
     };
-    let watch = daemon.watches.add(peer.pid, hears_first, span);
+    let watch = daemon.watches.add(peer.pid, wish, span);
     message::reply(stream, &Reply::Awaited);
     let mut told = false;
     loop {
@@ -36,7 +36,19 @@ pub(in crate::daemon) fn serve(
                 told = info.as_ref().is_some_and(|it| it.running_ns.is_some());
                 message::reply(stream, &Reply::RestoreProgress(info.map(Box::new)));
             }
-            Ok(_) => return message::fail(stream, Failure::internal("only Progress can be asked now")),
+            Ok(message) if matches!(message.body, Request::Own) && wish == Wish::Hold => {
+                if watch.own() {
+                    message::reply(stream, &Reply::Owned);
+                } else {
+                    message::fail(stream, Failure::refused("the processes are not complete, or have run already"));
+                }
+            }
+            Ok(_) => {
+                return message::fail(
+                    stream,
+                    Failure::internal("only Progress can be asked now, or Own of a held restore"),
+                );
+            }
             Err(FrameError::Closed) => return,
             Err(error) => return debug!(%error, "a watch's connection closes"),
         }

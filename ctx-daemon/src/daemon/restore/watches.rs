@@ -30,12 +30,22 @@ struct Inner {
     next: u64,
 }
 
+/// What the processes of a restore do before they run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::daemon) enum Wish {
+    /// Nothing: the command only watches.
+    Watch,
+    /// They wait for a moment until the command has heard that they are about to run, and has asked again.
+    Hear,
+    /// They wait until the command says that they may run.
+    Hold,
+}
+
 struct Watch {
     number: u64,
     /// The process that watches, and that starts CRIU.
     watcher: i32,
-    /// Whether the processes wait until the watcher has heard that they are about to run.
-    hears_first: bool,
+    wish: Wish,
     /// The watcher's span, if it has one.
     span: Option<CommandSpan>,
     restore: Option<Arc<Phases>>,
@@ -58,8 +68,10 @@ impl Watches {
         let command = watches.iter().find_map(|it| Some((it.watcher, it.span?)));
         let phases = Arc::new(Phases::new(Arc::clone(&self.metrics), Arc::clone(&self.spans), command));
         for watch in watches {
-            if watch.hears_first {
-                phases.must_be_heard();
+            match watch.wish {
+                Wish::Watch => {}
+                Wish::Hear => phases.must_be_heard(),
+                Wish::Hold => phases.hold().want(),
             }
             watch.restore = Some(Arc::clone(&phases));
         }
@@ -68,11 +80,11 @@ impl Watches {
     }
 
     /// A process watches, until the result is dropped.
-    pub(super) fn add(&self, watcher: i32, hears_first: bool, span: Option<CommandSpan>) -> WatchGuard<'_> {
+    pub(super) fn add(&self, watcher: i32, wish: Wish, span: Option<CommandSpan>) -> WatchGuard<'_> {
         let mut inner = lock(&self.inner);
         inner.next += 1;
         let number = inner.next;
-        inner.watches.push(Watch { number, watcher, hears_first, span, restore: None });
+        inner.watches.push(Watch { number, watcher, wish, span, restore: None });
         WatchGuard { watches: self, number }
     }
 
@@ -98,21 +110,38 @@ impl WatchGuard<'_> {
     pub(super) fn has_heard(&self) {
         self.watches.with(self.number, Watch::has_heard);
     }
+
+    /// The watcher, which holds the processes, says that they may run. Returns whether they are complete, and have waited for that.
+    pub(super) fn own(&self) -> bool {
+        let restore = self.watches.with(self.number, |it| it.restore.clone()).flatten();
+        restore.is_some_and(|it| it.hold().own())
+    }
 }
 
 impl Watch {
     fn has_heard(&mut self) {
         if let Some(restore) = &self.restore
-            && std::mem::take(&mut self.hears_first)
+            && self.wish == Wish::Hear
         {
+            self.wish = Wish::Watch;
             restore.is_heard();
+        }
+    }
+
+    /// The watcher is gone.
+    fn ends(&mut self) {
+        self.has_heard();
+        if let Some(restore) = &self.restore
+            && self.wish == Wish::Hold
+        {
+            restore.hold().abandon();
         }
     }
 }
 
 impl Drop for WatchGuard<'_> {
     fn drop(&mut self) {
-        self.has_heard();
+        self.watches.with(self.number, Watch::ends);
         lock(&self.watches.inner).watches.retain(|it| it.number != self.number);
     }
 }
@@ -127,7 +156,7 @@ mod tests {
         let watches = Watches::default();
         let own = std::process::id() as i32;
         let parent = process::ancestry(own)[1];
-        let (watch, other) = (watches.add(parent, false, None), watches.add(i32::MAX, false, None));
+        let (watch, other) = (watches.add(parent, Wish::Watch, None), watches.add(i32::MAX, Wish::Watch, None));
         assert!(watch.info().is_none());
         let first = watches.begin(own);
         let second = watches.begin(own);
@@ -140,12 +169,24 @@ mod tests {
     fn a_watcher_that_is_gone_holds_nobody_up() {
         let watches = Watches::default();
         let own = std::process::id() as i32;
-        let (first, second) = (watches.add(own, true, None), watches.add(own, true, None));
+        let (first, second) = (watches.add(own, Wish::Hear, None), watches.add(own, Wish::Hear, None));
         let restore = watches.begin(own);
         first.has_heard();
         first.has_heard();
         drop((first, second));
         assert!(restore.0.is_heard_by_all());
         assert!(lock(&watches.inner).watches.is_empty());
+    }
+
+    #[test]
+    fn processes_that_a_watcher_holds_wait_for_it_and_not_longer_than_it_lives() {
+        let watches = Watches::default();
+        let own = std::process::id() as i32;
+        let watch = watches.add(own, Wish::Hold, None);
+        let restore = watches.begin(own);
+        assert!(restore.0.hold().is_wanted() && !watch.own());
+        drop(watch);
+        assert!(restore.0.hold().wait(|| Ok::<_, super::super::error::RestoreError>(())).is_err());
+        assert!(!watches.begin(own).0.hold().is_wanted());
     }
 }

@@ -1,0 +1,57 @@
+//! The report of a migration.
+
+use serde::Serialize;
+
+use crate::output::size;
+
+/// What a migration has done.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Report {
+    migration: String,
+    pid: i32,
+    host: String,
+    /// Whether the processes were handed over.
+    moved: bool,
+    /// The copies of GPU memory while the processes ran.
+    pub(super) rounds: Vec<Round>,
+    /// Bytes that were sent while the processes stood still.
+    pub(super) last_sent: u64,
+    /// Milliseconds for which the processes stood still.
+    pub(super) pause_ms: Option<u64>,
+    /// Milliseconds of all.
+    pub(super) total_ms: u64,
+}
+
+/// A copy of GPU memory while the processes ran.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Round {
+    /// Bytes that had changed since the one before.
+    pub(super) bytes: u64,
+    /// Bytes of files that were sent.
+    pub(super) sent: u64,
+    /// Milliseconds until they were at the target.
+    pub(super) ms: u64,
+}
+
+impl Report {
+    pub(super) fn new(migration: &str, pid: i32, host: &str) -> Self {
+        Self { migration: migration.to_owned(), pid, host: host.to_owned(), ..Self::default() }
+    }
+
+    /// The processes were handed over.
+    pub(super) fn is_moved(&mut self) {
+        self.moved = true;
+    }
+
+    /// The report for people, of a migration that has succeeded.
+    pub(super) fn text(&self) -> String {
+        let rounds = self.rounds.iter().enumerate().map(|(number, it)| {
+            let Round { sent, ms, .. } = it;
+            format!("round {number}: {} in {ms} ms, while it ran\n", size(*sent))
+        });
+        let pause = self.pause_ms.unwrap_or_default();
+        let last = format!("then {} while it stood still\n", size(self.last_sent));
+        let moved = format!("process {} runs on {}: it stood still for {pause} ms", self.pid, self.host);
+        rounds.chain([last]).collect::<String>() + &format!("{moved}, of {} ms\n", self.total_ms)
+    }
+}

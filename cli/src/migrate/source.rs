@@ -1,0 +1,498 @@
+//! A migration at the host that the processes come from.
+//!
+//! ```text
+//!   compare ─► rounds: pre-copy, send ─► criu dump ─► send ─► held there ─► hand over ─► own ─► running there
+//!      │          └───────────┴──────────────┴─────────┴──────────┘            │
+//!      └─ refused             a failure: the processes go on here              └─ a lost connection: say it again
+//! ```
+//!
+//! The processes run until `criu dump`, and stand still from then on until they run there, or here again. The daemon decides that,
+//! once, at `HandOver`; nothing that this command does or fails to do can make both go on.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use rekindle_wire::control::{
+    CheckInfo, DumpInfo, DumpOutcome, FailureKind, MigrationState, Reply, Request, StatusInfo,
+};
+
+use super::link::{Link, Way};
+use super::options::Options;
+use super::report::{Report, Round};
+use super::rounds::Rounds;
+use super::settle;
+use super::stream::{self, Extent, StreamError};
+use super::talk::{Begin, Directory, Restore, ToSource, ToTarget, VERSION, What};
+use crate::checkpoint::base;
+use crate::criu;
+use crate::daemon::{self, Session};
+use crate::failure::Failure;
+use crate::span;
+
+/// The directory of the last dump among the migration's.
+const LAST: &str = "last";
+/// The end of the name of a migration's directory here. The target of another migration may use the same parent.
+const OWN: &str = "out";
+/// CRIU's log, in that directory.
+const LOG: &str = "dump.log";
+/// The beginning of the names of files that only the target reads, once they are sent.
+const DATA: &str = "rekindle-data-";
+/// The phase in which the daemon waits for the decision.
+const HAND_OVER: &str = "hand-over";
+/// The phases in which the processes stand still.
+const STILL: [&str; 4] = ["freeze", "copy", "write", HAND_OVER];
+/// The pause between two looks at the progress of the dump.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// How long the daemon may take to notice that CRIU has ended.
+const NOTICE: Duration = Duration::from_secs(2);
+/// The most bytes of a file that one stream takes at a time.
+const SHARE: u64 = 16 << 20;
+
+/// A migration from here.
+pub(super) struct Source<'a> {
+    options: &'a Options,
+    way: &'a dyn Way,
+    socket: PathBuf,
+    pid: i32,
+    /// The migration's name.
+    name: String,
+    /// Its directory, which is removed with this, and which others know by the lock to be in use.
+    dir: PathBuf,
+    _lock: File,
+    /// The connection for messages, and those for content.
+    link: Link,
+    streams: Vec<Link>,
+    report: Report,
+}
+
+impl Drop for Source<'_> {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+impl<'a> Source<'a> {
+    /// Compares the hosts, and opens the connections.
+    pub(super) fn begin(options: &'a Options, way: &'a dyn Way, pid: i32) -> Result<Self, Failure> {
+        let socket = options.daemon.socket()?;
+        criu::program(options.criu.as_deref())?;
+        let what = what(options, &socket, pid)?;
+        let name = random_name()?;
+        let (dir, lock) = make_own(&options.dir, &name)?;
+        let mut link = way.open()?;
+        let begin = Begin { version: VERSION, migration: name.clone(), what };
+        expect(way, link.ask(&ToTarget::Begin(begin)), &ToSource::Ready)?;
+        let stream = || -> Result<Link, Failure> {
+            let mut link = way.open()?;
+            expect(way, link.ask(&ToTarget::Stream { migration: name.clone() }), &ToSource::Ready)?;
+            Ok(link)
+        };
+        let streams = (0..options.streams).map(|_| stream()).collect::<Result<_, _>>()?;
+        let report = Report::new(&name, pid, way.host());
+        Ok(Self { options, way, socket, pid, name, dir, _lock: lock, link, streams, report })
+    }
+
+    /// Moves the processes. The report says where they are, whatever has happened.
+    pub(super) fn migrate(mut self) -> (Report, Result<(), Failure>) {
+        let began = Instant::now();
+        let result = match self.copy_while_running() {
+            Ok(before) => self.dump_and_hand_over(before.as_deref()),
+            Err(failure) => Err(self.abandon(failure)),
+        };
+        let mut report = std::mem::take(&mut self.report);
+        report.total_ms = began.elapsed().as_millis() as u64;
+        (report, result)
+    }
+
+    /// Copies GPU memory to the target while the processes run. Returns the directory of the last copy.
+    fn copy_while_running(&mut self) -> Result<Option<PathBuf>, Failure> {
+        let mut rounds = Rounds::new(Duration::from_millis(self.options.pause_ms));
+        let mut before: Option<PathBuf> = None;
+        while rounds.goes_on() {
+            let began = Instant::now();
+            let name = self.report.rounds.len().to_string();
+            let dir = self.make(&name)?;
+            if let Some(before) = &before {
+                base::link(&dir, before)?;
+            }
+            let opened = File::open(&dir).with_context(|| format!("cannot open {}", dir.display()))?;
+            let request = Request::PreCopy { root: self.pid };
+            let Reply::PreCopied(info) = daemon::ask_long(&self.socket, &request, &[opened.as_raw_fd()])? else {
+                return Err(daemon::unexpected_answer().into());
+            };
+            let sent = self.send(&name)?;
+            // The next copy needs the hashes alone.
+            forget_content(&dir)?;
+            let took = began.elapsed();
+            self.report.rounds.push(Round { bytes: info.bytes, sent, ms: took.as_millis() as u64 });
+            rounds.done(took);
+            before = Some(dir);
+        }
+        Ok(before)
+    }
+
+    /// Dumps the processes, has the target restore them, and hands them over.
+    fn dump_and_hand_over(&mut self, before: Option<&Path>) -> Result<(), Failure> {
+        let span = span::begin();
+        let migrate = Request::Migrate { root: self.pid, migration: self.name.clone(), span };
+        let order = match Session::open(&self.socket, &migrate) {
+            Ok((order, Reply::Awaited)) => order,
+            Ok(_) => return Err(self.abandon(daemon::unexpected_answer().into())),
+            Err(failure) => return Err(self.abandon(failure)),
+        };
+        let (still_since, dumped) = match self.dump(&order, before) {
+            Ok(dumped) => dumped,
+            Err(failure) => return Err(self.keep(order, None, failure)),
+        };
+        let restored = self.send(LAST).and_then(|sent| {
+            self.report.last_sent = sent;
+            let restore = Restore {
+                name: LAST.to_owned(),
+                options: self.options.common(),
+                other_driver: self.options.allow_other_driver,
+                other_gpu: self.options.allow_other_gpu,
+            };
+            expect(self.way, self.link.ask(&ToTarget::Restore(restore)), &ToSource::Held)
+        });
+        if let Err(failure) = restored {
+            return Err(self.keep(order, Some(dumped), failure));
+        }
+        if let Err(failure) = hand_over(&order) {
+            // Was it decided before the daemon failed?
+            match decision(&self.socket, &self.name, order) {
+                Ok(MigrationState::HandedOver) => {}
+                Ok(MigrationState::Kept) => return Err(self.keep_decided(Some(dumped), failure)),
+                Ok(_) | Err(_) => return Err(self.undecided(failure)),
+            }
+        }
+        self.report.is_moved();
+        let owned = self.own();
+        self.report.pause_ms = Some(still_since.elapsed().as_millis() as u64);
+        // CRIU kills what is left here.
+        let mut dumped = dumped;
+        let _ = dumped.wait();
+        owned
+    }
+
+    /// Has CRIU dump the tree. Returns since when the processes stand still, and CRIU, which waits, when the image is complete.
+    fn dump(&mut self, order: &Session, before: Option<&Path>) -> Result<(Instant, Child), Failure> {
+        let dir = self.make(LAST)?;
+        if let Some(before) = before {
+            base::link(&dir, before)?;
+        }
+        let log = dir.join(LOG);
+        let program = criu::program(self.options.criu.as_deref())?;
+        let mut command = Command::new(&program);
+        command.args(criu::dump(self.pid, &dir, &log)?).args(self.options.common());
+        command.env("REKINDLE_SOCKET", &self.socket);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut criu = command.spawn().with_context(|| format!("cannot run {}", program.display()))?;
+        let mut still_since = None;
+        loop {
+            let info = progress(order);
+            if info.as_ref().is_some_and(|it| STILL.contains(&it.phase.as_str())) {
+                still_since.get_or_insert_with(Instant::now);
+            }
+            if let (Some(since), Some(HAND_OVER)) = (still_since, info.as_ref().map(|it| it.phase.as_str())) {
+                return Ok((since, criu));
+            }
+            if let Some(status) = criu.try_wait().context("cannot wait for criu")? {
+                let said = fs::read(&log).unwrap_or_default();
+                let errors = criu::errors(&String::from_utf8_lossy(&said));
+                return Err(failed(&failure_of(order), &errors, &format!("criu ended with {status}")));
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// Tells the target that the processes are its own, until it is heard or that lasts too long.
+    fn own(&mut self) -> Result<(), Failure> {
+        let answer = match self.link.ask(&ToTarget::Own) {
+            Ok(answer) => answer,
+            Err(error) => {
+                eprintln!("rekindle: {error}; the processes are handed over: trying again");
+                settle::tell(self.way, &self.name, true).map_err(|failure| {
+                    failure.but(format!(
+                        "the processes are handed over to {host}, which does not answer: there they wait for `rekindle migrate --settle {name} {host}`",
+                        host = self.way.host(),
+                        name = self.name,
+                    ))
+                })?
+            }
+        };
+        match answer {
+            ToSource::Running => Ok(()),
+            ToSource::Failed { kind, reason, kept } => {
+                let what = if kept { ", where their image is complete" } else { "" };
+                let host = self.way.host();
+                let said = anyhow!("the processes are handed over to {host}{what}, and do not run there: {reason}");
+                Err(Failure::of_kind(kind, said))
+            }
+            other => Err(unexpected(self.way, &other)),
+        }
+    }
+
+    /// The processes go on here: ends the dump, and tells the target.
+    fn keep(&mut self, order: Session, criu: Option<Child>, failure: Failure) -> Failure {
+        match decision(&self.socket, &self.name, order) {
+            Ok(MigrationState::Kept) => self.keep_decided(criu, failure),
+            Ok(MigrationState::HandedOver) => failure,
+            Ok(_) | Err(_) => self.undecided(failure),
+        }
+    }
+
+    fn keep_decided(&mut self, criu: Option<Child>, failure: Failure) -> Failure {
+        if let Some(mut criu) = criu {
+            // It fails, and lets the processes run.
+            let _ = criu.wait();
+        }
+        self.abandon(failure)
+    }
+
+    /// The daemon does not say what it has decided.
+    fn undecided(&mut self, failure: Failure) -> Failure {
+        let (host, name) = (self.way.host(), &self.name);
+        failure.but(format!(
+            "the daemon does not answer, and has decided where the processes go on: start it, and run `rekindle migrate --settle {name} {host}`"
+        ))
+    }
+
+    /// The processes go on here: the target forgets the migration.
+    fn abandon(&mut self, failure: Failure) -> Failure {
+        let told = match self.link.ask(&ToTarget::Abandon) {
+            Ok(answer) => Ok(answer),
+            Err(_) if self.report.last_sent == 0 => return failure,
+            Err(_) => settle::tell(self.way, &self.name, false),
+        };
+        if told.is_err() {
+            let (host, name) = (self.way.host(), &self.name);
+            eprintln!(
+                "rekindle: the processes go on here; {host}, which does not answer, may keep a copy that never runs: \
+                 `rekindle migrate --settle {name} {host}` removes it"
+            );
+        }
+        failure
+    }
+
+    /// Makes one of the migration's directories.
+    fn make(&self, name: &str) -> Result<PathBuf, Failure> {
+        let dir = self.dir.join(name);
+        fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        Ok(dir)
+    }
+
+    /// Sends one of the migration's directories. Returns the bytes of its files' content.
+    fn send(&mut self, name: &str) -> Result<u64, Failure> {
+        let dir = self.dir.join(name);
+        let (directory, extents) = list(name, &dir)?;
+        expect(self.way, self.link.ask(&ToTarget::Directory(directory)), &ToSource::Ready)?;
+        let (extents, next) = (&extents, &AtomicUsize::new(0));
+        let results = std::thread::scope(|scope| {
+            let send = |link| scope.spawn(move || send_some(link, extents, next));
+            let senders: Vec<_> = self.streams.iter_mut().map(send).collect();
+            senders.into_iter().map(|it| it.join()).collect::<Vec<_>>()
+        });
+        let lost = |error: &StreamError| Failure::from(anyhow!("{}: {error}", self.way.host()));
+        results.into_iter().try_fold(0, |sum, result| match result {
+            Ok(Ok(sent)) => Ok(sum + sent),
+            Ok(Err(error)) => Err(lost(&error)),
+            Err(_) => Err(anyhow!("a thread that sends has failed").into()),
+        })
+    }
+}
+
+/// Makes the directory of a migration from here, and locks it. Removes those of commands that were killed.
+fn make_own(parent: &Path, name: &str) -> Result<(PathBuf, File), Failure> {
+    let make = |dir: &Path| fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    make(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    let is_own = |path: &PathBuf| path.extension().is_some_and(|it| it == OWN);
+    let before = fs::read_dir(parent).into_iter().flatten().flatten().map(|it| it.path()).filter(is_own);
+    for dir in before {
+        if File::open(&dir).is_ok_and(|it| it.try_lock().is_ok()) {
+            let _ = fs::remove_dir_all(dir);
+        }
+    }
+    let dir = parent.join(name).with_extension(OWN);
+    let made = make(&dir).and_then(|()| File::open(&dir)).and_then(|it| it.lock().map(|()| it));
+    let lock = made.with_context(|| format!("cannot make {}", dir.display()))?;
+    Ok((dir, lock))
+}
+
+/// Sends extents that no other stream has taken, and waits until they are written.
+fn send_some(link: &mut Link, extents: &[Extent], next: &AtomicUsize) -> Result<u64, StreamError> {
+    let closed = || StreamError::Io(io::ErrorKind::NotConnected.into());
+    let (to, from) = link.ends().ok_or_else(closed)?;
+    let (mut sent, mut piece) = (0, Vec::new());
+    while let Some(extent) = extents.get(next.fetch_add(1, Ordering::Relaxed)) {
+        sent += stream::send(to, extent, &mut piece)?;
+    }
+    stream::mark(to, from)?;
+    Ok(sent)
+}
+
+/// The files and links of a directory, and what of the files is to be sent.
+fn list(name: &str, dir: &Path) -> Result<(Directory, Vec<Extent>), Failure> {
+    let mut directory = Directory { name: name.to_owned(), files: Vec::new(), links: Vec::new() };
+    let mut extents = Vec::new();
+    for entry in fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))? {
+        let entry = entry.with_context(|| format!("cannot list {}", dir.display()))?;
+        let path = entry.path();
+        let about = || format!("cannot send {}", path.display());
+        let file = entry.file_name().into_string().map_err(|_| anyhow!("{}: no such name is sent", about()))?;
+        let kind = entry.file_type().with_context(about)?;
+        if kind.is_symlink() {
+            let target = fs::read_link(&path).with_context(about)?;
+            let target =
+                target.to_str().map(str::to_owned).ok_or_else(|| anyhow!("{}: no such link is sent", about()))?;
+            directory.links.push((file, target));
+        } else if kind.is_file() {
+            let sent = format!("{name}/{file}");
+            extents.extend(stream::extents(&sent, &path, SHARE).map_err(|error| anyhow!(error))?);
+            directory.files.push((file, entry.metadata().with_context(about)?.len()));
+        } else {
+            return Err(anyhow!("{}: it is no file", about()).into());
+        }
+    }
+    Ok((directory, extents))
+}
+
+/// Gives back the memory that content takes which was sent.
+fn forget_content(dir: &Path) -> Result<(), Failure> {
+    for entry in fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))?.flatten() {
+        if entry.file_name().to_string_lossy().starts_with(DATA) {
+            let opened = File::options().write(true).open(entry.path());
+            let forgotten = opened.and_then(|file| stream::forget(&file));
+            forgotten.with_context(|| format!("cannot make room in {}", dir.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// What moves.
+fn what(options: &Options, socket: &Path, pid: i32) -> Result<What, Failure> {
+    let Reply::Checked(processes) = daemon::ask(socket, &Request::Check { pid })? else {
+        return Err(daemon::unexpected_answer().into());
+    };
+    let refused = |it: &CheckInfo| Some(format!("process {} ({}) {}", it.pid, it.command, it.reasons.first()?));
+    if let Some(why) = processes.iter().find_map(refused) {
+        return Err(Failure::refused(anyhow!("process {pid} cannot be moved now: {why}")));
+    }
+    if processes.is_empty() {
+        return Err(Failure::refused(anyhow!("no process of the tree of {pid} uses a GPU through Rekindle")));
+    }
+    let status = status(socket)?;
+    let Reply::Clients(clients) = daemon::ask(socket, &Request::List)? else {
+        return Err(daemon::unexpected_answer().into());
+    };
+    let ours = clients.iter().filter(|it| processes.iter().any(|process| process.pid == it.pid));
+    let mut used = vec![0_u64; status.gpus.len()];
+    for client in ours {
+        for (used, memory) in used.iter_mut().zip(&client.device_memory) {
+            *used = used.saturating_add(*memory);
+        }
+    }
+    Ok(What {
+        host: host_name(),
+        driver_version: status.driver_version,
+        gpus: status.gpus.into_iter().zip(used).filter(|(_, used)| *used > 0).collect(),
+        memory: processes.iter().map(|it| it.device_memory).fold(0, u64::saturating_add),
+        other_driver: options.allow_other_driver,
+        other_gpu: options.allow_other_gpu,
+    })
+}
+
+/// The daemon's account of itself.
+pub(super) fn status(socket: &Path) -> Result<StatusInfo, Failure> {
+    match daemon::ask(socket, &Request::Status)? {
+        Reply::Status(status) => Ok(status),
+        _ => Err(daemon::unexpected_answer().into()),
+    }
+}
+
+/// This host's name.
+pub(super) fn host_name() -> String {
+    fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim_end().to_owned()
+}
+
+fn random_name() -> Result<String, Failure> {
+    let mut random = [0; 16];
+    let got = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
+    got.map_err(io::Error::from).context("cannot get random numbers")?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(random)))
+}
+
+fn progress(order: &Session) -> Option<DumpInfo> {
+    match order.ask(&Request::Progress) {
+        Ok(Reply::Progress(info)) => info,
+        _ => None,
+    }
+}
+
+/// Why the dump has failed, once the daemon has noticed it.
+fn failure_of(order: &Session) -> Option<DumpInfo> {
+    let began = Instant::now();
+    loop {
+        let info = progress(order);
+        if info.as_ref().is_none_or(|it| it.outcome.is_some()) || began.elapsed() > NOTICE {
+            return info;
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// The failure of a dump, as the daemon or CRIU tells it.
+fn failed(info: &Option<DumpInfo>, errors: &[String], otherwise: &str) -> Failure {
+    let said = info.as_ref().and_then(|it| it.outcome.as_ref());
+    let (kind, reason) = match (said, errors.first()) {
+        // The daemon has only noticed that CRIU ended; CRIU knows why.
+        (Some(DumpOutcome::Failed(failure)), Some(error)) if failure.kind == FailureKind::GivenUp => {
+            (failure.kind, error.as_str())
+        }
+        (Some(DumpOutcome::Failed(failure)), _) => (failure.kind, failure.reason.as_str()),
+        (_, Some(error)) => (FailureKind::Other, error.as_str()),
+        _ => (FailureKind::Other, otherwise),
+    };
+    Failure::of_kind(kind, anyhow!("the processes cannot be dumped: {reason}"))
+}
+
+fn hand_over(order: &Session) -> Result<(), Failure> {
+    match order.ask(&Request::HandOver)? {
+        Reply::HandedOver => Ok(()),
+        _ => Err(daemon::unexpected_answer().into()),
+    }
+}
+
+/// What the daemon has decided, now that this connection is closed.
+fn decision(socket: &Path, name: &str, order: Session) -> Result<MigrationState, Failure> {
+    drop(order);
+    let began = Instant::now();
+    loop {
+        match settle::decision(socket, name) {
+            // It has not noticed yet that the connection is closed, or another daemon starts.
+            Ok(MigrationState::Undecided) | Err(_) if began.elapsed() < NOTICE => {}
+            decided => return decided,
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// The answer must be this one.
+fn expect(way: &dyn Way, answer: Result<ToSource, super::talk::TalkError>, expected: &ToSource) -> Result<(), Failure> {
+    match answer {
+        Ok(answer) if answer == *expected => Ok(()),
+        Ok(ToSource::Failed { kind, reason, .. }) => Err(Failure::of_kind(kind, anyhow!("{}: {reason}", way.host()))),
+        Ok(other) => Err(unexpected(way, &other)),
+        Err(error) => Err(anyhow!("{}: {error}", way.host()).into()),
+    }
+}
+
+fn unexpected(way: &dyn Way, answer: &ToSource) -> Failure {
+    anyhow!("{} answers {answer:?}: install one version of Rekindle on both hosts", way.host()).into()
+}

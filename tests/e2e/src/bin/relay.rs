@@ -1,0 +1,105 @@
+//! A connection between two hosts that fails: passes bytes to a command and back, and does something at one moment.
+//!
+//! ```text
+//!   relay FILE COMMAND [ARGUMENT...]
+//! ```
+//!
+//! FILE says what is done, and when:
+//!
+//! ```text
+//!   before TEXT ACTION     bytes come that have this text in them: before they go on
+//!   after TEXT ACTION      the same: after they went on
+//!   at N ACTION            so many bytes have come
+//! ```
+//!
+//! The action is `cut`, which ends this connection while the command lives on, or a shell command. It is done once; several relays
+//! may have the same FILE. Each adds the bytes that it has passed to FILE with `.passed` behind it.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+
+fn main() -> ExitCode {
+    match relay() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("relay: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn relay() -> Result<()> {
+    let mut arguments = std::env::args_os().skip(1);
+    let plan = Arc::new(Plan(arguments.next().context("no file")?.into()));
+    let mut command = Command::new(arguments.next().context("no command")?);
+    let mut child = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let (mut to, mut from) = (child.stdin.take().context("no pipe")?, child.stdout.take().context("no pipe")?);
+    let there = Arc::clone(&plan);
+    std::thread::spawn(move || pass(&mut io::stdin().lock(), &mut to, &there));
+    // The other direction ends with this process.
+    pass(&mut from, &mut io::stdout().lock(), &plan);
+    Ok(())
+}
+
+/// Passes bytes until they end. A connection that is cut ends in both directions, with this process.
+fn pass(from: &mut impl Read, to: &mut impl Write, plan: &Plan) {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let read = match from.read(&mut buffer) {
+            Ok(0) | Err(_) => return,
+            Ok(read) => read,
+        };
+        let bytes = &buffer[..read];
+        let passed = plan
+            .act("before", bytes)
+            .and_then(|()| Ok(to.write_all(bytes).and_then(|()| to.flush())?))
+            .and_then(|()| plan.act("after", bytes));
+        if passed.is_err() {
+            std::process::exit(1);
+        }
+    }
+}
+
+/// The file that says what is done.
+struct Plan(PathBuf);
+
+impl Plan {
+    /// Does it, if this is the moment.
+    fn act(&self, when: &str, bytes: &[u8]) -> Result<()> {
+        let file = File::open(&self.0)?;
+        // Of all relays, one at a time.
+        file.lock()?;
+        let passed = self.passed(if when == "before" { bytes.len() as u64 } else { 0 })?;
+        let text = fs::read_to_string(&self.0)?;
+        let mut words = text.trim_end().splitn(3, ' ');
+        let (Some(moment), Some(what), Some(action)) = (words.next(), words.next(), words.next()) else {
+            return Ok(());
+        };
+        let has_come = match moment {
+            "at" => passed >= what.parse()?,
+            moment => moment == when && bytes.windows(what.len()).any(|it| it == what.as_bytes()),
+        };
+        if !has_come {
+            return Ok(());
+        }
+        fs::write(&self.0, "over")?;
+        if action == "cut" {
+            std::process::exit(1);
+        }
+        Command::new("sh").arg("-c").arg(action).stdin(Stdio::null()).stdout(Stdio::null()).status()?;
+        Ok(())
+    }
+
+    /// Adds bytes to those that have passed.
+    fn passed(&self, more: u64) -> Result<u64> {
+        let path = self.0.with_extension("passed");
+        let before = fs::read_to_string(&path).ok().and_then(|it| it.trim().parse::<u64>().ok()).unwrap_or(0);
+        fs::write::<&Path, _>(&path, (before + more).to_string())?;
+        Ok(before + more)
+    }
+}

@@ -1,0 +1,225 @@
+//! Another host: a pid namespace with a daemon and GPUs of its own, in which programs find that daemon where they found the first
+//! host's.
+//!
+//! ```text
+//!   host (Node)                            other host (Elsewhere)
+//!   /tmp/.../rekindled.sock                the same path, on which the other daemon's socket is mounted
+//!   rekindle migrate ── remote ── socket ── remote serve ──► rekindle migrate --receive
+//! ```
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use anyhow::{Context, bail, ensure};
+
+use crate::app::Identity;
+use crate::wait::until;
+use crate::{App, Node, Result, process, stage};
+
+/// Another host. A test ends with [`Elsewhere::finish`]; its programs are killed when this is dropped.
+#[derive(Debug)]
+pub struct Elsewhere {
+    server: Server,
+    node: Node,
+    namespace: Namespace,
+    /// The path of both daemons' sockets, each as its host sees it.
+    socket: PathBuf,
+}
+
+impl Elsewhere {
+    /// Starts another host beside this one.
+    pub fn beside(here: &Node) -> Result<Self> {
+        let namespace = Namespace::new()?;
+        let mut node = Node::without_daemon()?;
+        node.lives_in(namespace.entry());
+        node.start_daemon(&[])?;
+        let mut serve = namespace.entry().command(&stage::helper("remote")?);
+        serve.env("REKINDLE_SOCKET", here.socket());
+        let server = Server::start(&node.path("remote.sock"), serve, Some(&namespace.entry()))?;
+        let elsewhere = Self { server, node, namespace, socket: here.socket().to_owned() };
+        elsewhere.finds_daemon()?;
+        Ok(elsewhere)
+    }
+
+    /// Mounts the socket of this host's daemon, which has just started, at the path where programs look for it.
+    pub fn finds_daemon(&self) -> Result {
+        let mut mount = self.inside("mount");
+        let mounted = mount.arg("--bind").arg(self.node.socket()).arg(&self.socket).output()?;
+        ensure!(mounted.status.success(), "mount: {}", String::from_utf8_lossy(&mounted.stderr));
+        Ok(())
+    }
+
+    /// Its daemon.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// Its daemon.
+    pub fn node_mut(&mut self) -> &mut Node {
+        &mut self.node
+    }
+
+    /// The option `--via` by which `rekindle migrate` reaches this host.
+    pub fn via(&self) -> Result<String> {
+        self.server.via()
+    }
+
+    /// A command that runs a program on this host.
+    pub fn inside(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        stage::clean_environment(&mut command);
+        command.arg(format!("--target={}", self.namespace.first)).args(["--pid", "--mount"]).arg(program);
+        command.env("REKINDLE_SOCKET", &self.socket);
+        command
+    }
+
+    /// Runs `rekindle` on this host.
+    pub fn rekindle(&self, arguments: &[&OsStr]) -> Result<Output> {
+        Ok(self.inside(stage::program("rekindle")?).args(arguments).output()?)
+    }
+
+    /// The number outside of the process that has this number on this host, if there is one.
+    pub fn process(&self, inside: i32) -> Option<i32> {
+        process::tree(self.namespace.first).into_iter().find(|pid| number_inside(*pid) == Some(inside))
+    }
+
+    /// All processes of this host, the first one first.
+    pub fn processes(&self) -> Vec<i32> {
+        process::tree(self.namespace.first)
+    }
+
+    /// The program that runs here with this number.
+    pub fn app(&self, identity: &Identity) -> Result<App> {
+        let pid = until("the program is on the other host", || Ok(self.process(identity.pid)))?;
+        Ok(App::adopt(Identity { pid, ..identity.clone() }))
+    }
+
+    /// Ends the test on this host, and checks that nothing is left.
+    pub fn finish(self) -> Result {
+        let is_alone = || process::tree(self.namespace.first) == [self.namespace.first];
+        until("the other host's programs end", || Ok(is_alone().then_some(())))?;
+        drop(self.server);
+        self.node.finish()
+    }
+}
+
+/// The number that a process has in its own pid namespace.
+fn number_inside(pid: i32) -> Option<i32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace().last()?.parse().ok()
+}
+
+/// Runs commands on a host for those who connect. It ends with this.
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Server {
+    /// For the host of the tests themselves.
+    pub fn of(here: &Node) -> Result<Self> {
+        Self::start(&here.path("remote.sock"), here.command(&stage::helper("remote")?)?, None)
+    }
+
+    fn start(socket: &Path, mut command: Command, entry: Option<&Entry>) -> Result<Self> {
+        command.arg("serve").arg(socket).stdin(Stdio::null());
+        let child = match entry {
+            Some(entry) => entry.spawn(&mut command)?,
+            None => command.spawn()?,
+        };
+        let server = Self { child, socket: socket.to_owned() };
+        until("commands are run for who connects", || Ok(server.socket.exists().then_some(())))?;
+        Ok(server)
+    }
+
+    /// The option `--via` by which `rekindle migrate` reaches this host.
+    pub fn via(&self) -> Result<String> {
+        Ok(format!("{} {}", stage::helper("remote")?.display(), self.socket.display()))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A pid namespace with a mount namespace, which end with this.
+#[derive(Debug)]
+struct Namespace {
+    unshare: Child,
+    /// The first process.
+    first: i32,
+}
+
+impl Namespace {
+    fn new() -> Result<Self> {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL", "catatonit", "-P"]);
+        let unshare = command.stdin(Stdio::null()).spawn().context("cannot start unshare")?;
+        let pid = unshare.id() as i32;
+        let first = until("the namespace has its first process", || {
+            let first = process::tree(pid).get(1).copied();
+            // unshare's child becomes it once the namespace is made.
+            Ok(first.filter(|it| process::command_line(*it).contains("catatonit")))
+        })?;
+        Ok(Self { unshare, first })
+    }
+
+    fn entry(&self) -> Entry {
+        Entry { first: self.first }
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        // Its end kills the first process, and that all others.
+        let _ = self.unshare.kill();
+        let _ = self.unshare.wait();
+        let _ = process::wait_gone("the namespace's first process", self.first);
+    }
+}
+
+/// The way into a pid namespace and its mount namespace.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    first: i32,
+}
+
+impl Entry {
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        stage::clean_environment(&mut command);
+        command
+    }
+
+    /// Starts a command in there, as a child of this process.
+    pub fn spawn(&self, command: &mut Command) -> Result<Child> {
+        let open = |name: &str| File::open(format!("/proc/{}/ns/{name}", self.first));
+        let (pids, mounts) = (open("pid")?, open("mnt")?);
+        let mounts = mounts.as_raw_fd();
+        // SAFETY: the closure makes one system call, with a descriptor that is open until after the spawn.
+        unsafe {
+            command.pre_exec(move || match libc::setns(mounts, libc::CLONE_NEWNS) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            });
+        }
+        // The children of a thread are in the pid namespace that the thread has chosen: a thread of its own, which then ends.
+        std::thread::scope(|scope| {
+            let spawning = scope.spawn(|| {
+                // SAFETY: changes this thread's namespace for children; no pointers.
+                let entered = unsafe { libc::setns(pids.as_raw_fd(), libc::CLONE_NEWPID) };
+                ensure!(entered == 0, "setns: {}", std::io::Error::last_os_error());
+                Ok(command.spawn()?)
+            });
+            spawning.join().unwrap_or_else(|_| bail!("a thread that starts a command panicked"))
+        })
+    }
+}

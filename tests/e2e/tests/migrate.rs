@@ -1,0 +1,281 @@
+//! `rekindle migrate`: programs that move to another host while they run.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Output, Stdio};
+
+use anyhow::{Context, ensure};
+use rekindle_e2e::app::{Identity, undisturbed};
+use rekindle_e2e::elsewhere::Server;
+use rekindle_e2e::{App, Elsewhere, Node, Result, pairs, process, stage, until};
+use serde_json::Value;
+
+const ARGUMENTS: [&str; 4] = ["--iterations", "1500", "--sleep-us", "2000"];
+
+/// Moves a program from a host to another by `rekindle migrate`.
+fn migrate(here: &Node, pid: i32, there: &Elsewhere, more: &[&str]) -> Result<Output> {
+    let words = arguments(here, pid, &there.via()?, more)?;
+    here.rekindle(&words.iter().map(OsStr::new).collect::<Vec<_>>())
+}
+
+/// Moves it back.
+fn migrate_back(there: &Elsewhere, pid: i32, here: &Node, server: &Server) -> Result<Output> {
+    let words = arguments(here, pid, &server.via()?, &[])?;
+    there.rekindle(&words.iter().map(OsStr::new).collect::<Vec<_>>())
+}
+
+fn arguments(here: &Node, pid: i32, via: &str, more: &[&str]) -> Result<Vec<String>> {
+    let words = ["migrate", &pid.to_string(), "there", "--json"].map(str::to_owned);
+    let more = more.iter().map(|it| (*it).to_owned());
+    Ok(words.into_iter().chain(options(here, via)?).chain(more).collect())
+}
+
+/// The options by which the other host is reached.
+fn options(here: &Node, via: &str) -> Result<Vec<String>> {
+    let text = |path: PathBuf| path.to_string_lossy().into_owned();
+    let (out, into, rekindle) = (here.path("moves/out"), here.path("moves/in"), stage::program("rekindle")?);
+    let words =
+        [("--via", via.to_owned()), ("--rekindle", text(rekindle)), ("--dir", text(out)), ("--dir-there", text(into))];
+    Ok(words.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect())
+}
+
+/// The report of a migration that has succeeded.
+fn report(output: &Output) -> Result<Value> {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.code() == Some(0), "{} {out} {err}", output.status);
+    Ok(serde_json::from_str(&out)?)
+}
+
+/// Waits until a program that has moved here ends, and returns its output.
+fn finish_elsewhere(app: App) -> Result<String> {
+    app.lift();
+    until("the program ends on the other host", || Ok(process::is_gone(app.pid()).then_some(())))?;
+    app.output()
+}
+
+/// The program, which was handed over: all of it is gone here.
+fn handed_over(app: App) -> Result<Identity> {
+    let tree = process::tree(app.pid());
+    app.was_killed(&tree)
+}
+
+#[test]
+fn a_program_moves_to_another_host_and_ends_there_as_it_would_have_here() -> Result {
+    let expected = undisturbed("globals", &ARGUMENTS)?;
+    let here = Node::start()?;
+    let there = Elsewhere::beside(&here)?;
+    let app = here.run("globals", &ARGUMENTS)?;
+    app.reaches(300)?;
+    let said = report(&migrate(&here, app.pid(), &there, &[])?)?;
+    assert_eq!((&said["moved"], &said["host"]), (&true.into(), &"there".into()), "{said}");
+    assert!(said["pause_ms"].is_u64() && said["last_sent"].as_u64() > Some(0), "{said}");
+    let identity = handed_over(app)?;
+    let app = there.app(&identity)?;
+    assert!(app.progress()? >= 300);
+    assert_eq!(finish_elsewhere(app)?, expected);
+    there.finish()?;
+    here.finish()
+}
+
+#[test]
+fn a_program_moves_to_and_fro() -> Result {
+    let expected = undisturbed("globals", &ARGUMENTS)?;
+    let here = Node::start()?;
+    let (there, server) = (Elsewhere::beside(&here)?, Server::of(&here)?);
+    let mut app = here.run("globals", &ARGUMENTS)?;
+    for round in 1..=4 {
+        app.reaches(round * 150)?;
+        report(&migrate(&here, app.pid(), &there, &[])?)?;
+        let identity = handed_over(app)?;
+        let moved = there.app(&identity)?;
+        moved.advances()?;
+        let tree = process::tree(moved.pid());
+        report(&migrate_back(&there, identity.pid, &here, &server)?)?;
+        tree.iter().try_for_each(|pid| process::wait_gone("a process of a tree that has moved", *pid))?;
+        std::mem::forget(moved);
+        app = App::adopt(identity);
+        app.advances()?;
+    }
+    assert_eq!(app.finish()?, expected);
+    drop(server);
+    there.finish()?;
+    here.finish()
+}
+
+/// What ends, at a moment of the conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Victim {
+    Connection,
+    Command,
+    CriuHere,
+    DaemonHere,
+    Receiver,
+    CriuThere,
+    DaemonThere,
+}
+
+const VICTIMS: [Victim; 7] = [
+    Victim::Connection,
+    Victim::Command,
+    Victim::CriuHere,
+    Victim::DaemonHere,
+    Victim::Receiver,
+    Victim::CriuThere,
+    Victim::DaemonThere,
+];
+
+/// The messages (`cli/src/migrate/talk.rs`) before and after which that happens: the first and the last image, and the others.
+const MESSAGES: [&str; 7] = ["\"Ready\"", "\"0\"", "\"last\"", "{\"Restore\"", "\"Held\"", "\"Own\"", "\"Running\""];
+
+/// Where a program is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Here,
+    There,
+}
+
+/// Two hosts, and a program that moves between them.
+struct Hosts {
+    server: Server,
+    here: Node,
+    there: Elsewhere,
+    identity: Identity,
+    /// The program, while it is here.
+    app: Option<App>,
+}
+
+impl Hosts {
+    fn start() -> Result<Self> {
+        let here = Node::start()?;
+        let (there, server) = (Elsewhere::beside(&here)?, Server::of(&here)?);
+        let end = here.path("end").display().to_string();
+        let app = here.run("steady", &["--until", &end, "--ballast-kib", "3000", "--sleep-us", "2000"])?;
+        app.reaches(2)?;
+        Ok(Self { identity: app.identity().clone(), server, here, there, app: Some(app) })
+    }
+
+    /// Has the program end, which is here, and whose results must be right.
+    fn finish(mut self) -> Result {
+        fs::write(self.here.path("end"), "")?;
+        let app = self.app.take().context("the program is here")?;
+        ensure!(app.finish()?.ends_with("steady ok\n"));
+        drop(self.server);
+        self.there.finish()?;
+        self.here.finish()
+    }
+
+    /// Runs `rekindle` here. What it says goes to a file: a connection may outlive it, and a pipe's end with it.
+    fn run(&self, words: &[String]) -> Result<(ExitStatus, String)> {
+        let said = self.here.path("said");
+        let mut command = self.here.command(&stage::program("rekindle")?)?;
+        let status = command.args(words).stdout(Stdio::null()).stderr(fs::File::create(&said)?).status()?;
+        Ok((status, fs::read_to_string(said)?))
+    }
+
+    /// The shell command that ends a part.
+    fn kill(&self, victim: Victim) -> Result<String> {
+        let (pid, rekindle) = (self.identity.pid, stage::program("rekindle")?);
+        let (rekindle, into) = (rekindle.display(), self.here.path("moves/in"));
+        Ok(match victim {
+            Victim::Connection => "cut".to_owned(),
+            Victim::Command => format!("pkill -KILL -f '^{rekindle} migrate {pid} there'"),
+            Victim::CriuHere => format!("pkill -KILL -f 'criu dump --tree {pid} '"),
+            Victim::DaemonHere => format!("kill -KILL {}", self.here.daemon_pid()?),
+            Victim::Receiver => format!("pkill -KILL -f '^{rekindle} migrate --receive --dir {}'", into.display()),
+            Victim::CriuThere => format!("pkill -KILL -f 'criu restore .*{}'", into.display()),
+            Victim::DaemonThere => format!("kill -KILL {}", self.there.node().daemon_pid()?),
+        })
+    }
+
+    /// Starts a daemon again that was killed.
+    fn heal(&mut self) -> Result {
+        if !process_runs(self.here.daemon_pid()?) {
+            self.here.kill_daemon()?;
+            self.here.start_daemon(&[])?;
+        }
+        if !process_runs(self.there.node().daemon_pid()?) {
+            self.there.node_mut().kill_daemon()?;
+            self.there.node_mut().start_daemon(&[])?;
+        }
+        // Either socket is another file now.
+        self.there.finds_daemon()
+    }
+
+    /// Settles what migrations have left there, until nobody there waits for anything.
+    fn settle(&self) -> Result {
+        let into = self.here.path("moves/in");
+        until("nobody waits for a migration to be settled", || {
+            // What runs has a file of that name, and what has not all images is of no use to anybody.
+            let left = fs::read_dir(&into)?.flatten().map(|it| it.path());
+            let left: Vec<_> = left.filter(|it| it.join("restore").exists()).collect();
+            for dir in &left {
+                let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                let words = ["migrate".to_owned(), "--settle".to_owned(), name, "there".to_owned()];
+                let words: Vec<_> = words.into_iter().chain(options(&self.here, &self.there.via()?)?).collect();
+                let (status, said) = self.run(&words)?;
+                eprintln!("settled: {status} {said}");
+            }
+            let receivers =
+                self.there.processes().into_iter().filter(|it| process::command_line(*it).contains("--receive"));
+            Ok((left.is_empty() && receivers.count() == 0).then_some(()))
+        })
+    }
+
+    /// Finds out where the program is: on exactly one host, where it goes on. Brings it back if it is there.
+    fn is_on_one(&mut self) -> Result<Place> {
+        let app = self.app.take().context("the program was here")?;
+        let there = self.there.process(app.pid());
+        let runs_here = process_runs(app.pid());
+        ensure!(runs_here != there.is_some(), "here: {runs_here}, there: {there:?}");
+        if runs_here {
+            app.advances()?;
+            // A daemon that has just started may not know it yet.
+            self.here.client(app.pid())?;
+            self.app = Some(app);
+            return Ok(Place::Here);
+        }
+        let identity = handed_over(app)?;
+        let moved = self.there.app(&identity)?;
+        moved.advances()?;
+        let tree = process::tree(moved.pid());
+        report(&migrate_back(&self.there, identity.pid, &self.here, &self.server)?)?;
+        tree.iter().try_for_each(|pid| process::wait_gone("a process of a tree that has moved", *pid))?;
+        std::mem::forget(moved);
+        self.app = Some(App::adopt(identity));
+        Ok(Place::There)
+    }
+}
+
+/// Whether a process exists and has not ended.
+fn process_runs(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().any(|it| it.starts_with("State:") && !it.contains("zombie") && !it.contains("dead"))
+}
+
+#[test]
+fn whatever_ends_at_whatever_moment_the_program_goes_on_on_exactly_one_host() -> Result {
+    let all: Vec<_> = VICTIMS
+        .into_iter()
+        .flat_map(|victim| ["before", "after"].map(|when| (victim, when)))
+        .flat_map(|(victim, when)| MESSAGES.map(|message| (victim, when, message)))
+        .collect();
+    let mut hosts = Hosts::start()?;
+    for (victim, when, message) in pairs::cases(&all, |(victim, when, message)| [victim, when, message]) {
+        let plan = hosts.here.path("plan");
+        fs::write(&plan, format!("{when} {message} {}", hosts.kill(victim)?))?;
+        let via = format!("{} {} {}", stage::helper("relay")?.display(), plan.display(), hosts.there.via()?);
+        // One round: the conversation is always the same.
+        let words = arguments(&hosts.here, hosts.identity.pid, &via, &["--pause-ms", "600000"])?;
+        let (status, said) = hosts.run(&words)?;
+        let case = format!("{victim:?} ends {when} {message}: {status}");
+        ensure!(fs::read_to_string(&plan)? == "over", "{case}: nothing has ended");
+        hosts.heal()?;
+        hosts.settle()?;
+        let place = hosts.is_on_one().with_context(|| format!("{case} {said}"))?;
+        eprintln!("{case}, and it is {place:?}: {said}");
+        ensure!(!status.success() || place == Place::There, "{case}: it has moved, and is here");
+        hosts.here.wait_for_spare()?;
+    }
+    hosts.finish()
+}
