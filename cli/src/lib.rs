@@ -8,7 +8,7 @@
 //! | 3 | refused: it cannot be done, and why |
 //! | 4 | the image is bad |
 //!
-//! `run` becomes the command, whose exit code is then its own.
+//! `run` becomes the command, whose exit code is then its own; `protect --command` ends with that of its command.
 
 mod access;
 mod bar;
@@ -33,6 +33,7 @@ mod output;
 mod podman;
 mod pool;
 mod process;
+mod protect;
 mod protocol;
 mod ps;
 mod restore;
@@ -66,6 +67,8 @@ enum Verb {
     Checkpoint(checkpoint::Options),
     /// Restore processes from a checkpoint image
     Restore(restore::Options),
+    /// Checkpoint a job again and again, and restore it when it fails
+    Protect(protect::Options),
     /// Move a process and its descendants to another host while they run
     Migrate(migrate::Options),
     /// Give the GPU memory of processes back to the GPU while they live on; their next GPU command brings it back
@@ -112,6 +115,15 @@ enum Verb {
     /// Guard CRIU's server of pages: what `restore --lazy` starts
     #[command(hide = true)]
     LazyPages(lazy_pages::Options),
+    /// Guard a protection: what `protect` starts
+    #[command(hide = true)]
+    ProtectGuard(protect::Inner),
+    /// Supervise a protection: what its guard starts
+    #[command(hide = true)]
+    ProtectSupervisor(protect::Inner),
+    /// Become the command of a protection: what its guard starts
+    #[command(hide = true)]
+    ProtectJob(protect::Inner),
 }
 
 /// The command line, of which the manual is made.
@@ -124,6 +136,7 @@ pub fn command() -> clap::Command {
 #[must_use]
 pub fn main() -> ExitCode {
     let result = match Options::parse().verb {
+        Verb::Run(options) if options.is_protected() => options.as_protection().and_then(protect::run),
         Verb::Run(options) => run::run(options),
         Verb::Ps(options) => ps::ps(&options),
         Verb::Check(options) => check::check(&options),
@@ -143,6 +156,10 @@ pub fn main() -> ExitCode {
         Verb::Flatten { dir, out } => flatten::flatten(&dir, out.as_deref()),
         Verb::Images(options) => images::images(&options),
         Verb::LazyPages(options) => lazy_pages::serve(&options),
+        Verb::Protect(options) => protect::protect(&options),
+        Verb::ProtectGuard(inner) => protect::guard(&inner),
+        Verb::ProtectSupervisor(inner) => protect::supervisor(&inner),
+        Verb::ProtectJob(inner) => protect::job(&inner),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -64,10 +64,15 @@ impl Process {
         matches!(self.state, 'T' | 't')
     }
 
+    /// Whether it has a controlling terminal.
+    pub(crate) fn has_terminal(&self) -> bool {
+        self.terminal != 0
+    }
+
     /// Whether its session or its terminal is that of a process which is not dumped with it: CRIU refuses such a process
     /// unless it is told.
     pub(crate) fn is_of_a_shell(&self) -> bool {
-        self.session != self.pid || self.terminal != 0
+        self.session != self.pid || self.has_terminal()
     }
 }
 

@@ -29,9 +29,43 @@ pub(crate) struct Options {
     /// The protocol for its checkpoints: auto, stop, clone, cow or recopy [default: the daemon's setting]
     #[arg(long, value_name = "NAME")]
     protocol: Option<Protocol>,
+    /// Checkpoint it again and again, restore it when it fails, and wait for its end: as `rekindle protect --command`, which has
+    /// more options
+    #[arg(long)]
+    protect: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
+}
+
+impl Options {
+    /// Whether the program is to be protected.
+    pub(crate) fn is_protected(&self) -> bool {
+        self.protect
+    }
+
+    /// The same as arguments of `rekindle protect`.
+    pub(crate) fn as_protection(&self) -> Result<Vec<OsString>, Failure> {
+        let mut line: Vec<OsString> = vec!["--command".into(), "--socket".into(), self.daemon.socket()?.into()];
+        line.extend(self.lib.iter().flat_map(|it| ["--lib".into(), it.into()]));
+        line.extend(self.protocol.iter().flat_map(|it| ["--protocol".into(), it.as_str().into()]));
+        line.push("--".into());
+        line.extend(self.command.iter().cloned());
+        Ok(line)
+    }
+
+    /// The command of a protection, as arguments of `rekindle run`.
+    pub(crate) fn of_protection(socket: &Path, command: &[String]) -> Result<Self, Failure> {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            options: Options,
+        }
+        let socket = ["run".as_ref(), "--socket".as_ref(), socket.as_os_str()];
+        let line = socket.into_iter().chain(command.iter().map(OsStr::new));
+        let line: Line = clap::Parser::try_parse_from(line).map_err(|error| Failure::usage(anyhow!("{error}")))?;
+        Ok(line.options)
+    }
 }
 
 /// Runs the program in this process. Returns only on an error.

@@ -12,8 +12,8 @@ use rekindle_images::{
     Protocol, RestorePhase,
 };
 use rekindle_wire::control::{
-    CallInfo, CheckInfo, ClientInfo, DumpInfo, DumpOutcome, Failure, FailureKind, Opening, Owner, ProtocolChange,
-    Reply, Request, RestoreInfo, StatusInfo,
+    CallInfo, CheckInfo, ClientInfo, DumpInfo, DumpOutcome, Failure, FailureKind, Opening, Owner, ProtectInfo,
+    ProtocolChange, Reply, Request, RestoreInfo, StatusInfo,
 };
 use rekindle_wire::frame;
 use tempfile::TempDir;
@@ -684,7 +684,32 @@ fn status() -> StatusInfo {
         gpus: Vec::new(),
         sandbox: None,
         kinds: Vec::new(),
+        protect: None,
     }
+}
+
+#[test]
+fn protections_are_where_the_daemon_says_and_an_earlier_daemon_is_named() {
+    let dir = TempDir::new().unwrap();
+    let list = || {
+        let mut command = rekindle();
+        ran(command.args(["protect", "--list", "--socket"]).arg(dir.path().join("s")))
+    };
+    let daemon = answers(dir.path(), Reply::Status(status()));
+    let (code, _, err) = list();
+    assert!(matches!(daemon.join().unwrap(), Request::Status));
+    assert!(code == 3 && err.contains("the daemon is of an earlier release"), "{err}");
+
+    std::fs::remove_file(dir.path().join("s")).unwrap();
+    let protections = dir.path().join("protect");
+    std::fs::create_dir_all(protections.join("odd")).unwrap();
+    std::fs::write(protections.join("odd/record.json"), "{").unwrap();
+    let protect = Some(ProtectInfo { dir: protections, mtbf_ms: 1 });
+    let daemon = answers(dir.path(), Reply::Status(StatusInfo { protect, ..status() }));
+    let (code, out, err) = list();
+    daemon.join().unwrap();
+    assert_eq!((code, out.lines().count()), (0, 1), "{out} {err}");
+    assert!(err.contains("odd/record.json is no record of a protection"), "{err}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The result of one attempt.
 enum Attempt {
-    Answered(Reply),
+    Answered(Box<Reply>),
     /// No daemon listens, or the connection closed before the answer: the daemon has ended, or this process was dumped
     /// meanwhile and is restored now.
     Gone,
@@ -36,18 +36,20 @@ pub(crate) fn ask_at_once(request: &Request) -> Result<Reply, u32> {
 fn ask_within(request: &Request, attempts: u32) -> Result<Reply, u32> {
     for attempt in 1..=attempts {
         match attempt_one(request) {
-            Attempt::Answered(Reply::Failed(failure)) => {
-                note(&failure.reason);
-                let version = failure.kind == FailureKind::Version;
-                return Err(if version { ERROR_LIB_RM_VERSION_MISMATCH } else { ERROR_UNKNOWN });
-            }
-            Attempt::Answered(reply) => return Ok(reply),
+            Attempt::Answered(reply) => return accepted(*reply),
             Attempt::Failed(error) => return Err(error),
             Attempt::Gone if attempt < attempts => std::thread::sleep(RETRY_INTERVAL),
             Attempt::Gone => {}
         }
     }
     Err(ERROR_DRIVER_NOT_LOADED)
+}
+
+fn accepted(reply: Reply) -> Result<Reply, u32> {
+    let Reply::Failed(failure) = reply else { return Ok(reply) };
+    note(&failure.reason);
+    let version = failure.kind == FailureKind::Version;
+    Err(if version { ERROR_LIB_RM_VERSION_MISMATCH } else { ERROR_UNKNOWN })
 }
 
 fn attempt_one(request: &Request) -> Attempt {
@@ -65,7 +67,7 @@ fn attempt_one(request: &Request) -> Attempt {
     let Ok(opening) = Opening::new(request) else { return Attempt::Failed(ERROR_UNKNOWN) };
     let answer = frame::send(&socket, &opening, &[], &[]).and_then(|()| frame::receive::<Reply>(&socket));
     match answer {
-        Ok(message) => Attempt::Answered(message.body),
+        Ok(message) => Attempt::Answered(Box::new(message.body)),
         Err(FrameError::Closed | FrameError::Io(_)) => Attempt::Gone,
         Err(error) => {
             note(&format!("the daemon at {path} answered in a way that this version does not understand ({error})"));

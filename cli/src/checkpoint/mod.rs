@@ -22,7 +22,7 @@ mod several;
 use self::maker::Maker;
 pub(crate) use self::options::Options;
 use crate::failure::Failure;
-use crate::{images, output};
+use crate::{images, output, protect};
 
 /// Makes a checkpoint, or several.
 pub(crate) fn checkpoint(options: &Options) -> Result<(), Failure> {
@@ -32,7 +32,12 @@ pub(crate) fn checkpoint(options: &Options) -> Result<(), Failure> {
         (Some(pod), _) => return pod::checkpoint(options, pod, &socket),
         (None, Some(name)) => Maker::of_container(options, name, &socket)?,
         (None, None) if options.containers.are_meant() => return several::checkpoint(options, &socket),
-        (None, None) => Maker::of_process(options, &socket)?,
+        (None, None) => {
+            if let Some(pid) = options.pid.filter(|_| options.kill) {
+                protect::must_not_be_protected(&socket, pid)?;
+            }
+            Maker::of_process(options, &socket)?
+        }
     };
     // What stands in its way is said before the checkpoint, not after it.
     let target = match (&options.to, &options.dir) {

@@ -138,6 +138,14 @@ fn libraries(dir: &Path) -> Vec<u64> {
     regular.filter(|it| ours(&it.text(6))).map(|it| it.number(1)).collect()
 }
 
+/// How far the processes had written a file at the dump that they had open for appending only. CRIU does not record how long such a
+/// file was.
+pub(crate) fn written(dir: &Path, path: &Path) -> Option<u64> {
+    let files = entries::read(&dir.join("files.img"))?;
+    let regular = files.iter().flat_map(|it| it.entries(3));
+    regular.filter(|it| Path::new(&it.text(6)) == path).map(|it| it.number(3)).max()
+}
+
 /// The ranges where these libraries are mapped in a process, with the anonymous memory right behind them, which has the rest of
 /// their variables.
 fn interposer(mm: &Path, libraries: &[u64]) -> Vec<std::ops::Range<u64>> {

@@ -38,10 +38,19 @@ impl Key {
         Self { key: Some(path.to_owned()) }
     }
 
+    /// The absolute path of the file with the key, if one is named.
+    pub(crate) fn file(&self) -> anyhow::Result<Option<PathBuf>> {
+        self.named().map(|it| if it == Path::new(NONE) { Ok(it) } else { Ok(std::path::absolute(it)?) }).transpose()
+    }
+
+    fn named(&self) -> Option<PathBuf> {
+        let variable = || std::env::var_os(KEY_VARIABLE).filter(|it| !it.is_empty()).map(PathBuf::from);
+        self.key.clone().or_else(variable)
+    }
+
     /// Reads the key, if there is one.
     pub(crate) fn get(&self) -> Result<Option<StoreKey>, Failure> {
-        let variable = || std::env::var_os(KEY_VARIABLE).filter(|it| !it.is_empty()).map(PathBuf::from);
-        match self.key.clone().or_else(variable) {
+        match self.named() {
             Some(path) if path == Path::new(NONE) => Ok(None),
             Some(path) => Ok(Some(StoreKey::read(&path)?)),
             None => Ok(StoreKey::from_credential()?),

@@ -94,6 +94,7 @@ mod tests {
             gpus: gpus.to_vec(),
             sandbox: None,
             kinds: Vec::new(),
+            protect: None,
         }
     }
 

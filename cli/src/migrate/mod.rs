@@ -32,7 +32,7 @@ use self::link::Via;
 pub(crate) use self::options::Options;
 use self::source::Source;
 use crate::failure::Failure;
-use crate::output;
+use crate::{output, protect};
 
 /// Moves processes, or is the other host of one who does.
 pub(crate) fn migrate(options: &Options) -> Result<(), Failure> {
@@ -50,6 +50,7 @@ pub(crate) fn migrate(options: &Options) -> Result<(), Failure> {
     let (Some(pid), Some(host)) = (options.pid, &options.host) else {
         return Err(Failure::usage(anyhow!("give a process and a host")));
     };
+    protect::must_not_be_protected(&options.daemon.socket()?, pid)?;
     let way = way(host)?;
     let (report, result) = Source::begin(options, &way, pid)?.migrate();
     if options.json {

@@ -203,6 +203,7 @@ impl Daemon {
                 gpus: Vec::new(),
                 sandbox: None,
                 kinds: Vec::new(),
+                protect: None,
             }),
         };
         frame::send(socket, &reply, &[], &[]).unwrap();

@@ -24,10 +24,10 @@ pub(crate) use self::check::Report;
 pub(crate) use self::error::ConfigError;
 use self::file::{File, configured};
 pub(crate) use self::here::Host;
-use self::places::{library_dir, state_dir};
+use self::places::{library_dir, protect_dir, state_dir};
 pub(crate) use self::settings::{
     Charge, CheckpointConfig, ClientConfig, Config, ImageConfig, MetricsConfig, MetricsSocket, NativeConfig,
-    RestoreConfig, SandboxConfig, SocketConfig, Spares, Timeouts, UidRange, WorkerConfig,
+    ProtectConfig, RestoreConfig, SandboxConfig, SocketConfig, Spares, Timeouts, UidRange, WorkerConfig,
 };
 
 pub(crate) use self::tracing::{Collector, TracingConfig};
@@ -100,6 +100,7 @@ impl Config {
         let cuda_driver = options.cuda_driver.or(file.cuda_driver);
         let program = options.worker_program.map_or_else(std::env::current_exe, Ok).map_err(ConfigError::Here)?;
         let connections = file.limits.connections()?;
+        let state_dir = state_dir(file.state_dir, &socket)?;
         Ok(Self {
             workers: WorkerConfig {
                 cuda_driver: driver(cuda_driver.unwrap_or_else(|| DEFAULT_DRIVER.into()))?,
@@ -136,8 +137,12 @@ impl Config {
             },
             metrics: file.metrics.checked(&socket)?,
             tracing: file.tracing.checked(|name| std::env::var(name).ok())?,
+            protect: ProtectConfig {
+                mtbf: file.protect.mtbf()?,
+                dir: protect_dir(file.protect.dir, &state_dir, &socket)?,
+            },
             library_dir: library_dir(options.lib_dir)?,
-            state_dir: state_dir(file.state_dir, &socket)?,
+            state_dir,
             socket: SocketConfig {
                 path: socket,
                 mode: file.socket_mode.map_or(Ok(DEFAULT_MODE), mode)?,
@@ -298,6 +303,17 @@ mod tests {
             let text = format!("[sandbox]\nuid_range = \"{range}\"");
             assert!(parse(&text).unwrap_err().contains("no range of users"), "{range}");
         }
+    }
+
+    #[test]
+    fn protected_jobs_are_on_a_disk_or_in_the_state_directory_that_is_named() {
+        let dir = |text: &str| parse(text).map(|it| it.protect.dir);
+        assert_eq!(dir(""), Ok("/var/lib/rekindle/protect".into()));
+        assert_eq!(dir("state_dir = \"/s\""), Ok("/s/protect".into()));
+        assert_eq!(dir("socket = \"/x/s\""), Ok("/x-state/s/protect".into()));
+        assert_eq!(dir("state_dir = \"/s\"\n[protect]\ndir = \"/p\""), Ok("/p".into()));
+        assert_eq!(parse("[protect]\nmtbf_hours = 2").unwrap().protect.mtbf, Duration::from_secs(7200));
+        assert!(parse("[protect]\nmtbf_hours = 0").unwrap_err().contains("protect.mtbf_hours"));
     }
 
     #[test]

@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 
 use super::error::ConfigError;
 
+/// Where records and images of protected jobs outlive a reboot.
+const PERSISTENT: &str = "/var/lib/rekindle/protect";
+
 /// The folder of Rekindle's libraries. Its default is where they are installed with this program, links resolved.
 pub(super) fn library_dir(given: Option<PathBuf>) -> Result<PathBuf, ConfigError> {
     if let Some(dir) = given {
@@ -25,6 +28,14 @@ pub(super) fn state_dir(given: Option<PathBuf>, socket: &Path) -> Result<PathBuf
     let dir = beside_folder(socket, "-state");
     // Daemons with the same folder have separate state directories.
     Ok(if is_default(socket) { dir } else { dir.join(socket.file_name().unwrap_or_default()) })
+}
+
+/// The folder of protected jobs, in the state directory. The default state directory is in `/run`, which is not large and is empty
+/// after a reboot: instead of there, the folder is `/var/lib/rekindle/protect`.
+pub(super) fn protect_dir(given: Option<PathBuf>, state: &Path, socket: &Path) -> Result<PathBuf, ConfigError> {
+    let is_in_run = is_default(socket) && state == beside_folder(socket, "-state");
+    let dir = given.unwrap_or_else(|| if is_in_run { PERSISTENT.into() } else { state.join("protect") });
+    std::path::absolute(dir).map_err(ConfigError::Here)
 }
 
 /// The default of the metrics' socket, which is beside the control socket's folder as well, in a folder that everybody may

@@ -29,10 +29,20 @@ pub(crate) struct Config {
     pub(crate) restore: RestoreConfig,
     pub(crate) metrics: MetricsConfig,
     pub(crate) tracing: TracingConfig,
+    pub(crate) protect: ProtectConfig,
     /// The state directory for the next daemon: what containers were given, and which worker serves which client.
     pub(crate) state_dir: PathBuf,
     /// The folder of the libraries that applications map.
     pub(crate) library_dir: PathBuf,
+}
+
+/// What `rekindle protect` is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ProtectConfig {
+    /// The folder of the records and images.
+    pub(crate) dir: PathBuf,
+    /// The mean time between failures of one GPU.
+    pub(crate) mtbf: Duration,
 }
 
 /// The control socket.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rekindle_cuda_abi::table;
 use rekindle_wire::attach::Device;
 use rekindle_wire::calls::Count;
-use rekindle_wire::control::{CallInfo, ClientInfo, Failure, GpuInfo, Owner, Reply, StatusInfo};
+use rekindle_wire::control::{CallInfo, ClientInfo, Failure, GpuInfo, Owner, ProtectInfo, Reply, StatusInfo};
 use rekindle_wire::gpus;
 use rekindle_wire::version::control_version;
 
@@ -177,5 +177,9 @@ pub(crate) fn status(daemon: &Daemon, peer: Credentials) -> Reply {
         sandbox: Some(daemon.sandbox.info()),
         gpus: seen.iter().flat_map(|it| &it.devices).map(gpu).collect(),
         kinds: if is_operator(peer) { daemon.pool.kinds() } else { Vec::new() },
+        protect: Some(ProtectInfo {
+            dir: daemon.config.protect.dir.clone(),
+            mtbf_ms: u64::try_from(daemon.config.protect.mtbf.as_millis()).unwrap_or(u64::MAX),
+        }),
     })
 }

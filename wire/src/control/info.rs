@@ -1,5 +1,7 @@
 //! The daemon's descriptions of its clients, dumps, workers and GPUs.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use super::Failure;
@@ -280,6 +282,18 @@ pub struct StatusInfo {
     /// The kinds of workers that the pool knows, the usual one first. Empty for askers who are not operators.
     #[serde(default)]
     pub kinds: Vec<WorkerKindInfo>,
+    /// What `rekindle protect` has to know of the configuration.
+    #[serde(default)]
+    pub protect: Option<ProtectInfo>,
+}
+
+/// The daemon's configuration of protected jobs.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct ProtectInfo {
+    /// The folder of the records, and of the images where the user names no other.
+    pub dir: PathBuf,
+    /// Milliseconds between two failures of one GPU, on average.
+    pub mtbf_ms: u64,
 }
 
 /// A kind of workers, for `rekindle pool`.

@@ -1,0 +1,222 @@
+//! The beginning of a protection: of a process that runs, or of a command.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use rekindle_protect::record::Wishes;
+use rekindle_protect::{Record, Rules};
+use rekindle_stores::Address;
+use rekindle_wire::control::{CheckInfo, ProtectInfo, Reply, Request};
+use serde::Serialize;
+
+use super::folder::Folder;
+use super::job::{self, Clients};
+use super::options::{OnFailure, Options};
+use super::{console, ended, guard, supervisor};
+use crate::failure::Failure;
+use crate::process::Process;
+use crate::{check, daemon, output, run};
+
+/// A protection that has begun.
+#[derive(Serialize)]
+struct Begun {
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<i32>,
+    images: PathBuf,
+}
+
+/// What the daemon's configuration says.
+pub(super) fn configuration(socket: &Path) -> Result<ProtectInfo, Failure> {
+    match daemon::ask(socket, &Request::Status)? {
+        Reply::Status(status) => status.protect.ok_or_else(|| {
+            Failure::refused(anyhow!(
+                "the daemon is of an earlier release, which knows nothing of protections: restart it"
+            ))
+        }),
+        _ => Err(daemon::unexpected_answer().into()),
+    }
+}
+
+/// Protects a process that runs.
+pub(super) fn process(options: &Options, pid: i32) -> Result<(), Failure> {
+    let socket = options.daemon.socket()?;
+    let configuration = configuration(&socket)?;
+    let process = ended::process(pid).ok_or_else(|| Failure::refused(anyhow!("there is no process {pid}")))?;
+    if Process::find(pid).is_some_and(|it| it.has_terminal()) {
+        return Err(Failure::refused(anyhow!(
+            "process {pid} has a terminal, which no restore could give back to it: start it with `rekindle protect --command`, or in a \
+             session of its own (setsid)"
+        )));
+    }
+    let tree = job::tree(pid);
+    let Reply::Checked(checked) = daemon::ask(&socket, &Request::Check { pid })? else {
+        return Err(daemon::unexpected_answer().into());
+    };
+    refuse_obstacles(pid, &checked)?;
+    for folder in Folder::all(&configuration.dir)? {
+        if folder.record().is_ok_and(|it| !it.phase.is_final() && it.job == Some(process)) {
+            let name = folder.name();
+            return Err(Failure::refused(anyhow!("process {pid} is protected already, as {name}")));
+        }
+    }
+    let name = match &options.name {
+        Some(name) => name.clone(),
+        None => default_name(&std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default(), pid),
+    };
+    let folder = Folder::named(&configuration.dir, &name)?;
+    let wishes = wishes(options, &configuration, &folder, socket.clone(), Vec::new())?;
+    let bytes = Clients::of(&socket, &tree).map_or(0, |it| it.bytes);
+    let record = Record::new(wishes, Some(process), supervisor::boot());
+    folder.make(&record)?;
+    if let Err(failure) = has_room(&record.wishes.images, bytes) {
+        folder.remove()?;
+        return Err(failure);
+    }
+    guard::start(&folder)?;
+    let begun = Begun { name, pid: Some(pid), images: record.wishes.images };
+    if options.json {
+        return Ok(output::print_json(&begun)?);
+    }
+    Ok(output::print(&format!("protecting process {pid} as {}: images in {}\n", begun.name, begun.images.display()))?)
+}
+
+/// Runs a command, protected, and waits for its end. Its exit status is that of this process then.
+pub(super) fn command(options: &Options) -> Result<(), Failure> {
+    let socket = options.daemon.socket()?;
+    let configuration = configuration(&socket)?;
+    let mut command = Vec::new();
+    if let Some(lib) = &options.lib {
+        let lib = std::path::absolute(lib).context("cannot tell the current directory")?;
+        command.extend(["--lib".to_owned(), text(lib.as_os_str())?]);
+    }
+    command.push("--".to_owned());
+    for argument in &options.program {
+        command.push(text(argument)?);
+    }
+    let program = options.program.first().map(PathBuf::from).unwrap_or_default();
+    let own = std::process::id().cast_signed();
+    let name = options.name.clone();
+    let name = name.unwrap_or_else(|| default_name(&program.file_name().unwrap_or_default().to_string_lossy(), own));
+    let folder = Folder::named(&configuration.dir, &name)?;
+    let wishes = wishes(options, &configuration, &folder, socket, command)?;
+    let record = Record::new(wishes, None, supervisor::boot());
+    folder.make(&record)?;
+    guard::start(&folder)?;
+    console::follow(&folder)
+}
+
+/// Becomes the command of a protection: what the guard starts. Returns only on an error.
+pub(super) fn job(path: &Path) -> Result<(), Failure> {
+    let folder = Folder::at(path);
+    let record = folder.record()?;
+    // CRIU dumps whole sessions.
+    rustix::process::setsid().context("cannot begin a session")?;
+    let [out, err] = folder.console();
+    rustix::stdio::dup2_stdout(super::folder::append(&out)?).context("cannot write to the console's file")?;
+    let own = ended::process(std::process::id().cast_signed()).context("cannot look at this process")?;
+    folder.claim_job(own)?;
+    rustix::stdio::dup2_stderr(super::folder::append(&err)?).context("cannot write to the console's file")?;
+    run::run(run::Options::of_protection(&record.wishes.socket, &record.wishes.command)?)
+}
+
+fn refuse_obstacles(pid: i32, checked: &[CheckInfo]) -> Result<(), Failure> {
+    if checked.is_empty() {
+        let why = "no process of its tree uses a GPU through Rekindle yet";
+        return Err(Failure::refused(anyhow!("process {pid} cannot be protected: {why}")));
+    }
+    if checked.iter().any(|it| !it.reasons.is_empty()) {
+        eprint!("{}", check::describe(pid, checked).map_err(anyhow::Error::from)?);
+        return Err(Failure::refused(anyhow!("process {pid} cannot be protected: it cannot be checkpointed now")));
+    }
+    Ok(())
+}
+
+fn wishes(
+    options: &Options,
+    configuration: &ProtectInfo,
+    folder: &Folder,
+    socket: PathBuf,
+    command: Vec<String>,
+) -> Result<Wishes, Failure> {
+    let images = match &options.dir {
+        Some(dir) => std::path::absolute(dir).context("cannot tell the current directory")?.join(folder.name()),
+        None => folder.path().join("images"),
+    };
+    let stores = options.to.iter().map(|url| store(options, url)).collect::<Result<Vec<_>, _>>()?;
+    let (mut checkpoint, mut restore) = (Vec::new(), Vec::new());
+    if let Some(protocol) = options.protocol {
+        checkpoint.extend(["--protocol".to_owned(), protocol.as_str().to_owned()]);
+    }
+    if options.at_moment {
+        checkpoint.push("--at-moment".to_owned());
+    }
+    for (option, is_set) in [("--tcp-established", options.tcp_established), ("--file-locks", options.file_locks)] {
+        if is_set {
+            checkpoint.push(option.to_owned());
+            restore.push(option.to_owned());
+        }
+    }
+    if let Some(criu) = &options.criu {
+        let criu = std::path::absolute(criu).context("cannot tell the current directory")?;
+        for arguments in [&mut checkpoint, &mut restore] {
+            arguments.extend(["--criu".to_owned(), text(criu.as_os_str())?]);
+        }
+    }
+    let rules = Rules {
+        restore: options.on_failure == OnFailure::Restore,
+        nonzero_fails: options.nonzero_fails,
+        limit: options.limit,
+    };
+    Ok(Wishes {
+        every: options.every,
+        keep: usize::try_from(options.keep).unwrap_or(usize::MAX),
+        chain: usize::try_from(options.chain).unwrap_or(usize::MAX),
+        images,
+        stores,
+        key: options.key.file()?,
+        mtbf: options.mtbf.map_or(configuration.mtbf_ms as f64 / 1e3, |it| it.as_secs_f64()),
+        rules,
+        checkpoint,
+        restore,
+        socket,
+        command,
+    })
+}
+
+/// The address of a store that is there and can be opened: what stands in its way is said now, and not with each image.
+fn store(options: &Options, url: &str) -> Result<String, Failure> {
+    let address = match Address::parse(url)? {
+        Address::Directory(dir) => {
+            Address::Directory(std::path::absolute(dir).context("cannot tell the current directory")?)
+        }
+        address => address,
+    };
+    let opened = address.open(options.key.get()?.as_ref())?;
+    opened.ok_or_else(|| rekindle_stores::StoreError::NoStore { url: url.to_owned() })?;
+    Ok(address.to_string())
+}
+
+/// Whether two images of a job with so much memory fit: the newest one stays until its successor is complete.
+fn has_room(images: &Path, bytes: u64) -> Result<(), Failure> {
+    let free = rekindle_images::ImageDir::open(images)?.free_space()?;
+    let needed = bytes.saturating_mul(2);
+    if free >= needed {
+        return Ok(());
+    }
+    let (free, needed, images) = (output::size(free), output::size(needed), images.display());
+    Err(Failure::refused(anyhow!(
+        "{images} has room for {free}, and two images of this job take {needed}: name a directory with more room with --dir"
+    )))
+}
+
+fn default_name(program: &str, pid: i32) -> String {
+    let plain = |it: char| if it.is_ascii_alphanumeric() || "._+@".contains(it) { it } else { '-' };
+    let name: String = program.trim().chars().take(40).map(plain).collect();
+    format!("{}-{pid}", name.trim_start_matches(['-', '.']))
+}
+
+fn text(argument: &std::ffi::OsStr) -> Result<String, Failure> {
+    let text = argument.to_str().map(str::to_owned);
+    text.ok_or_else(|| Failure::usage(anyhow!("{} is no text", argument.display())))
+}

@@ -1,0 +1,220 @@
+//! A job that is being watched: its first process, and the workers that have the GPU state of its processes.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rekindle_protect::Ending;
+use rekindle_protect::record::Process;
+use rekindle_wire::control::{ClientInfo, Reply, Request};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::ended::{self, Watched};
+use super::folder::Folder;
+use crate::daemon;
+use crate::process::Process as Tree;
+
+/// How often to ask the daemon for the workers, at most.
+const WORKERS: Duration = Duration::from_secs(2);
+/// How long to wait for what is to be known of an end.
+const KNOWN: Duration = Duration::from_secs(2);
+/// How long processes may take to end that were killed.
+const DYING: Duration = Duration::from_secs(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// A job that is being watched.
+pub(super) struct Job {
+    process: Process,
+    root: Option<Watched>,
+    workers: Vec<Watched>,
+    looked: Option<Instant>,
+}
+
+/// What the daemon knows of a job.
+#[derive(Debug, Default)]
+pub(super) struct Clients {
+    /// GPUs that it has memory on.
+    pub(super) gpus: usize,
+    /// Bytes on the GPUs, and of pinned memory.
+    pub(super) bytes: u64,
+    workers: Vec<i32>,
+}
+
+impl Clients {
+    /// What the daemon knows of the processes of a tree; `None` if none of them is a client.
+    pub(super) fn of(socket: &Path, tree: &[Process]) -> Option<Self> {
+        let Ok(Reply::Clients(clients)) = daemon::ask(socket, &Request::List) else { return None };
+        Self::among(&clients, tree)
+    }
+
+    fn among(clients: &[ClientInfo], tree: &[Process]) -> Option<Self> {
+        let own: Vec<_> = clients.iter().filter(|it| tree.iter().any(|process| process.pid == it.pid)).collect();
+        let used = |gpu: usize| own.iter().any(|it| it.device_memory.get(gpu).is_some_and(|bytes| *bytes > 0));
+        let most = own.iter().map(|it| it.device_memory.len()).max()?;
+        let bytes = own.iter().map(|it| it.device_memory.iter().sum::<u64>() + it.pinned_memory).sum();
+        let living = own.iter().filter(|it| it.state != "lost");
+        Some(Self {
+            gpus: (0..most).filter(|gpu| used(*gpu)).count(),
+            bytes,
+            workers: living.map(|it| it.worker).collect(),
+        })
+    }
+}
+
+/// The processes of a tree now.
+pub(super) fn tree(root: i32) -> Vec<Process> {
+    let pids = Tree::trees_of(&[root]).unwrap_or_default();
+    pids.into_iter().filter_map(ended::process).collect()
+}
+
+/// Kills those of the processes that are still there, and waits until they are gone. False if they are not.
+pub(super) fn kill(processes: &[Process]) -> bool {
+    let began = Instant::now();
+    loop {
+        let left: Vec<_> = processes.iter().filter(|it| ended::process(it.pid) == Some(**it)).collect();
+        if left.is_empty() {
+            return true;
+        }
+        if began.elapsed() > DYING {
+            return false;
+        }
+        for pid in left.iter().filter_map(|it| rustix::process::Pid::from_raw(it.pid)) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+impl Job {
+    /// Watches a job.
+    pub(super) fn watch(process: Process) -> Self {
+        Self { process, root: Watched::new(process), workers: Vec::new(), looked: None }
+    }
+
+    pub(super) fn process(&self) -> Process {
+        self.process
+    }
+
+    /// Learns from the daemon which workers the job has now.
+    pub(super) fn look(&mut self, socket: &Path, tree: &[Process]) -> Option<Clients> {
+        self.looked = Some(Instant::now());
+        let clients = Clients::of(socket, tree)?;
+        let watched = |pid: &i32| Watched::new(ended::process(*pid)?);
+        self.workers = clients.workers.iter().filter_map(watched).collect();
+        Some(clients)
+    }
+
+    /// Whether it is long ago that somebody looked.
+    pub(super) fn is_to_look(&self) -> bool {
+        self.looked.is_none_or(|it| it.elapsed() > WORKERS)
+    }
+
+    /// Waits for the end of the job or of a worker, and returns how the job has ended, if it has.
+    pub(super) fn wait(&mut self, folder: &Folder, socket: &Path, at_most: Duration) -> Option<Ending> {
+        let Some(root) = &self.root else { return Some(folder.end_of(self.process.pid).unwrap_or(Ending::Unseen)) };
+        let mut fds = vec![PollFd::new(root.fd(), PollFlags::IN)];
+        fds.extend(self.workers.iter().map(|it| PollFd::new(it.fd(), PollFlags::IN)));
+        let timeout = Timespec::try_from(at_most).unwrap_or_default();
+        let _ = poll(&mut fds, Some(&timeout));
+        if root.has_ended() {
+            let known = until_known(|| root.ending().or_else(|| folder.end_of(self.process.pid)));
+            return Some(match known.unwrap_or(Ending::Unseen) {
+                // Its calls have failed since its worker died, and it has given up.
+                Ending::Exited(status) if status != 0 && self.a_worker_died() => Ending::WorkerLost,
+                ending => ending,
+            });
+        }
+        let ended: Vec<i32> = self.workers.iter().filter(|it| it.has_ended()).map(Watched::pid).collect();
+        if ended.is_empty() {
+            return None;
+        }
+        match were_lost(socket, &ended) {
+            Some(true) => Some(Ending::WorkerLost),
+            Some(false) => {
+                self.workers.retain(|it| !it.has_ended());
+                None
+            }
+            // The daemon does not run, or has not noticed yet.
+            None => {
+                std::thread::sleep(at_most.min(POLL_INTERVAL * 20));
+                None
+            }
+        }
+    }
+
+    /// Whether a worker has ended, and not by itself.
+    fn a_worker_died(&self) -> bool {
+        let ended = self.workers.iter().filter(|it| it.has_ended());
+        ended.filter_map(|it| until_known(|| it.ending())).any(|it| it != Ending::Exited(0))
+    }
+}
+
+/// Whether clients have lost their GPU state with these workers, which have ended. Not so if a client was handed over, has become
+/// another program, or is gone. `None` if the daemon does not know yet.
+fn were_lost(socket: &Path, workers: &[i32]) -> Option<bool> {
+    let Ok(Reply::Clients(clients)) = daemon::ask(socket, &Request::List) else { return None };
+    let mut theirs = clients.iter().filter(|it| workers.contains(&it.worker));
+    match theirs.next() {
+        None => Some(false),
+        Some(first) => (first.state == "lost" || theirs.any(|it| it.state == "lost")).then_some(true),
+    }
+}
+
+fn until_known(mut look: impl FnMut() -> Option<Ending>) -> Option<Ending> {
+    let began = Instant::now();
+    loop {
+        let found = look();
+        if found.is_some() || began.elapsed() > KNOWN {
+            return found;
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rekindle_wire::control::Owner;
+
+    fn client(pid: i32, state: &str, device_memory: Vec<u64>) -> ClientInfo {
+        ClientInfo {
+            pid,
+            worker: pid + 100,
+            command: String::new(),
+            state: state.to_owned(),
+            device_memory,
+            pinned_memory: 1,
+            commands: 0,
+            protocol: String::new(),
+            protocol_reason: String::new(),
+            dump: None,
+            suspended: None,
+            idle_ms: 0,
+            suspended_for: None,
+            not_moved: None,
+            owner: Owner::default(),
+        }
+    }
+
+    #[test]
+    fn only_the_clients_of_the_job_count() {
+        let clients = [client(1, "running", vec![5, 0]), client(2, "lost", vec![]), client(3, "running", vec![0, 9])];
+        let tree = |pids: &[i32]| pids.iter().map(|pid| Process { pid: *pid, started: 0 }).collect::<Vec<_>>();
+        let of = |pids: &[i32]| Clients::among(&clients, &tree(pids));
+        assert!(of(&[7]).is_none());
+        let both = of(&[1, 2, 7]).unwrap();
+        assert_eq!((both.gpus, both.bytes, both.workers.as_slice()), (1, 7, &[101][..]));
+        let all = of(&[1, 3]).unwrap();
+        assert_eq!((all.gpus, all.bytes), (2, 16));
+    }
+
+    #[test]
+    fn a_killed_job_is_gone_and_a_later_process_of_its_number_is_left_alone() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let process = ended::process(child.id().cast_signed()).unwrap();
+        let later = Process { started: process.started + 1, ..process };
+        assert!(kill(&[later]) && ended::is_alive(process));
+        let waiting = std::thread::spawn(move || child.wait());
+        assert!(kill(&[process]));
+        waiting.join().unwrap().unwrap();
+    }
+}

@@ -1,0 +1,134 @@
+//! The options of `rekindle protect`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use rekindle_images::Protocol;
+use rekindle_protect::record::Every;
+
+use crate::{daemon, images};
+
+/// The options of `rekindle protect`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Protect this process and its descendants
+    #[arg(group = "what")]
+    pub(super) pid: Option<i32>,
+    /// Run the program behind `--`, protected, and wait for its end. Its exit status is that of the command
+    #[arg(long, group = "what", requires = "program")]
+    pub(super) command: bool,
+    /// List the protections
+    #[arg(long, group = "what")]
+    pub(super) list: bool,
+    /// Stop the protection with this name, or of this process: the job runs on, and the images stay
+    #[arg(long, group = "what", value_name = "NAME")]
+    pub(super) stop: Option<String>,
+    /// Remove a protection that has come to its end, and its images
+    #[arg(long, group = "what", value_name = "NAME")]
+    pub(super) forget: Option<String>,
+    /// Supervise a protection in this process, if nobody does: after a reboot, for example (rekindle-protect@.service)
+    #[arg(long, group = "what", value_name = "NAME")]
+    pub(super) supervise: Option<String>,
+    /// Refused: only processes can be protected
+    #[arg(long, group = "what", value_name = "NAME", hide = true)]
+    pub(super) container: Option<String>,
+    /// The name of the protection [default: the program's name and the number of its process]
+    #[arg(long)]
+    pub(super) name: Option<String>,
+    /// The time from one checkpoint to the next, `500ms`, `30s`, `5m` or `1h`; or `auto`, which loses least
+    #[arg(long, value_name = "TIME", default_value = "auto", value_parser = every)]
+    pub(super) every: Every,
+    /// How many images are kept
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub(super) keep: u64,
+    /// How many images one may build on. With 0 each image has all of the memory
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(0..=32))]
+    pub(super) chain: u64,
+    /// The directory for the images [default: with the record, where the daemon's configuration says]
+    #[arg(long)]
+    pub(super) dir: Option<PathBuf>,
+    /// Copy each image into this store too, and keep as many there. May be repeated
+    #[arg(long, value_name = "URL")]
+    pub(super) to: Vec<String>,
+    #[command(flatten)]
+    pub(super) key: images::Key,
+    /// The mean time between failures of one GPU [default: `protect.mtbf_hours` of the daemon's configuration]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub(super) mtbf: Option<Duration>,
+    /// What to do when the job fails: a signal or the death of its worker ends it, or it is gone after a reboot
+    #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
+    pub(super) on_failure: OnFailure,
+    /// A job that ends by itself with another status than 0 has failed too
+    #[arg(long)]
+    pub(super) nonzero_fails: bool,
+    /// How many restores there may be without an image in between
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(super) limit: u32,
+    /// The protocol of the checkpoints: auto, stop, clone, cow or recopy [default: the one that `rekindle protocol PID` shows]
+    #[arg(long, value_name = "NAME")]
+    pub(super) protocol: Option<Protocol>,
+    /// Begin each checkpoint when the application calls `rekindle_checkpoint`
+    #[arg(long)]
+    pub(super) at_moment: bool,
+    /// Keep established TCP connections
+    #[arg(long)]
+    pub(super) tcp_established: bool,
+    /// Keep file locks
+    #[arg(long)]
+    pub(super) file_locks: bool,
+    /// The criu program [default: the one in PATH]
+    #[arg(long, value_name = "PATH")]
+    pub(super) criu: Option<PathBuf>,
+    /// With --command: Rekindle's libcuda.so.1, or its directory [default: ../lib/rekindle, relative to this program]
+    #[arg(long, value_name = "PATH", requires = "command")]
+    pub(super) lib: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) daemon: daemon::At,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+    /// With --command: the program and its arguments
+    #[arg(last = true, value_name = "PROGRAM", requires = "command")]
+    pub(super) program: Vec<OsString>,
+}
+
+/// What to do when a job fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum OnFailure {
+    /// Restore it from the newest good image
+    #[default]
+    Restore,
+    /// Keep the images
+    Nothing,
+}
+
+fn every(text: &str) -> Result<Every, String> {
+    if text == "auto" { Ok(Every::Auto) } else { time(text).map(|it| Every::Seconds(it.as_secs_f64())) }
+}
+
+/// A number and a unit.
+fn time(text: &str) -> Result<Duration, String> {
+    const UNITS: [(&str, f64); 5] = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86_400.0)];
+    let unit = UNITS.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)));
+    let seconds = unit.and_then(|(number, seconds)| Some(number.parse::<f64>().ok()? * seconds));
+    let time = seconds.filter(|it| *it > 0.0).and_then(|it| Duration::try_from_secs_f64(it).ok());
+    time.ok_or_else(|| format!("{text:?} is no time: write a number with ms, s, m, h or d behind it, as in 30s"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_a_number_with_a_unit() {
+        assert_eq!(time("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(time("1.5m"), Ok(Duration::from_secs(90)));
+        assert_eq!((time("2h"), time("1d")), (Ok(Duration::from_secs(7200)), Ok(Duration::from_secs(86_400))));
+        for bad in ["", "5", "s", "-1s", "0s", "1e999h", "NaNs", "5 s", "auto"] {
+            assert!(time(bad).is_err(), "{bad}");
+        }
+        assert_eq!((every("auto"), every("2s")), (Ok(Every::Auto), Ok(Every::Seconds(2.0))));
+    }
+}

@@ -1,0 +1,409 @@
+//! The supervisor of a protection: checkpoints the job when that is due, and restores it when it has failed.
+//!
+//! ```text
+//!            ┌────────────────────────────── the interval has passed ──► checkpoint ─► verify ─► flatten a long chain
+//!   watching ┤                                                             ─► note the image ─► remove old ones ─► upload
+//!            └── the job has failed ─► kill what is left of it ─► restore the newest good image ──┬── watching
+//!                                            ▲          bad: set it aside, take the one before ───┘
+//!                                            └── failed: later, and not for ever
+//! ```
+//!
+//! `rekindle_protect` decides, and `shelf` handles the images. After each step the record is replaced, so a supervisor that is killed
+//! at any moment loses at most what it was about to note; the next one finds that out (`Images::settle`). The job does not notice.
+//!
+//! If its guard is gone, a supervisor becomes the guard, which starts another supervisor.
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rekindle_protect::record::{Every, Process};
+use rekindle_protect::{Choice, Cost, Ending, Event, Image, Phase, Record, Standing, interval, phase};
+use rekindle_wire::control::{Reply, Request};
+use rustix::process::getppid;
+
+use super::ended;
+use super::folder::{Folder, append};
+use super::guard::{GUARD, own};
+use super::images::{Found, Images};
+use super::job::{self, Clients, Job};
+use super::uploads::{Uploaded, Uploads};
+use super::verbs::{Failed, Verbs};
+use crate::failure::Failure;
+use crate::{cpu_image, daemon};
+
+/// How often to look for what nobody reports: the user's wishes, the guard.
+const LOOK: Duration = Duration::from_millis(250);
+/// How often to look whether there is a daemon again that can restore.
+const DAEMON: Duration = Duration::from_secs(1);
+/// How often an image may fail to restore before an older one is tried.
+const TRIES: u32 = 3;
+/// The interval as long as nobody knows what a checkpoint costs.
+const FIRST: Duration = Duration::from_secs(60);
+
+/// Supervises until the protection has come to its end.
+pub(super) fn supervise(path: &Path) -> Result<(), Failure> {
+    let folder = Folder::at(path);
+    let guard = getppid();
+    let lock = folder.lock()?;
+    let record = folder.record()?;
+    let mut supervisor = Supervisor {
+        uploads: Uploads::default(),
+        job: None,
+        not_before: Instant::now(),
+        failed_image: (0, 0),
+        unwritten: false,
+        verbs: Arc::new(Verbs::new(&record.wishes, lock)),
+        record,
+        folder,
+    };
+    supervisor.begin();
+    while !supervisor.record.phase.is_final() {
+        if getppid() != guard {
+            let error = own(GUARD, path)?.exec();
+            return Err(anyhow::Error::from(error).context("cannot become the guard, which is gone").into());
+        }
+        supervisor.step();
+    }
+    supervisor.finish();
+    Ok(())
+}
+
+/// The interval between checkpoints that a record leads to.
+pub(super) fn choice(record: &Record) -> Choice {
+    let mtbf = record.failures.mean_time(Duration::from_secs_f64(record.wishes.mtbf), record.gpus);
+    let cost = cost(record);
+    match (record.wishes.every, cost) {
+        (Every::Seconds(seconds), cost) => {
+            let every = Duration::try_from_secs_f64(seconds).unwrap_or(interval::LONGEST);
+            interval::fixed(every, cost, mtbf, record.restore_seconds)
+        }
+        (Every::Auto, Some(cost)) => interval::choose(cost, mtbf, record.restore_seconds),
+        (Every::Auto, None) => interval::fixed(FIRST, None, mtbf, record.restore_seconds),
+    }
+}
+
+/// What a checkpoint of the job costs: the mean of those whose images are there.
+pub(super) fn cost(record: &Record) -> Option<Cost> {
+    Cost::mean(record.shelf.good().filter_map(|it| it.cost))
+}
+
+struct Supervisor {
+    folder: Folder,
+    record: Record,
+    verbs: Arc<Verbs>,
+    job: Option<Job>,
+    /// When the next attempt may be made after one that has failed.
+    not_before: Instant,
+    /// The image that was tried last, and how often its restore has failed.
+    failed_image: (u64, u32),
+    uploads: Uploads,
+    /// Whether the record on the disk is older than this one.
+    unwritten: bool,
+}
+
+impl Supervisor {
+    /// Goes on where the former supervisor was.
+    fn begin(&mut self) {
+        for found in Images::of(&self.record, &self.verbs).settle() {
+            match found {
+                Found::Good(image) => {
+                    self.note(format!("image {} was complete when the former supervisor ended", image.number));
+                    self.record.shelf.add(image);
+                }
+                Found::Independent(number) => self.record.shelf.flattened(number),
+                Found::Gone(number) => self.set_aside(number, "it is not there any more"),
+            }
+        }
+        if self.record.job.is_some() && self.record.boot != boot() {
+            self.note("the machine was started again".to_owned());
+            self.record.boot = boot();
+            self.record.tree.clear();
+            // Whatever has its number now is another process.
+            if let Some(job) = &mut self.record.job {
+                job.started = u64::MAX;
+            }
+            self.folder.forget_end();
+        }
+        self.save();
+    }
+
+    fn step(&mut self) {
+        if self.unwritten {
+            self.save();
+        }
+        if self.folder.stop_is_wished() {
+            return self.happens(Event::Stop, "the user stops the protection".to_owned());
+        }
+        match &self.record.phase {
+            Phase::Restoring { .. } => self.restore(),
+            _ => self.watch(),
+        }
+    }
+
+    /// Watches the job until something happens, for a while.
+    fn watch(&mut self) {
+        if self.record.job.is_none() {
+            self.record.job = self.folder.job();
+            if self.record.job.is_none() {
+                std::thread::sleep(LOOK / 10);
+                return;
+            }
+            self.save();
+        }
+        let Some(process) = self.record.job else { return };
+        if self.job.as_ref().is_none_or(|it| it.process() != process) {
+            self.job = Some(Job::watch(process));
+        }
+        let wait = self.until_due().min(LOOK);
+        let began = Instant::now();
+        let socket = self.record.wishes.socket.clone();
+        let Some(job) = &mut self.job else { return };
+        let ending = job.wait(&self.folder, &socket, wait);
+        self.record.failures.watched += began.elapsed().as_secs_f64();
+        if let Some(ending) = ending {
+            return self.ended(ending);
+        }
+        let tree = job::tree(process.pid);
+        if job.is_to_look()
+            && let Some(clients) = job.look(&socket, &tree)
+        {
+            self.record.gpus = clients.gpus.max(1);
+        }
+        self.record.tree = tree;
+        if let Some(done) = self.uploads.ended() {
+            self.uploaded(done);
+            self.tidy();
+        }
+        if self.until_due().is_zero() {
+            self.checkpoint(process);
+        }
+    }
+
+    /// How long until the next checkpoint is due.
+    fn until_due(&self) -> Duration {
+        let backed_off = self.not_before.saturating_duration_since(Instant::now());
+        let Some(newest) = self.record.shelf.newest() else { return backed_off };
+        let since = Duration::from_millis(now_ms().saturating_sub(newest.began_ms));
+        choice(&self.record).interval().saturating_sub(since).max(backed_off)
+    }
+
+    fn ended(&mut self, ending: Ending) {
+        let rules = self.record.wishes.rules;
+        if rules.is_failure(ending) {
+            self.record.failures.seen += 1;
+        }
+        self.job = None;
+        self.happens(Event::Ended(ending), format!("the job has ended: {ending}"));
+    }
+
+    /// Makes the next image.
+    fn checkpoint(&mut self, process: Process) {
+        let Some(clients) = self.job.as_mut().and_then(|job| job.look(&self.record.wishes.socket, &self.record.tree))
+        else {
+            // It has not used a GPU yet, or the daemon does not run: there is nothing to save, or nobody to save it.
+            self.not_before = Instant::now() + LOOK;
+            return;
+        };
+        self.record.gpus = clients.gpus.max(1);
+        let number = self.record.shelf.next_number();
+        let began_ms = now_ms();
+        let made = Images::of(&self.record, &self.verbs).make(process.pid, number);
+        match made {
+            Ok(made) => {
+                let image = Image {
+                    number,
+                    on: made.on,
+                    standing: Standing::Good,
+                    began_ms,
+                    cost: made.cost,
+                    stored: Vec::new(),
+                };
+                self.record.shelf.add(image);
+                self.record.failed_checkpoints = 0;
+                self.not_before = Instant::now();
+                self.happens(Event::Imaged, format!("image {number} is complete"));
+                self.tidy();
+            }
+            Err(Failed { bad_image, why }) => {
+                self.record.failed_checkpoints = self.record.failed_checkpoints.saturating_add(1);
+                // The next one builds on no image that may be bad.
+                if let Some(base) = self.record.shelf.newest().map(|it| it.number).filter(|_| bad_image) {
+                    self.set_aside(base, &why);
+                }
+                self.not_before = Instant::now() + phase::pause(self.record.failed_checkpoints);
+                self.note(format!("image {number} was not made: {why}"));
+                self.save();
+            }
+        }
+    }
+
+    /// Removes what is not to be kept, and begins to upload what a store does not have.
+    fn tidy(&mut self) {
+        // An image that builds on others is uploaded with them, so all stay meanwhile.
+        if self.uploads.is_running() {
+            return;
+        }
+        let goes = self.record.shelf.dispensable(self.record.wishes.keep);
+        goes.iter().for_each(|it| self.record.shelf.removed(*it));
+        if !goes.is_empty() {
+            // If this supervisor is killed in between, the next one removes what the record does not have. On a full disk the record
+            // may have images that are gone: that one notices too.
+            self.save();
+            let images = Images::of(&self.record, &self.verbs);
+            let said: Vec<String> = goes.iter().filter_map(|it| images.remove(*it).err()).collect();
+            said.into_iter().for_each(|it| self.note(it));
+        }
+        self.uploads.begin(&self.folder.name(), &self.record, &self.verbs);
+    }
+
+    fn uploaded(&mut self, done: Uploaded) {
+        let Uploaded { number, url, stored, removed, said } = done;
+        if stored {
+            self.record.shelf.stored(number, &url);
+            self.note(format!("{url} has image {number}"));
+        }
+        removed.iter().for_each(|it| self.record.shelf.unstored(*it, &url));
+        said.into_iter().for_each(|it| self.note(format!("{url}: {it}")));
+        self.save();
+    }
+
+    fn restore(&mut self) {
+        if let Some(left) = self.not_before.checked_duration_since(Instant::now()).filter(|it| !it.is_zero()) {
+            std::thread::sleep(left.min(LOOK));
+            return;
+        }
+        let Some(newest) = self.record.shelf.newest().map(|it| it.number) else {
+            return self.happens(Event::NoImage, "there is no good image to restore".to_owned());
+        };
+        if !self.daemon_is_ready() {
+            // No fault of the image's, and after a reboot the driver takes its time.
+            self.not_before = Instant::now() + DAEMON;
+            return;
+        }
+        if let Some(process) = self.restored_before() {
+            return self.runs_again(process, "the job was restored when the former supervisor had ended".to_owned());
+        }
+        if !job::kill(&self.record.tree) {
+            return self.not_restored(newest, "processes of the job do not end");
+        }
+        self.folder.forget_end();
+        let dir = Images::of(&self.record, &self.verbs).dir(newest);
+        self.cut_console(&dir);
+        let began = Instant::now();
+        match self.verbs.restore(&dir) {
+            Ok(()) => self.restored(newest, began.elapsed()),
+            Err(Failed { bad_image: true, why }) => {
+                self.set_aside(newest, &why);
+                self.save();
+            }
+            Err(Failed { why, .. }) => self.not_restored(newest, &why),
+        }
+    }
+
+    /// The job, if a restore of the former supervisor has gone on to its end after that was killed: this one had to wait for the lock
+    /// until then. The job's number then belongs to a client that was not there when the job failed.
+    fn restored_before(&self) -> Option<Process> {
+        let former = self.record.job?;
+        let process = ended::process(former.pid).filter(|it| *it != former)?;
+        Clients::of(&self.record.wishes.socket, &job::tree(process.pid)).map(|_| process)
+    }
+
+    fn daemon_is_ready(&self) -> bool {
+        let asked = daemon::ask(&self.record.wishes.socket, &Request::Status);
+        matches!(asked, Ok(Reply::Status(status)) if status.problem.is_none())
+    }
+
+    fn restored(&mut self, number: u64, took: Duration) {
+        self.record.restore_seconds = took.as_secs_f64();
+        let pid = self.record.job.map_or(0, |it| it.pid);
+        // A job that has ended already is found out by `watch`.
+        let process = ended::process(pid).unwrap_or(Process { pid, started: u64::MAX });
+        self.runs_again(process, format!("the job was restored from image {number}"));
+    }
+
+    fn runs_again(&mut self, process: Process, what: String) {
+        self.record.job = Some(process);
+        self.record.tree = job::tree(process.pid);
+        self.record.restores = self.record.restores.saturating_add(1);
+        // The interval counts from here on.
+        self.not_before = Instant::now() + choice(&self.record).interval();
+        self.happens(Event::Restored, what);
+    }
+
+    fn not_restored(&mut self, number: u64, why: &str) {
+        let tries = if self.failed_image.0 == number { self.failed_image.1 + 1 } else { 1 };
+        self.failed_image = (number, tries);
+        if tries >= TRIES && self.record.shelf.good().nth(1).is_some() {
+            self.set_aside(number, why);
+        }
+        self.happens(Event::NotRestored(why.to_owned()), format!("image {number} was not restored: {why}"));
+    }
+
+    fn set_aside(&mut self, number: u64, why: &str) {
+        self.record.shelf.set_aside(number, why);
+        self.note(format!("image {number} is set aside: {why}"));
+    }
+
+    /// The job of a command writes again what it wrote after the image: the files have what it had written by then.
+    fn cut_console(&self, dir: &Path) {
+        if self.record.wishes.command.is_empty() {
+            return;
+        }
+        for path in self.folder.console() {
+            let cut = |length| append(&path).and_then(|it| Ok(it.set_len(length)?));
+            if let Some(length) = cpu_image::written(dir, &path)
+                && let Err(error) = cut(length)
+            {
+                eprintln!("rekindle: {error:#}");
+            }
+        }
+    }
+
+    fn happens(&mut self, event: Event, what: String) {
+        self.record.phase = std::mem::take(&mut self.record.phase).next(event, self.record.wishes.rules);
+        if let Phase::Restoring { .. } = self.record.phase {
+            self.not_before = Instant::now() + self.record.phase.pause();
+        }
+        self.note(what);
+        self.save();
+    }
+
+    fn note(&mut self, what: String) {
+        eprintln!("rekindle: {what}");
+        self.record.note(now_ms(), what);
+    }
+
+    /// Writes the record. On a full disk the former one stays, and this one is written later.
+    fn save(&mut self) -> bool {
+        let written = self.record.write(self.folder.path());
+        if let Err(error) = &written
+            && !self.unwritten
+        {
+            eprintln!("rekindle: {error}");
+        }
+        self.unwritten = written.is_err();
+        !self.unwritten
+    }
+
+    fn finish(&mut self) {
+        if let Some(done) = self.uploads.wait() {
+            self.uploaded(done);
+        }
+        while self.unwritten && !self.save() {
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// Milliseconds since 1970.
+pub(super) fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The boot of the machine, by the kernel's random name for it.
+pub(super) fn boot() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}

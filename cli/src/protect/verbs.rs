@@ -1,0 +1,168 @@
+//! The verbs of this program that a supervisor starts: they do the work, and say in JSON how it went.
+//!
+//! Each is a process of its own, for three reasons: a supervisor that is killed does not cut a dump off, a verb that is killed does not
+//! end the supervisor, and a verb's memory is given back. The supervisor's lock is the standard input of those that change images, so the
+//! next supervisor waits until they have ended.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use anyhow::{Context, anyhow};
+use rekindle_protect::Cost;
+use rekindle_protect::record::Wishes;
+use serde_json::Value;
+
+/// The exit code of a bad image.
+const BAD_IMAGE: i32 = 4;
+/// The most that is kept of what a verb says of a failure.
+const LONGEST: usize = 500;
+
+/// How a verb has failed.
+#[derive(Debug)]
+pub(super) struct Failed {
+    /// Whether the image is bad.
+    pub(super) bad_image: bool,
+    pub(super) why: String,
+}
+
+/// Starts verbs for a protection.
+pub(super) struct Verbs {
+    wishes: Wishes,
+    lock: File,
+}
+
+impl Verbs {
+    pub(super) fn new(wishes: &Wishes, lock: File) -> Self {
+        Self { wishes: wishes.clone(), lock }
+    }
+
+    /// Makes a checkpoint, and returns for how many seconds the job stood still, and whether the protocol was a concurrent one. None
+    /// for a job without GPU processes.
+    pub(super) fn checkpoint(&self, pid: i32, dir: &Path, on: Option<&Path>) -> Result<Option<Cost>, Failed> {
+        let mut arguments: Vec<OsString> =
+            vec!["checkpoint".into(), pid.to_string().into(), dir.into(), "--json".into()];
+        arguments.extend(on.into_iter().flat_map(|it| ["--on".into(), it.into()]));
+        arguments.extend(self.wishes.checkpoint.iter().map(Into::into));
+        let said = self.run(&arguments)?;
+        Ok(cost(&said["dump"]))
+    }
+
+    /// Restores an image, after it was verified, and returns when all of it is loaded.
+    pub(super) fn restore(&self, dir: &Path) -> Result<(), Failed> {
+        let mut arguments: Vec<OsString> = vec!["restore".into(), dir.into()];
+        arguments.extend(["--restore-detached", "--wait-loaded", "--verify", "--json"].map(Into::into));
+        arguments.extend(self.wishes.restore.iter().map(Into::into));
+        self.run(&arguments).map(drop)
+    }
+
+    /// Compares every hash of an image.
+    pub(super) fn verify(&self, dir: &Path) -> Result<(), Failed> {
+        self.run(&["verify".into(), dir.into(), "--json".into()]).map(drop)
+    }
+
+    /// Makes an image independent of others.
+    pub(super) fn flatten(&self, dir: &Path) -> Result<(), Failed> {
+        self.run(&["flatten".into(), dir.into()]).map(drop)
+    }
+
+    /// Copies an image into a store, under this name.
+    pub(super) fn upload(&self, dir: &Path, url: &str, name: &str) -> Result<(), Failed> {
+        self.images(&["copy".as_ref(), dir.as_os_str(), format!("{url}/{name}").as_ref()])
+    }
+
+    /// Whether a store has an image of this name.
+    pub(super) fn is_stored(&self, url: &str, name: &str) -> bool {
+        self.images(&["show".as_ref(), format!("{url}/{name}").as_ref()]).is_ok()
+    }
+
+    /// Removes an image from a store.
+    pub(super) fn remove_stored(&self, url: &str, name: &str) -> Result<(), Failed> {
+        self.images(&["rm".as_ref(), format!("{url}/{name}").as_ref()])
+    }
+
+    /// Removes from a store what no image needs.
+    pub(super) fn collect(&self, url: &str) -> Result<(), Failed> {
+        self.images(&["gc".as_ref(), url.as_ref()])
+    }
+
+    fn images(&self, arguments: &[&OsStr]) -> Result<(), Failed> {
+        let mut all: Vec<OsString> = vec!["images".into()];
+        all.extend(arguments.iter().map(Into::into));
+        all.push("--json".into());
+        all.extend(self.wishes.key.iter().flat_map(|it| ["--key".into(), it.into()]));
+        self.run(&all).map(drop)
+    }
+
+    fn command(&self, arguments: &[OsString]) -> anyhow::Result<Command> {
+        let mut command = Command::new(std::env::current_exe().context("cannot tell where rekindle is")?);
+        command.args(arguments).env("REKINDLE_SOCKET", &self.wishes.socket);
+        Ok(command)
+    }
+
+    fn run(&self, arguments: &[OsString]) -> Result<Value, Failed> {
+        let ran = || -> anyhow::Result<Output> {
+            let lock = self.lock.try_clone().context("cannot hand the lock on")?;
+            self.command(arguments)?.stdin(lock).output().context("cannot run rekindle")
+        };
+        let output = ran().map_err(|error| Failed { bad_image: false, why: format!("{error:#}") })?;
+        let said = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        if output.status.success() { Ok(said) } else { Err(failed(&output, &said)) }
+    }
+}
+
+/// Why a verb has failed.
+fn failed(output: &Output, said: &Value) -> Failed {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let last = errors.lines().rfind(|it| !it.trim().is_empty()).map(|it| it.trim_start_matches("rekindle: "));
+    let reason = said["reason"].as_str().or(last).map(str::to_owned);
+    let mut why = reason.unwrap_or_else(|| anyhow!("it ended with {}", output.status).to_string());
+    if let Some((end, _)) = why.char_indices().nth(LONGEST) {
+        why.truncate(end);
+    }
+    Failed { bad_image: output.status.code() == Some(BAD_IMAGE), why }
+}
+
+/// What a dump has cost, by its report. The job stands still in CRIU's freeze too, which is not part of the stall.
+fn cost(dump: &Value) -> Option<Cost> {
+    let phases = dump["phases"].as_array()?.iter();
+    let still = phases.filter(|it| it["name"] == "stall" || it["name"] == "freeze");
+    let still: f64 = still.filter_map(|it| it["duration_ns"].as_f64()).sum();
+    let concurrent = dump["protocol"] != "stop";
+    Some(Cost { stall: still / 1e9, durable: dump["seconds"].as_f64()?, concurrent })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_job_stands_still_in_the_freeze_and_in_the_stall() {
+        let phase = |name: &str, ms: u64| json!({ "name": name, "duration_ns": ms * 1_000_000, "bytes": 0 });
+        let phases = [phase("quiesce", 7), phase("freeze", 300), phase("copy", 900), phase("stall", 20)];
+        let dump = json!({ "protocol": "cow", "seconds": 1.5, "phases": phases });
+        assert_eq!(cost(&dump), Some(Cost { stall: 0.32, durable: 1.5, concurrent: true }));
+        assert_eq!(cost(&json!(null)), None);
+    }
+
+    #[test]
+    fn the_reason_of_a_failure_is_what_the_verb_says() {
+        let output = |code: i32, stderr: &str| Output {
+            status: ExitStatus::from_raw(code << 8),
+            stdout: Vec::new(),
+            stderr: stderr.into(),
+        };
+        let bad = failed(&output(4, "image, byte 3: wrong\nrekindle: the image is bad\n"), &Value::Null);
+        assert!(bad.bad_image && bad.why == "the image is bad");
+        let refused = failed(&output(3, "x"), &json!({ "reason": "a sharer" }));
+        assert!(!refused.bad_image && refused.why == "a sharer");
+        assert!(failed(&output(1, ""), &Value::Null).why.contains("exit status: 1"));
+        assert_eq!(failed(&output(1, &"é".repeat(900)), &Value::Null).why.chars().count(), LONGEST);
+    }
+}

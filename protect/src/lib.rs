@@ -1,0 +1,34 @@
+//! The policy of protected jobs: how often `rekindle protect` checkpoints a job, which images it keeps, and what it does
+//! when the job ends.
+//!
+//! Nothing here starts a program or waits. `cli/src/protect` does, and asks this crate:
+//!
+//! | file | question |
+//! |---|---|
+//! | [`interval`] | how long until the next checkpoint, so that the job loses least |
+//! | [`failures`] | how often does this job fail, as far as we know |
+//! | [`shelf`] | which images are good, which must stay, which may go |
+//! | [`phase`] | the job has ended, or a restore has failed: what now |
+//! | [`record`] | what the next supervisor has to know, in a file that is replaced atomically |
+//!
+//! A file imports only from lines below its own:
+//!
+//! ```text
+//!   record
+//!   phase, shelf
+//!   failures, interval
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod failures;
+pub mod interval;
+pub mod phase;
+pub mod record;
+pub mod shelf;
+
+pub use failures::Failures;
+pub use interval::{Choice, Cost, Formula, choose};
+pub use phase::{Ending, Event, Phase, Rules};
+pub use record::{Record, RecordError};
+pub use shelf::{Image, Shelf, Standing};
