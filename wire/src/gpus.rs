@@ -47,6 +47,7 @@ mod tests {
             attributes: Vec::new(),
             stream_priorities: (0, 0),
             peers: Vec::new(),
+            part_of: None,
         };
         [0xa0, 0xa1, 0xb0].map(device).to_vec()
     }

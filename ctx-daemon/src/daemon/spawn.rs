@@ -4,7 +4,7 @@
 //! worker has a session of its own and no tie to the daemon's life, so that applications go on when a daemon is replaced. Of
 //! the daemon's descriptors a worker has only the channel.
 
-use rekindle_ctx_worker::Reporting;
+use rekindle_ctx_worker::{Reporting, VirtualGpus};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -17,10 +17,12 @@ use std::time::Duration;
 use rekindle_wire::attach::{Attached, SETTINGS};
 use rekindle_wire::control::WorkerReply;
 use rekindle_wire::frame::{self, FrameError};
+use rekindle_wire::gpus;
 use rekindle_wire::version::is_spoken;
 use thiserror::Error;
 use tracing::{info, warn};
 
+use super::pool::VISIBLE_DEVICES;
 use super::sandbox::{NoUser, Sandbox};
 use super::sys;
 use super::worker::Worker;
@@ -68,6 +70,8 @@ pub(crate) struct Spawner {
     silence: Duration,
     sandbox: Sandbox,
     report_access: Option<Reporting>,
+    /// The virtual GPUs that each GPU is shown as.
+    parts: Option<u32>,
 }
 
 impl Spawner {
@@ -82,6 +86,7 @@ impl Spawner {
             silence: config.workers.silence_timeout,
             sandbox: sandbox.clone(),
             report_access: config.workers.report_access,
+            parts: config.gpu.parts,
         }
     }
 
@@ -179,7 +184,14 @@ impl Spawner {
         for name in SETTINGS {
             command.env_remove(name);
         }
-        command.envs(settings.iter().map(|(name, value)| (name, value)));
+        let mut settings: Vec<_> = settings.iter().collect();
+        if let Some(per_gpu) = self.parts {
+            // The driver knows no virtual GPUs: the worker itself chooses among them.
+            let chosen = settings.iter().position(|(name, _)| name == VISIBLE_DEVICES).map(|at| settings.remove(at));
+            let names = chosen.map(|(_, names)| names.split(',').filter_map(gpus::uuid).collect());
+            command.arg("--virtual-gpus").arg(VirtualGpus { per_gpu, visible: names }.to_string());
+        }
+        command.envs(settings.into_iter().map(|(name, value)| (name, value)));
         become_helper(&mut command, fd);
         command
     }
@@ -234,6 +246,7 @@ mod tests {
     use crate::config::SandboxConfig;
 
     fn spawn(script: &str) -> Result<Arc<Worker>, SpawnError> {
+        let settings = vec![(VISIBLE_DEVICES.to_owned(), gpus::name(&[7; 16]))];
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("worker");
         std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -249,8 +262,9 @@ mod tests {
             silence: Duration::from_secs(30),
             sandbox: Sandbox::probe(&SandboxConfig::default()).unwrap(),
             report_access: None,
+            parts: Some(2),
         };
-        spawner.spawn(&Vec::new(), || SLOW.set(SLOW.get() + 1))
+        spawner.spawn(&settings, || SLOW.set(SLOW.get() + 1))
     }
 
     thread_local! {
@@ -268,6 +282,16 @@ mod tests {
     fn a_worker_that_ends_at_once_is_told_by_its_status() {
         let error = spawn("exit 7").unwrap_err().to_string();
         assert!(error.contains("exit status: 7"), "{error}");
+    }
+
+    #[test]
+    fn a_worker_chooses_among_virtual_gpus_itself() {
+        let report = tempfile::NamedTempFile::new().unwrap();
+        let path = report.path().display();
+        spawn(&format!("echo $@ ${{CUDA_VISIBLE_DEVICES-none}} > {path}")).unwrap_err();
+        let text = std::fs::read_to_string(report.path()).unwrap();
+        let expected = "--virtual-gpus 2:GPU-07070707-0707-0707-0707-070707070707 none\n";
+        assert!(text.ends_with(expected), "{text}");
     }
 
     #[test]

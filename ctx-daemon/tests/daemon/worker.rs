@@ -122,6 +122,7 @@ fn attached(dir: &std::path::Path) -> Attached {
             attributes,
             stream_priorities: (0, -5),
             peers: Vec::new(),
+            part_of: None,
         }],
     }
 }

@@ -64,6 +64,7 @@ mod tests {
             attributes: vec![(0, 9); 77],
             stream_priorities: (0, 0),
             peers: Vec::new(),
+            part_of: None,
         }
     }
 
