@@ -59,4 +59,5 @@ mod suspend;
 mod tcp;
 mod traces;
 mod udp;
+mod virtual_gpus;
 mod warm;

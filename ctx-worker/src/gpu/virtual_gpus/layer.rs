@@ -13,7 +13,7 @@ use rekindle_wire::gpus;
 use rekindle_wire::window::MAX_DEVICES;
 
 use super::contexts::Contexts;
-use super::rights::Rights;
+use super::rights::{Change, Rights};
 use super::{Uuid, VirtualError, VirtualGpus, identity};
 use crate::gpu::driver::{Driver, checked};
 
@@ -331,11 +331,12 @@ impl Layer {
         let mut changes = rights.changes(range.clone(), &of_gpus, |gpu| self.real(gpu).ok());
         // Where nothing is mapped, the driver says so.
         if changes.is_empty() {
-            let mut of_real = BTreeMap::new();
+            let mut of_real = BTreeMap::<CUdevice, u32>::new();
             for (gpu, flags) in &of_gpus {
-                of_real.insert(self.real(*gpu)?, *flags);
+                let most = of_real.entry(self.real(*gpu)?).or_default();
+                *most = (*most).max(*flags);
             }
-            changes.push(super::rights::Change { range, of_gpus: of_real.into_iter().collect() });
+            changes.push(Change { range, of_gpus: of_real.into_iter().collect() });
         }
         for change in changes {
             let of_gpu = |&(location_id, flags): &(CUdevice, u32)| CUmemAccessDesc {
@@ -388,3 +389,6 @@ impl Whole {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
