@@ -2,8 +2,10 @@
 //! NCCL's ways, and are dumped as one tree while collectives are under way. The program compares each step of each rank with what
 //! the processor computes. NCCL's ranks keep TCP connections, which CRIU 4.1 cannot dump on Linux 6.16 and later.
 
+use anyhow::Context;
+use rekindle_e2e::app::Hold;
 use rekindle_e2e::network::Network;
-use rekindle_e2e::random::repetitions;
+use rekindle_e2e::random::{Random, repetitions};
 use rekindle_e2e::{App, Node, Result, process, stage};
 
 const RANKS: usize = 2;
@@ -39,6 +41,14 @@ fn run(node: &Node, (variables, graph): (&[(&str, &str)], &str)) -> Result<App> 
     node.run_command("ranks", command, &arguments)
 }
 
+/// Starts ranks that wait for each other at this step until the hold is lifted.
+fn run_held(node: &Node, way: (&[(&str, &str)], &str), at: u64) -> Result<App> {
+    let hold = Hold::new(node.fresh("hold"), at)?;
+    let (variable, file) = hold.variable();
+    let file = file.to_str().context("a path that is no text")?;
+    Ok(run(node, (&[way.0, &[(variable, file)]].concat(), way.1))?.held(Some(hold)))
+}
+
 /// The lines of ranks, which end in any order.
 fn sorted(output: &str) -> Vec<String> {
     let mut lines: Vec<_> = output.lines().filter(|line| line.starts_with("rank ")).map(str::to_owned).collect();
@@ -66,6 +76,37 @@ fn ranks_agree_in_each_way_and_go_on_from_their_middle() -> Result {
         assert_eq!(printed.len(), RANKS, "{way:?}: {printed:?}");
         // What is computed does not depend on the way.
         assert_eq!(*expected.get_or_insert_with(|| printed.clone()), printed, "{way:?}");
+    }
+    node.finish()
+}
+
+/// NCCL refuses two ranks on one GPU. On virtual ones they agree, and are dumped at any moment, left running and killed.
+#[test]
+fn ranks_agree_on_virtual_gpus_of_one_gpu_whenever_they_are_dumped() -> Result {
+    const DUMPS: u64 = 3;
+    let network = Network::new()?;
+    network.forgets_connections()?;
+    let node = Node::configured("[gpu]\nvirtual = 2\n", &[("SIMGPU_CC", "12.0"), ("SIMGPU_DEVICES", "1")])?;
+    node.dumps_connections();
+    let mut random = Random::new();
+    let mut expected = None;
+    for round in 0..repetitions() {
+        for way in WAYS.into_iter().take(USUAL) {
+            let app = run_held(&node, way, STEPS - 5)?;
+            app.reaches(2)?;
+            assert_eq!(node.clients()?.len(), RANKS);
+            let mut left_running = None;
+            for _ in 0..DUMPS {
+                app.reaches((app.progress()? + random.below(STEPS / DUMPS)).min(STEPS - 6))?;
+                left_running = Some(node.dump(&app)?);
+            }
+            let killed = node.dump_and_kill(app)?;
+            for image in [killed, left_running.context("there were dumps")?] {
+                let printed = sorted(&node.restore(&image)?.finish()?);
+                assert_eq!(printed.len(), RANKS, "{round} {way:?}: {printed:?}");
+                assert_eq!(*expected.get_or_insert_with(|| printed.clone()), printed, "{round} {way:?}");
+            }
+        }
     }
     node.finish()
 }

@@ -3,12 +3,12 @@
 
 use std::fs;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use rekindle_e2e::app::{Hold, undisturbed};
 use rekindle_e2e::podman::Podman;
 use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{App, Image, Node, Result, stage};
-use rekindle_wire::control::GpuInfo;
+use rekindle_wire::control::{GpuInfo, Reply, Request};
 
 const TWO: &str = "[gpu]\nvirtual = 2\n";
 const FOUR: &str = "[gpu]\nvirtual = 4\n";
@@ -67,10 +67,17 @@ fn programs_of_two_gpus_print_the_same_on_one() -> Result {
 }
 
 #[test]
-fn any_two_of_four_virtual_gpus_are_peers() -> Result {
+fn any_two_of_four_virtual_gpus_are_peers_also_after_a_suspension() -> Result {
     let node = node(FOUR)?;
-    for name in ["twodev", "peers"] {
-        prints_the_same(&node, name, &["--first", "3", "--second", "1"], "0,1,2,3")?;
+    let arguments = ["--first", "3", "--second", "1"];
+    prints_the_same(&node, "twodev", &arguments, "0,1,2,3")?;
+    let (expected, last) = directly(&node, "peers")?;
+    for deep in [false, true] {
+        let app = start(&node, "peers", &arguments, "0,1,2,3", last)?;
+        let reply = node.ask(&Request::Suspend { pid: app.pid(), hold: false, deep })?;
+        let Reply::Suspended(all) = reply else { bail!("Suspend was answered by {reply:?}") };
+        assert!(all.len() == 1 && all[0].deep == deep, "{all:?}");
+        dumped(&node, app, &expected)?;
     }
     node.finish()
 }
@@ -179,7 +186,7 @@ fn an_image_is_restored_on_virtual_gpus_of_other_numbers_and_of_another_gpu() ->
     let (image, expected) = image_of_two(&node)?;
     let had = gpus(&node)?;
     // The GPU that the program had is the second one now, and then not there at all.
-    for (order, at) in [("1,0", Some(2)), ("1", None)] {
+    for (order, at) in [("1,0", Some(1)), ("1", None)] {
         node.stop_daemon()?;
         node.start_daemon(&[("SIMGPU_DEVICES", "2"), ("CUDA_VISIBLE_DEVICES", order)])?;
         assert_eq!(gpus(&node)?.iter().position(|gpu| gpu.uuid == had[0].uuid), at);
@@ -221,9 +228,9 @@ fn containers_have_a_virtual_gpu_each() -> Result {
     fs::create_dir(&shared)?;
     let volume = format!("{}:/shared", shared.display());
     let names = ["first", "second"];
-    let device = |number: usize| format!("rekindle.dev/gpu={number}");
-    for (number, name) in names.iter().enumerate() {
-        let options = ["--device", &*device(number), "--volume", &volume];
+    // Both are parts of the first GPU.
+    for (number, name) in [0, 2].into_iter().zip(names) {
+        let options = ["--device", &*format!("rekindle.dev/gpu={number}"), "--volume", &volume];
         podman.run(name, &options, &["visible", "--mib", "8", "--until", "/shared/go"])?;
         podman.says(name, "ready")?;
         let sees = format!("count 1\n0 {} ok\n", parts[number].uuid);

@@ -72,11 +72,11 @@ impl Layer {
             checked("cuInit", (real.cuInit)(0))?;
             checked("cuDeviceGetCount", (real.cuDeviceGetCount)(&raw mut count))?;
         }
-        let mut gpus = Vec::new();
-        for ordinal in 0..count {
-            let whole = Whole::find(&real, ordinal)?;
-            gpus.extend((0..settings.per_gpu).map(|part| whole.part(part, settings.per_gpu)));
-        }
+        let wholes = (0..count).map(|ordinal| Whole::find(&real, ordinal)).collect::<Result<Vec<_>, _>>()?;
+        // In the order of their PCI addresses, by which NVML numbers them, if the GPUs are in theirs. So a program that uses the
+        // first few devices also uses as many GPUs as there are.
+        let parts = (0..settings.per_gpu).flat_map(|part| wholes.iter().map(move |whole| (whole, part)));
+        let mut gpus: Vec<_> = parts.map(|(whole, part)| whole.part(part, settings.per_gpu)).collect();
         if let Some(visible) = &settings.visible {
             let find = |uuid: &Uuid| {
                 let found = gpus.iter().find(|gpu| gpu.uuid == *uuid).cloned();

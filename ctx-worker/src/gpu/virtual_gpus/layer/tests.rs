@@ -156,10 +156,10 @@ fn each_gpu_is_so_many_with_a_part_of_its_memory() {
     let layer = layer(3, None).unwrap();
     let gpus: Vec<_> = layer.gpus().iter().map(|it| (it.real, it.part, it.leads, it.memory)).collect();
     let of = |real, part| (real, part, part == 0, 3333);
-    assert_eq!(gpus, [of(0, 0), of(0, 1), of(0, 2), of(1, 0), of(1, 1), of(1, 2)]);
-    assert_eq!((layer.gpus()[4].pci_bus_id.as_str(), layer.gpus()[4].part_of), ("2000:01:00.0", [1; 16]));
-    assert_eq!((layer.attribute(PCI_DOMAIN_ID, 4), layer.attribute(16, 4)), (Ok(0x2000), Ok(2)));
-    assert_eq!(layer.attribute(COOPERATIVE_MULTI_DEVICE_LAUNCH, 4), Ok(0));
+    assert_eq!(gpus, [of(0, 0), of(1, 0), of(0, 1), of(1, 1), of(0, 2), of(1, 2)]);
+    assert_eq!((layer.gpus()[3].pci_bus_id.as_str(), layer.gpus()[3].part_of), ("2000:01:00.0", [1; 16]));
+    assert_eq!((layer.attribute(PCI_DOMAIN_ID, 3), layer.attribute(16, 3)), (Ok(0x2000), Ok(2)));
+    assert_eq!(layer.attribute(COOPERATIVE_MULTI_DEVICE_LAUNCH, 3), Ok(0));
     assert_eq!((layer.real(6), layer.real(-1)), (Err(CUDA_ERROR_INVALID_DEVICE), Err(CUDA_ERROR_INVALID_DEVICE)));
 }
 
@@ -167,9 +167,9 @@ fn each_gpu_is_so_many_with_a_part_of_its_memory() {
 fn a_worker_sees_those_that_it_is_told_in_its_order() {
     let all = layer(2, None).unwrap();
     let uuid = |at: usize| all.gpus()[at].uuid;
-    let some = layer(2, Some(vec![uuid(3), uuid(1), uuid(2)])).unwrap();
+    let some = layer(2, Some(vec![uuid(3), uuid(2), uuid(1)])).unwrap();
     let gpus: Vec<_> = some.gpus().iter().map(|it| (it.uuid, it.leads)).collect();
-    assert_eq!(gpus, [(uuid(3), true), (uuid(1), true), (uuid(2), false)], "the first of each GPU leads");
+    assert_eq!(gpus, [(uuid(3), true), (uuid(2), true), (uuid(1), false)], "the first of each GPU leads");
     let error = layer(2, Some(vec![[9; 16]])).err().unwrap().to_string();
     assert!(error.contains("no virtual GPU GPU-09090909"), "{error}");
 }
@@ -184,48 +184,48 @@ fn more_than_a_process_can_have_are_refused() {
 #[test]
 fn the_first_has_the_primary_context_and_others_have_one_that_stands_for_it() {
     let layer = layer(2, None).unwrap();
-    assert_eq!((layer.retain(0), layer.retain(2)), (Ok(100), Ok(101)));
-    let standing = layer.retain(1).unwrap();
-    assert_eq!(layer.retain(1), Ok(standing), "it is one");
+    assert_eq!((layer.retain(0), layer.retain(1)), (Ok(100), Ok(101)));
+    let standing = layer.retain(2).unwrap();
+    assert_eq!(layer.retain(2), Ok(standing), "it is one");
     assert_eq!(calls(), ["create on 0 with 0", "pop"]);
 
-    layer.set_flags(1, 4).unwrap();
+    layer.set_flags(2, 4).unwrap();
     assert_eq!((calls(), CURRENT.get()), (vec![format!("flags 4 of {standing}")], 0));
-    layer.reset(1).unwrap();
-    layer.reset(1).unwrap();
     layer.reset(2).unwrap();
+    layer.reset(2).unwrap();
+    layer.reset(1).unwrap();
     assert_eq!(calls(), [format!("destroy {standing}"), "reset 1".to_owned()]);
     // A reset forgets the flags; those that are set before the next context is made are its flags.
-    layer.set_flags(1, 1).unwrap();
-    assert_ne!(layer.retain(1), Ok(standing));
+    layer.set_flags(2, 1).unwrap();
+    assert_ne!(layer.retain(2), Ok(standing));
     assert_eq!(calls(), ["create on 0 with 1", "pop"]);
 }
 
 #[test]
 fn parts_of_one_gpu_are_peers_without_the_driver() {
     let layer = layer(2, None).unwrap();
-    assert_eq!([(0, 1), (1, 0), (1, 1), (1, 2)].map(|(a, b)| layer.can_access_peer(a, b)), [1, 1, 0, 0].map(Ok));
-    let attributes: Vec<_> = (0..=6).map(|attribute| layer.p2p_attribute(attribute, 0, 1)).collect();
+    assert_eq!([(0, 2), (2, 0), (2, 2), (0, 1)].map(|(a, b)| layer.can_access_peer(a, b)), [1, 1, 0, 0].map(Ok));
+    let attributes: Vec<_> = (0..=6).map(|attribute| layer.p2p_attribute(attribute, 0, 2)).collect();
     let invalid = Err(CUDA_ERROR_INVALID_VALUE);
     assert_eq!(attributes, [invalid, Ok(0), Ok(1), Ok(1), Ok(0), Ok(0), invalid]);
 
     let contexts = [0, 1, 2, 3].map(|gpu| layer.retain(gpu).unwrap());
     calls();
     CURRENT.set(contexts[0]);
-    assert_eq!(layer.disable_peer(contexts[1]), Err(CUDA_ERROR_PEER_ACCESS_NOT_ENABLED));
-    assert_eq!(layer.enable_peer(contexts[1], 1), Err(CUDA_ERROR_INVALID_VALUE));
-    assert_eq!(layer.enable_peer(contexts[1], 0), Ok(()));
-    assert_eq!(layer.enable_peer(contexts[1], 0), Err(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED));
-    assert_eq!(layer.disable_peer(contexts[1]), Ok(()));
+    assert_eq!(layer.disable_peer(contexts[2]), Err(CUDA_ERROR_PEER_ACCESS_NOT_ENABLED));
+    assert_eq!(layer.enable_peer(contexts[2], 1), Err(CUDA_ERROR_INVALID_VALUE));
+    assert_eq!(layer.enable_peer(contexts[2], 0), Ok(()));
+    assert_eq!(layer.enable_peer(contexts[2], 0), Err(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED));
+    assert_eq!(layer.disable_peer(contexts[2]), Ok(()));
     assert_eq!(calls(), [""; 0]);
 
     // Across GPUs the driver opens a GPU, which stays open as long as any part of it is a peer.
-    for gpu in [2, 3] {
+    for gpu in [1, 3] {
         layer.enable_peer(contexts[gpu], 0).unwrap();
     }
-    let opened = [2, 3].map(|gpu: usize| format!("enable {} with 0", contexts[gpu]));
+    let opened = [1, 3].map(|gpu: usize| format!("enable {} with 0", contexts[gpu]));
     assert_eq!(calls(), opened);
-    for gpu in [2, 3] {
+    for gpu in [1, 3] {
         layer.disable_peer(contexts[gpu]).unwrap();
     }
     assert_eq!(calls(), [format!("disable {}", contexts[3])]);
@@ -239,7 +239,7 @@ fn parts_of_one_gpu_are_peers_without_the_driver() {
 #[test]
 fn a_program_may_have_the_part_of_the_gpu_at_most() {
     let layer = layer(2, None).unwrap();
-    CURRENT.set(layer.retain(1).unwrap());
+    CURRENT.set(layer.retain(2).unwrap());
     assert_eq!(layer.memory(), Ok((5000, 5000)));
 }
 
@@ -253,16 +253,16 @@ fn access_is_set_for_gpus_of_the_drivers() {
         all.iter().map(one).collect()
     };
     layer.map(100, 10, 0, 1, 0).unwrap();
-    layer.set_access(100, 10, &given(&[(DEVICE, 1, 3), (HOST, 0, 3), (DEVICE, 3, 1)])).unwrap();
+    layer.set_access(100, 10, &given(&[(DEVICE, 2, 3), (HOST, 0, 3), (DEVICE, 3, 1)])).unwrap();
     layer.set_access(100, 10, &given(&[(DEVICE, 0, 1)])).unwrap();
-    layer.set_access(100, 10, &given(&[(DEVICE, 1, 0)])).unwrap();
+    layer.set_access(100, 10, &given(&[(DEVICE, 2, 0)])).unwrap();
     let expected = ["100, 10: [(1, 0, 3), (1, 1, 1), (2, 0, 3)]", "100, 10: [(1, 0, 3)]", "100, 10: [(1, 0, 1)]"];
     assert_eq!(calls(), expected);
     assert_eq!(layer.set_access(100, 10, &given(&[(DEVICE, 4, 3)])), Err(CUDA_ERROR_INVALID_DEVICE));
     // Where nothing is mapped any more, the driver answers.
     layer.unmap(100, 10).unwrap();
-    layer.set_access(100, 10, &given(&[(DEVICE, 3, 3), (DEVICE, 2, 1)])).unwrap();
-    assert_eq!(calls().len(), 1);
+    layer.set_access(100, 10, &given(&[(DEVICE, 3, 3), (DEVICE, 1, 1)])).unwrap();
+    assert_eq!(calls(), ["100, 10: [(1, 1, 3)]"]);
     let properties =
         CUmemAllocationProp { location_type: DEVICE, location_id: 3, kind: 1, ..CUmemAllocationProp::default() };
     let real = layer.properties(&properties).unwrap();
