@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rekindle_wire::attach::{Attached, SETTINGS};
+use rekindle_wire::attach::{Attached, Device, SETTINGS};
 use rekindle_wire::control::WorkerReply;
 use rekindle_wire::frame::{self, FrameError};
 use rekindle_wire::gpus;
@@ -95,13 +95,19 @@ impl Spawner {
         self.timeout
     }
 
-    /// Starts a worker and waits until it is ready. `slow` is called if that takes long; the worker may still become ready.
-    pub(crate) fn spawn(&self, settings: &Settings, slow: impl FnOnce()) -> Result<Arc<Worker>, SpawnError> {
+    /// Starts a worker and waits until it is ready. `seen` are the devices that workers of the usual kind see. `slow` is called if
+    /// the start takes long; the worker may still become ready.
+    pub(crate) fn spawn(
+        &self,
+        settings: &Settings,
+        seen: &[Device],
+        slow: impl FnOnce(),
+    ) -> Result<Arc<Worker>, SpawnError> {
         let started = std::time::Instant::now();
         let failed = |source| SpawnError::Start { program: self.program.clone(), source };
         let (channel, theirs) = UnixStream::pair().map_err(failed)?;
         let (confined, user) = self.sandbox.confine()?.unzip();
-        let mut child = self.command(&theirs, settings, confined).spawn().map_err(failed)?;
+        let mut child = self.command(&theirs, settings, seen, confined).spawn().map_err(failed)?;
         drop(OwnedFd::from(theirs));
         let pid = child.id() as i32;
         match self.ready(pid, &channel, slow) {
@@ -160,7 +166,13 @@ impl Spawner {
         }
     }
 
-    fn command(&self, channel: &UnixStream, settings: &Settings, confined: Option<Confinement>) -> Command {
+    fn command(
+        &self,
+        channel: &UnixStream,
+        settings: &Settings,
+        seen: &[Device],
+        confined: Option<Confinement>,
+    ) -> Command {
         let fd = channel.as_raw_fd();
         let mut command = Command::new(&self.program);
         command
@@ -184,17 +196,32 @@ impl Spawner {
         for name in SETTINGS {
             command.env_remove(name);
         }
-        let mut settings: Vec<_> = settings.iter().collect();
+        command.envs(settings.iter().map(|(name, value)| (name, value)));
         if let Some(per_gpu) = self.parts {
-            // The driver knows no virtual GPUs: the worker itself chooses among them.
-            let chosen = settings.iter().position(|(name, _)| name == VISIBLE_DEVICES).map(|at| settings.remove(at));
-            let names = chosen.map(|(_, names)| names.split(',').filter_map(gpus::uuid).collect());
-            command.arg("--virtual-gpus").arg(VirtualGpus { per_gpu, visible: names }.to_string());
+            let names = settings.iter().find(|(name, _)| name == VISIBLE_DEVICES);
+            let visible: Option<Vec<_>> = names.map(|(_, names)| names.split(',').filter_map(gpus::uuid).collect());
+            // The driver knows no virtual GPUs. It shows the GPUs that they are parts of, numbered in the same order wherever these
+            // are, since addresses depend on the numbers; the worker chooses among their parts.
+            if let Some(visible) = &visible {
+                command.env(VISIBLE_DEVICES, names_of_wholes(visible, seen));
+            }
+            command.arg("--virtual-gpus").arg(VirtualGpus { per_gpu, visible }.to_string());
         }
-        command.envs(settings.into_iter().map(|(name, value)| (name, value)));
         become_helper(&mut command, fd);
         command
     }
+}
+
+/// The names of the GPUs that these virtual GPUs are parts of, each once.
+fn names_of_wholes(parts: &[[u8; 16]], seen: &[Device]) -> String {
+    let whole = |part: &[u8; 16]| seen.iter().find(|it| it.uuid == *part)?.part_of;
+    let mut names: Vec<String> = Vec::new();
+    for name in parts.iter().filter_map(whole).map(|uuid| gpus::name(&uuid)) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names.join(",")
 }
 
 /// Has a child of the daemon begin in a session of its own, with none of the daemon's descriptors but the channel.
@@ -246,7 +273,18 @@ mod tests {
     use crate::config::SandboxConfig;
 
     fn spawn(script: &str) -> Result<Arc<Worker>, SpawnError> {
-        let settings = vec![(VISIBLE_DEVICES.to_owned(), gpus::name(&[7; 16]))];
+        let visible = [7, 6].map(|it| gpus::name(&[it; 16])).join(",");
+        let settings = vec![(VISIBLE_DEVICES.to_owned(), visible)];
+        let seen = [6, 7].map(|it| Device {
+            name: String::new(),
+            uuid: [it; 16],
+            memory: 0,
+            pci_bus_id: String::new(),
+            attributes: Vec::new(),
+            stream_priorities: (0, 0),
+            peers: Vec::new(),
+            part_of: Some([5; 16]),
+        });
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("worker");
         std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -264,7 +302,7 @@ mod tests {
             report_access: None,
             parts: Some(2),
         };
-        spawner.spawn(&settings, || SLOW.set(SLOW.get() + 1))
+        spawner.spawn(&settings, &seen, || SLOW.set(SLOW.get() + 1))
     }
 
     thread_local! {
@@ -285,13 +323,13 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_chooses_among_virtual_gpus_itself() {
+    fn a_worker_chooses_among_virtual_gpus_and_the_driver_shows_their_gpu() {
         let report = tempfile::NamedTempFile::new().unwrap();
         let path = report.path().display();
         spawn(&format!("echo $@ ${{CUDA_VISIBLE_DEVICES-none}} > {path}")).unwrap_err();
         let text = std::fs::read_to_string(report.path()).unwrap();
-        let expected = "--virtual-gpus 2:GPU-07070707-0707-0707-0707-070707070707 none\n";
-        assert!(text.ends_with(expected), "{text}");
+        let [seven, six, whole] = [7, 6, 5].map(|it| gpus::name(&[it; 16]));
+        assert!(text.ends_with(&format!("--virtual-gpus 2:{seven},{six} {whole}\n")), "{text}");
     }
 
     #[test]
