@@ -1,5 +1,6 @@
 //! The identity of a virtual GPU: derived from that of its GPU, so that it is the same in every process and after a restart,
-//! and another than the GPU's, so that nobody takes a part for the whole.
+//! and another than the GPU's, so that nobody takes a part for the whole. The second half of the UUID is the GPU's: by it, who has
+//! only UUIDs finds the parts of one GPU ([`rekindle_wire::gpus::are_of_one`]).
 
 use super::Uuid;
 
@@ -32,6 +33,8 @@ pub(super) fn pci_bus_id(of_gpu: &str, part: u32) -> Option<String> {
 mod tests {
     use std::collections::BTreeSet;
 
+    use rekindle_wire::gpus::are_of_one;
+
     use super::*;
     use crate::gpu::virtual_gpus::VirtualGpus;
 
@@ -42,6 +45,7 @@ mod tests {
         let uuids = gpus.iter().flat_map(|gpu| parts.clone().map(|part| uuid(*gpu, part)));
         let all: BTreeSet<Uuid> = uuids.chain(gpus.iter().copied()).collect();
         assert_eq!(all.len(), 8 * (parts.len() + 1));
+        assert!(are_of_one(&uuid(gpus[0], 3), &uuid(gpus[0], 7)) && !are_of_one(&uuid(gpus[0], 3), &uuid(gpus[1], 3)));
 
         let ids = |bus: &str| parts.clone().map(|part| pci_bus_id(bus, part).unwrap()).collect::<BTreeSet<_>>();
         let (one, other) = (ids("0000:17:00.0"), ids("0001:17:00.0"));
