@@ -76,7 +76,7 @@ fn ranks_agree_in_each_way_and_go_on_from_their_middle() -> Result {
 fn ranks_agree_on_virtual_gpus_of_one_gpu_whenever_they_are_dumped() -> Result {
     const DUMPS: u64 = 3;
     // Many: the ranks do not wait for the dumps.
-    const STEPS: u64 = 200;
+    const STEPS: u64 = 800;
     let network = Network::new()?;
     network.forgets_connections()?;
     let node = Node::configured("[gpu]\nvirtual = 2\n", &[("SIMGPU_CC", "12.0"), ("SIMGPU_DEVICES", "1")])?;
@@ -90,7 +90,7 @@ fn ranks_agree_on_virtual_gpus_of_one_gpu_whenever_they_are_dumped() -> Result {
             assert_eq!(node.clients()?.len(), RANKS);
             let mut left_running = None;
             for _ in 0..DUMPS {
-                app.reaches(app.progress()? + random.below(STEPS / DUMPS / 5))?;
+                app.reaches(app.progress()? + random.below(20))?;
                 println!("{way:?}: dumped at step {}", app.progress()?);
                 left_running = Some(node.dump(&app)?);
             }

@@ -215,8 +215,8 @@ fn an_image_of_two_virtual_gpus_of_one_gpu_is_refused_on_other_gpus_and_stays_go
 }
 
 #[test]
-fn containers_have_a_virtual_gpu_each_and_move_to_gpus_of_the_same_size() -> Result {
-    let mut node = Node::at_default_socket_with("[gpu]\nvirtual = 2\n")?;
+fn containers_have_a_virtual_gpu_each() -> Result {
+    let node = Node::at_default_socket_with("[gpu]\nvirtual = 2\n")?;
     let parts = gpus(&node)?;
     // Two software GPUs.
     assert_eq!(parts.len(), 4);
@@ -239,17 +239,34 @@ fn containers_have_a_virtual_gpu_each_and_move_to_gpus_of_the_same_size() -> Res
     checkpoint()?;
     restore()?;
     until_true("both are there", || Ok(node.clients()?.len() == 2))?;
-    checkpoint()?;
-    node.stop_daemon()?;
-    node.configure("");
-    node.start_daemon(&[("SIMGPU_MEMORY", "2G")])?;
-    restore()?;
-    until_true("both are there again", || Ok(node.clients()?.len() == 2))?;
     fs::write(shared.join("go"), "")?;
     for name in names {
         assert_eq!(podman.exit_code(name)?, 0, "{name}");
         assert!(podman.call(&["logs", name])?.ends_with("the same\n"), "{name}");
     }
+    drop(podman);
+    node.finish()
+}
+
+/// A process that sees one virtual GPU is one as on a GPU, so its image is restored there too.
+#[test]
+fn a_container_with_one_virtual_gpu_moves_to_a_gpu_of_the_same_size() -> Result {
+    let mut node = Node::at_default_socket_with(TWO)?;
+    let podman = Podman::new(&node)?;
+    let shared = node.path("shared");
+    fs::create_dir(&shared)?;
+    let volume = format!("{}:/shared", shared.display());
+    let options = ["--annotation", "dev.rekindle/gpus=1", "--volume", &volume];
+    podman.run("mover", &options, &["visible", "--mib", "8", "--until", "/shared/go"])?;
+    podman.says("mover", "ready")?;
+    podman.call(&["container", "checkpoint", "mover"])?;
+    node.stop_daemon()?;
+    node.configure("");
+    node.start_daemon(&[("SIMGPU_MEMORY", "2G")])?;
+    podman.call(&["container", "restore", "mover"])?;
+    fs::write(shared.join("go"), "")?;
+    assert_eq!(podman.exit_code("mover")?, 0);
+    assert!(podman.call(&["logs", "mover"])?.ends_with("the same\n"));
     drop(podman);
     node.finish()
 }
