@@ -22,7 +22,6 @@ use rekindle_wire::version::is_spoken;
 use thiserror::Error;
 use tracing::{info, warn};
 
-use super::pool::VISIBLE_DEVICES;
 use super::sandbox::{NoUser, Sandbox};
 use super::sys;
 use super::worker::Worker;
@@ -32,6 +31,9 @@ use rekindle_ctx_worker::rejoin::SOCKET_VARIABLE;
 
 /// Tells a worker after how many milliseconds without a word from its daemon it goes on by itself.
 pub(crate) const SILENCE_VARIABLE: &str = "REKINDLE_SILENCE_MS";
+
+/// The driver shows a process these GPUs only, in this order, and numbers them anew.
+pub(crate) const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
 /// Environment variables that contexts depend on, by name.
 pub(crate) type Settings = Vec<(String, String)>;

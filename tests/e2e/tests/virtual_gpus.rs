@@ -256,7 +256,7 @@ fn a_container_with_one_virtual_gpu_moves_to_a_gpu_of_the_same_size() -> Result 
     let shared = node.path("shared");
     fs::create_dir(&shared)?;
     let volume = format!("{}:/shared", shared.display());
-    let options = ["--annotation", "dev.rekindle/gpus=1", "--volume", &volume];
+    let options = ["--annotation", "dev.rekindle/gpus=0", "--volume", &volume];
     podman.run("mover", &options, &["visible", "--mib", "8", "--until", "/shared/go"])?;
     podman.says("mover", "ready")?;
     podman.call(&["container", "checkpoint", "mover"])?;

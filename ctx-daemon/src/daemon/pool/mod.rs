@@ -33,7 +33,6 @@ use tracing::{debug, error, info};
 
 use self::demand::Bursts;
 use self::kind::Kind;
-pub(crate) use self::kind::VISIBLE_DEVICES;
 use super::grants::Uuid;
 use super::metrics::{Metrics, Taken};
 use super::spawn::{Settings, SpawnError, Spawner};

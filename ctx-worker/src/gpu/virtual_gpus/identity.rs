@@ -2,7 +2,7 @@
 //! and another than the GPU's, so that nobody takes a part for the whole. The second half of the UUID is the GPU's: by it, who has
 //! only UUIDs finds the parts of one GPU ([`rekindle_wire::gpus::are_of_one`]).
 
-use super::Uuid;
+use super::settings::Uuid;
 
 /// Spreads small numbers over 64 bits: 2^64 divided by the golden ratio.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -36,7 +36,7 @@ mod tests {
     use rekindle_wire::gpus::are_of_one;
 
     use super::*;
-    use crate::gpu::virtual_gpus::VirtualGpus;
+    use crate::gpu::virtual_gpus::settings::VirtualGpus;
 
     #[test]
     fn every_part_of_every_gpu_is_another() {

@@ -13,8 +13,10 @@ use rekindle_wire::gpus;
 use rekindle_wire::window::MAX_DEVICES;
 
 use super::contexts::Contexts;
+use super::error::VirtualError;
+use super::identity;
 use super::rights::{Change, Rights};
-use super::{Uuid, VirtualError, VirtualGpus, identity};
+use super::settings::{Uuid, VirtualGpus};
 use crate::gpu::driver::{Driver, checked};
 
 /// `CU_DEVICE_ATTRIBUTE_*`.
