@@ -74,9 +74,9 @@ fn ranks_agree_in_each_way_and_go_on_from_their_middle() -> Result {
 /// NCCL refuses two ranks on one GPU. On virtual ones they agree, and are dumped at any moment, left running and killed.
 #[test]
 fn ranks_agree_on_virtual_gpus_of_one_gpu_whenever_they_are_dumped() -> Result {
-    const DUMPS: u64 = 3;
+    const DUMPS: u64 = 2;
     // Many: the ranks do not wait for the dumps.
-    const STEPS: u64 = 800;
+    const STEPS: u64 = 400;
     let network = Network::new()?;
     network.forgets_connections()?;
     let node = Node::configured("[gpu]\nvirtual = 2\n", &[("SIMGPU_CC", "12.0"), ("SIMGPU_DEVICES", "1")])?;
