@@ -61,6 +61,9 @@ enum Command {
         /// The driver library to load
         #[arg(long)]
         cuda_driver: PathBuf,
+        /// Show each GPU as so many virtual ones, and of these the ones with these UUIDs: 2, or 2:GPU-...,GPU-...
+        #[arg(long)]
+        virtual_gpus: Option<worker::VirtualGpus>,
         /// The privileges to give up, as JSON [default: none]
         #[arg(long)]
         confined: Option<Confinement>,
@@ -105,8 +108,10 @@ pub fn main() -> ExitCode {
         Some(_) => log::to_stderr(),
     }
     match options.command {
-        Some(Command::Worker { channel_fd, cuda_driver, confined, report_access }) => {
-            with_channel(channel_fd, |channel| worker::main(channel, cuda_driver, confined, report_access))
+        Some(Command::Worker { channel_fd, cuda_driver, virtual_gpus, confined, report_access }) => {
+            with_channel(channel_fd, |channel| {
+                worker::main(channel, cuda_driver, virtual_gpus, confined, report_access)
+            })
         }
         Some(Command::Nvml { channel_fd, library }) => {
             with_channel(channel_fd, |channel| nvml::main(channel, &library))

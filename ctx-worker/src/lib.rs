@@ -40,6 +40,7 @@ mod signal_stack;
 pub mod transition;
 
 pub use checkpoint::engine::unit::written_memfd;
+pub use gpu::virtual_gpus::VirtualGpus;
 pub use resources::prints::log_writer;
 pub use serve::{confinement, rejoin};
 pub use session::failure;
@@ -62,16 +63,18 @@ use crate::serve::confinement::Confinement;
 use crate::serve::{request_loop, start};
 
 /// Runs a worker until its client is gone. `channel` leads to the daemon. `cuda_driver` is the library to load. `confined`
-/// describes the rights that the worker gives up before there is a client. `report_access` is the reporting mode.
+/// describes the rights that the worker gives up before there is a client. `virtual_gpus` says whether GPUs are shown as several.
+/// `report_access` is the reporting mode.
 pub fn main(
     channel: UnixStream,
     cuda_driver: PathBuf,
+    virtual_gpus: Option<VirtualGpus>,
     confined: Option<Confinement>,
     report_access: Option<Reporting>,
 ) -> ExitCode {
     // Stderr may become the application's, so a panic goes to the log.
     std::panic::set_hook(Box::new(|panic| error!("{panic}")));
-    let executor = match start::start(&cuda_driver, confined.as_ref(), report_access) {
+    let executor = match start::start(&cuda_driver, virtual_gpus.as_ref(), confined.as_ref(), report_access) {
         Ok(executor) => executor,
         Err(why) => {
             error!("no worker can start: {why}");

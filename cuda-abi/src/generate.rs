@@ -325,7 +325,8 @@ pub fn encoders(table: &[Function]) -> String {
 }
 
 /// A struct `Driver` with a typed pointer for each symbol that the worker calls: those that travel by the table, and
-/// `also`. `Driver::load(&Library)` takes them from a loaded `libcuda.so.1`; a missing one is an error that names it.
+/// `also`. `Driver::load(&Library)` takes them from a loaded `libcuda.so.1`; a missing one is an error that names it. `CALLED`
+/// lists these symbols, for tests.
 pub fn entry_points(table: &[Function], also: &[&str]) -> String {
     let wanted: BTreeSet<&str> =
         table.iter().filter(|f| f.route.travels()).map(|f| f.symbol.as_str()).chain(also.iter().copied()).collect();
@@ -343,8 +344,10 @@ pub fn entry_points(table: &[Function], also: &[&str]) -> String {
     for name in &wanted {
         assert!(table.iter().any(|f| f.symbol == *name), "driver.table has no {name}");
     }
+    let called: Vec<_> = wanted.iter().map(|name| format!("{name:?}")).collect();
+    let called = format!("#[cfg(test)]\npub const CALLED: &[&str] = &[{}];\n", called.join(", "));
     format!(
-        "// Generated from driver.table.\n#[derive(Clone, Copy)]\npub struct Driver {{\n{fields}}}\n\nimpl Driver {{\n    \
+        "// Generated from driver.table.\n{called}#[derive(Clone, Copy)]\npub struct Driver {{\n{fields}}}\n\nimpl Driver {{\n    \
          pub unsafe fn load(find: impl Fn(&'static str) -> Result<*const c_void, super::LoadError>) -> Result<Driver, super::LoadError> {{\n        \
          Ok(Driver {{\n{loads}        }})\n    }}\n}}\n"
     )

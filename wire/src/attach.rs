@@ -90,6 +90,9 @@ pub struct Device {
     /// `cuDeviceCanAccessPeer` for each of the worker's devices; empty where the worker does not say it.
     #[serde(default)]
     pub peers: Vec<bool>,
+    /// The UUID of the GPU of which a virtual GPU is a part; `None` for a GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part_of: Option<[u8; 16]>,
 }
 
 /// Announces the memfd that comes with it, before the ring's `PINNED_MAP`.

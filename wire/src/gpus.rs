@@ -22,6 +22,11 @@ pub fn uuid(name: &str) -> Option<[u8; 16]> {
     (self::name(&uuid) == name).then_some(uuid)
 }
 
+/// Whether two devices are one GPU, or virtual ones of one GPU: these have the second half of its UUID.
+pub fn are_of_one(one: &[u8; 16], other: &[u8; 16]) -> bool {
+    one[8..] == other[8..]
+}
+
 /// Which of these devices a word names: a number, or a UUID that may be cut short as long as it is one device's.
 pub fn find(word: &str, devices: &[Device]) -> Option<usize> {
     if let Ok(number) = word.parse::<usize>() {
@@ -47,6 +52,7 @@ mod tests {
             attributes: Vec::new(),
             stream_priorities: (0, 0),
             peers: Vec::new(),
+            part_of: None,
         };
         [0xa0, 0xa1, 0xb0].map(device).to_vec()
     }

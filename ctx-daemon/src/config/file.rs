@@ -1,6 +1,6 @@
 //! The tables of the configuration file, their defaults, and the checks of their values.
 
-use rekindle_ctx_worker::Reporting;
+use rekindle_ctx_worker::{Reporting, VirtualGpus};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -240,6 +240,8 @@ impl AccessTable {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct GpuTable {
+    #[serde(rename = "virtual")]
+    pub(super) parts: Option<u32>,
     pub(super) oversubscribe: Option<bool>,
     pub(super) idle_ms: Option<u64>,
     pub(super) room_timeout_ms: Option<u64>,
@@ -252,7 +254,19 @@ impl GpuTable {
             let (what, value) = ("gpu.idle_ms", "0".to_owned());
             return Err(ConfigError::Value { what, value, problem: "would be every program; leave it out for 1000" });
         }
+        let parts = self.parts.unwrap_or(1);
+        if !(1..=VirtualGpus::MOST).contains(&parts) {
+            let (what, value) = ("gpu.virtual", parts.to_string());
+            return Err(ConfigError::Value { what, value, problem: "is not between 1 and 15" });
+        }
+        if parts > 1 && self.oversubscribe == Some(true) {
+            let (what, value) = ("gpu.oversubscribe", "true".to_owned());
+            let problem = "does not work with virtual GPUs: the memory that is missing may be that of programs on others \
+                           of the same GPU; leave it out, or gpu.virtual";
+            return Err(ConfigError::Value { what, value, problem });
+        }
         Ok(GpuConfig {
+            parts: (parts > 1).then_some(parts),
             oversubscribe: self.oversubscribe.unwrap_or(false),
             idle: self.idle_ms.map_or(DEFAULT_IDLE, Duration::from_millis),
             room_timeout: configured(self.room_timeout_ms, DEFAULT_ROOM, "gpu.room_timeout_ms"),

@@ -382,6 +382,22 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_is_shown_as_several_where_that_is_asked_for() {
+        let parts = |text: &str| parse(&format!("[gpu]\n{text}")).map(|it| it.gpu.parts);
+        assert_eq!((parts(""), parts("virtual = 1")), (Ok(None), Ok(None)));
+        assert_eq!((parts("virtual = 2"), parts("virtual = 15")), (Ok(Some(2)), Ok(Some(15))));
+        for odd in [0, 16, 1000] {
+            let error = parts(&format!("virtual = {odd}")).unwrap_err();
+            assert!(error.contains("gpu.virtual") && error.contains("between 1 and 15"), "{error}");
+        }
+        for odd in ["-1", "\"2\"", "1.5"] {
+            assert!(parts(&format!("virtual = {odd}")).unwrap_err().contains("virtual"), "{odd}");
+        }
+        assert!(parts("virtual = 1\noversubscribe = true").is_ok());
+        assert!(parts("virtual = 2\noversubscribe = true").unwrap_err().contains("gpu.oversubscribe"));
+    }
+
+    #[test]
     fn the_driver_checkpoints_native_processes_unless_it_is_said_otherwise() {
         let native = parse("").unwrap().native;
         assert_eq!((native.enabled, native.devices.as_str()), (true, "/dev/nvidia"));

@@ -130,9 +130,11 @@ pub(crate) struct Timeouts {
     pub(crate) stall: Limit,
 }
 
-/// Whether programs may have more GPU memory together than there is.
+/// How GPUs are shown, and whether programs may have more GPU memory together than there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GpuConfig {
+    /// The virtual GPUs that each GPU is shown as; `None`: GPUs are shown as they are.
+    pub(crate) parts: Option<u32>,
     pub(crate) oversubscribe: bool,
     /// How long a program must have been idle before it is suspended for another.
     pub(crate) idle: Duration,

@@ -1,7 +1,8 @@
 //! Answers to NVML's queries: which GPUs a process may see, how much memory they have free, and which processes use them.
 //!
 //! Answers about the CUDA driver come from workers, other answers from the machine's NVML, if there is one. A query that
-//! neither can answer is not supported, as with NVML itself.
+//! neither can answer is not supported, as with NVML itself. NVML knows no virtual GPUs: it is asked about the GPU that a virtual
+//! one is a part of, and what is another for a part comes from workers.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use super::peer::is_operator;
 use super::pidns::PidView;
 use super::process::{self, Process as Asker};
 use super::sys::Credentials;
-use super::worker::describe_all;
+use super::worker::{Worker, describe_all};
 
 /// `nvmlReturn_t`.
 const SUCCESS: u32 = 0;
@@ -111,13 +112,13 @@ fn gpu(daemon: &Daemon, device: &Device) -> Gpu {
 /// The free memory of a GPU.
 fn memory(peer: &Peer<'_>, gpu: u32) -> Result<Reply, Failure> {
     let daemon = peer.daemon;
-    let (number, device) = peer.gpu(gpu)?;
+    let device = peer.gpu(gpu)?.1;
     let mut ask = vec![0; MEMORY_SIZE];
     ask[..4].copy_from_slice(&MEMORY_VERSION.to_le_bytes());
     if let Some(buffers) = of(daemon, device, "nvmlDeviceGetMemoryInfo_v2", vec![ask])
         && let Some(told) = buffers.first().and_then(|it| told_memory(it))
     {
-        return Ok(Reply::GpuMemory(told));
+        return Ok(Reply::GpuMemory(of_part(daemon, device, told)));
     }
     // The peer's own worker comes first: each process has a software GPU of its own.
     let own = daemon.clients.registry.clients_among(&[peer.credentials.pid]).into_iter().map(|it| it.worker.clone());
@@ -127,12 +128,35 @@ fn memory(peer: &Peer<'_>, gpu: u32) -> Result<Reply, Failure> {
     let workers = own.chain(daemon.pool.any()).chain(others);
     for worker in workers.take_while(|_| asked.elapsed() < MEMORY_TIMEOUT) {
         if let Ok(devices) = worker.memory()
-            && let Some(memory) = devices.get(number)
+            && let Some(memory) = place(&worker, device).and_then(|place| devices.get(place))
         {
-            return Ok(Reply::GpuMemory(*memory));
+            return Ok(Reply::GpuMemory(of_part(daemon, device, *memory)));
         }
     }
     Err(Failure::internal("no worker says how much memory is free"))
+}
+
+/// The memory of a device, of whose GPU this is told. Of a virtual GPU's part that is free which its clients do not have.
+fn of_part(daemon: &Daemon, device: &Device, told: Memory) -> Memory {
+    if device.part_of.is_none() {
+        return told;
+    }
+    let clients = daemon.clients.registry.clients();
+    let workers: Vec<_> = clients.iter().map(|client| &*client.worker).collect();
+    let described = workers.iter().zip(describe_all(&workers));
+    let used = described.map(|(worker, described)| on_device(worker, device, &described.physical));
+    let left = device.memory.saturating_sub(used.fold(0, u64::saturating_add));
+    Memory { total: device.memory, reserved: 0, free: told.free.min(left) }
+}
+
+/// What a worker says of one device, where it says something of each that it sees.
+fn on_device(worker: &Worker, device: &Device, of_each: &[u64]) -> u64 {
+    place(worker, device).and_then(|place| of_each.get(place).copied()).unwrap_or(0)
+}
+
+/// The place of a device among those that a worker sees.
+fn place(worker: &Worker, device: &Device) -> Option<usize> {
+    worker.attached().devices.iter().position(|it| it.uuid == device.uuid)
 }
 
 fn told_memory(bytes: &[u8]) -> Option<Memory> {
@@ -142,7 +166,7 @@ fn told_memory(bytes: &[u8]) -> Option<Memory> {
 /// The processes on a GPU that the peer may know of: clients, and, where NVML reports them, others.
 fn processes(peer: &Peer<'_>, gpu: u32) -> Result<Reply, Failure> {
     let Peer { daemon, credentials, .. } = *peer;
-    let (number, device) = peer.gpu(gpu)?;
+    let (_, device) = peer.gpu(gpu)?;
     let view = PidView::of(credentials.pid)?;
     let told = told_processes(daemon, device);
     let clients = daemon.clients.registry.clients();
@@ -156,11 +180,12 @@ fn processes(peer: &Peer<'_>, gpu: u32) -> Result<Reply, Failure> {
     let workers: Vec<_> = visible.iter().map(|(_, client)| &*client.worker).collect();
     let mut found = Vec::new();
     for ((pid, client), described) in visible.iter().zip(describe_all(&workers)) {
-        let described = described.device_memory.get(number).copied().unwrap_or(0);
-        // The driver counts more for a worker: contexts, and code.
-        let driver = told.iter().find(|(pid, _)| *pid == client.worker.pid()).map(|(_, bytes)| *bytes);
+        let described = on_device(&client.worker, device, &described.device_memory);
+        // The driver counts more for a worker: contexts, and code. But it cannot say on which virtual GPU.
+        let told = device.part_of.is_none().then_some(&told).into_iter().flatten();
+        let mut of_driver = told.filter(|(pid, _)| *pid == client.worker.pid()).map(|(_, bytes)| *bytes);
         if described > 0 {
-            found.push(Process { pid: *pid, memory: driver.unwrap_or(described) });
+            found.push(Process { pid: *pid, memory: of_driver.next().unwrap_or(described) });
         }
     }
     let is_ours = |pid: i32| {
@@ -197,10 +222,19 @@ fn ask(peer: &Peer<'_>, question: Question) -> Result<Reply, Failure> {
     if !fits(&shapes, &question.arguments, peer.gpus.len()) {
         return Err(Failure::refused(format!("{}: arguments that are none of it", question.function)));
     }
-    let gpus = peer.devices().map(|device| name(&device.uuid)).collect();
+    let gpus = peer.devices().map(name_of_whole).collect();
     let peers = between_peers(peer, &question);
-    let answer = peer.daemon.nvml.ask(&HelperQuestion { question, gpus }).or(peers);
+    // NVML would be asked about one GPU twice.
+    let siblings = peers.clone().filter(|_| is_between_siblings(peer, &question));
+    let answer = siblings.or_else(|| peer.daemon.nvml.ask(&HelperQuestion { question, gpus })).or(peers);
     Ok(Reply::GpuAnswer(answer.unwrap_or(Answer { result: NOT_SUPPORTED, buffers: Vec::new() })))
+}
+
+/// Whether a question about two GPUs is about two virtual ones of the same.
+fn is_between_siblings(peer: &Peer<'_>, question: &Question) -> bool {
+    let [Argument::Device(one), Argument::Device(other), ..] = question.arguments[..] else { return false };
+    let part_of = |place| peer.gpu(place).ok().and_then(|(_, device)| device.part_of);
+    one != other && part_of(one).is_some() && part_of(one) == part_of(other)
 }
 
 /// What the CUDA driver says of access between two GPUs, for a machine without NVML; it says nothing of NVLink and of atomics.
@@ -223,7 +257,12 @@ fn between_peers(peer: &Peer<'_>, question: &Question) -> Option<Answer> {
 fn of(daemon: &Daemon, device: &Device, function: &str, buffers: Vec<Vec<u8>>) -> Option<Vec<Vec<u8>>> {
     let buffers = buffers.into_iter().map(Argument::Buffer);
     let arguments = std::iter::once(Argument::Device(0)).chain(buffers).collect();
-    told(daemon, function, arguments, vec![name(&device.uuid)])
+    told(daemon, function, arguments, vec![name_of_whole(device)])
+}
+
+/// The name under which NVML knows a device, or the GPU that the device is a part of.
+fn name_of_whole(device: &Device) -> String {
+    name(&device.part_of.unwrap_or(device.uuid))
 }
 
 /// Asks the machine's NVML for a text about the machine.

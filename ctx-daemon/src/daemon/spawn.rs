@@ -4,7 +4,7 @@
 //! worker has a session of its own and no tie to the daemon's life, so that applications go on when a daemon is replaced. Of
 //! the daemon's descriptors a worker has only the channel.
 
-use rekindle_ctx_worker::Reporting;
+use rekindle_ctx_worker::{Reporting, VirtualGpus};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -14,9 +14,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rekindle_wire::attach::{Attached, SETTINGS};
+use rekindle_wire::attach::{Attached, Device, SETTINGS};
 use rekindle_wire::control::WorkerReply;
 use rekindle_wire::frame::{self, FrameError};
+use rekindle_wire::gpus;
 use rekindle_wire::version::is_spoken;
 use thiserror::Error;
 use tracing::{info, warn};
@@ -30,6 +31,9 @@ use rekindle_ctx_worker::rejoin::SOCKET_VARIABLE;
 
 /// Tells a worker after how many milliseconds without a word from its daemon it goes on by itself.
 pub(crate) const SILENCE_VARIABLE: &str = "REKINDLE_SILENCE_MS";
+
+/// The driver shows a process these GPUs only, in this order, and numbers them anew.
+pub(crate) const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
 /// Environment variables that contexts depend on, by name.
 pub(crate) type Settings = Vec<(String, String)>;
@@ -68,6 +72,8 @@ pub(crate) struct Spawner {
     silence: Duration,
     sandbox: Sandbox,
     report_access: Option<Reporting>,
+    /// The virtual GPUs that each GPU is shown as.
+    parts: Option<u32>,
 }
 
 impl Spawner {
@@ -82,6 +88,7 @@ impl Spawner {
             silence: config.workers.silence_timeout,
             sandbox: sandbox.clone(),
             report_access: config.workers.report_access,
+            parts: config.gpu.parts,
         }
     }
 
@@ -90,13 +97,19 @@ impl Spawner {
         self.timeout
     }
 
-    /// Starts a worker and waits until it is ready. `slow` is called if that takes long; the worker may still become ready.
-    pub(crate) fn spawn(&self, settings: &Settings, slow: impl FnOnce()) -> Result<Arc<Worker>, SpawnError> {
+    /// Starts a worker and waits until it is ready. `seen` are the devices that workers of the usual kind see. `slow` is called if
+    /// the start takes long; the worker may still become ready.
+    pub(crate) fn spawn(
+        &self,
+        settings: &Settings,
+        seen: &[Device],
+        slow: impl FnOnce(),
+    ) -> Result<Arc<Worker>, SpawnError> {
         let started = std::time::Instant::now();
         let failed = |source| SpawnError::Start { program: self.program.clone(), source };
         let (channel, theirs) = UnixStream::pair().map_err(failed)?;
         let (confined, user) = self.sandbox.confine()?.unzip();
-        let mut child = self.command(&theirs, settings, confined).spawn().map_err(failed)?;
+        let mut child = self.command(&theirs, settings, seen, confined).spawn().map_err(failed)?;
         drop(OwnedFd::from(theirs));
         let pid = child.id() as i32;
         match self.ready(pid, &channel, slow) {
@@ -155,7 +168,13 @@ impl Spawner {
         }
     }
 
-    fn command(&self, channel: &UnixStream, settings: &Settings, confined: Option<Confinement>) -> Command {
+    fn command(
+        &self,
+        channel: &UnixStream,
+        settings: &Settings,
+        seen: &[Device],
+        confined: Option<Confinement>,
+    ) -> Command {
         let fd = channel.as_raw_fd();
         let mut command = Command::new(&self.program);
         command
@@ -180,9 +199,31 @@ impl Spawner {
             command.env_remove(name);
         }
         command.envs(settings.iter().map(|(name, value)| (name, value)));
+        if let Some(per_gpu) = self.parts {
+            let names = settings.iter().find(|(name, _)| name == VISIBLE_DEVICES);
+            let visible: Option<Vec<_>> = names.map(|(_, names)| names.split(',').filter_map(gpus::uuid).collect());
+            // The driver knows no virtual GPUs. It shows the GPUs that they are parts of, numbered in the same order wherever these
+            // are, since addresses depend on the numbers; the worker chooses among their parts.
+            if let Some(visible) = &visible {
+                command.env(VISIBLE_DEVICES, names_of_wholes(visible, seen));
+            }
+            command.arg("--virtual-gpus").arg(VirtualGpus { per_gpu, visible }.to_string());
+        }
         become_helper(&mut command, fd);
         command
     }
+}
+
+/// The names of the GPUs that these virtual GPUs are parts of, each once.
+fn names_of_wholes(parts: &[[u8; 16]], seen: &[Device]) -> String {
+    let whole = |part: &[u8; 16]| seen.iter().find(|it| it.uuid == *part)?.part_of;
+    let mut names: Vec<String> = Vec::new();
+    for name in parts.iter().filter_map(whole).map(|uuid| gpus::name(&uuid)) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names.join(",")
 }
 
 /// Has a child of the daemon begin in a session of its own, with none of the daemon's descriptors but the channel.
@@ -234,6 +275,18 @@ mod tests {
     use crate::config::SandboxConfig;
 
     fn spawn(script: &str) -> Result<Arc<Worker>, SpawnError> {
+        let visible = [7, 6].map(|it| gpus::name(&[it; 16])).join(",");
+        let settings = vec![(VISIBLE_DEVICES.to_owned(), visible)];
+        let seen = [6, 7].map(|it| Device {
+            name: String::new(),
+            uuid: [it; 16],
+            memory: 0,
+            pci_bus_id: String::new(),
+            attributes: Vec::new(),
+            stream_priorities: (0, 0),
+            peers: Vec::new(),
+            part_of: Some([5; 16]),
+        });
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("worker");
         std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -249,8 +302,9 @@ mod tests {
             silence: Duration::from_secs(30),
             sandbox: Sandbox::probe(&SandboxConfig::default()).unwrap(),
             report_access: None,
+            parts: Some(2),
         };
-        spawner.spawn(&Vec::new(), || SLOW.set(SLOW.get() + 1))
+        spawner.spawn(&settings, &seen, || SLOW.set(SLOW.get() + 1))
     }
 
     thread_local! {
@@ -268,6 +322,16 @@ mod tests {
     fn a_worker_that_ends_at_once_is_told_by_its_status() {
         let error = spawn("exit 7").unwrap_err().to_string();
         assert!(error.contains("exit status: 7"), "{error}");
+    }
+
+    #[test]
+    fn a_worker_chooses_among_virtual_gpus_and_the_driver_shows_their_gpu() {
+        let report = tempfile::NamedTempFile::new().unwrap();
+        let path = report.path().display();
+        spawn(&format!("echo $@ ${{CUDA_VISIBLE_DEVICES-none}} > {path}")).unwrap_err();
+        let text = std::fs::read_to_string(report.path()).unwrap();
+        let [seven, six, whole] = [7, 6, 5].map(|it| gpus::name(&[it; 16]));
+        assert!(text.ends_with(&format!("--virtual-gpus 2:{seven},{six} {whole}\n")), "{text}");
     }
 
     #[test]

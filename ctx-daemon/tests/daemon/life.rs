@@ -64,6 +64,12 @@ fn a_configuration_is_checked_without_a_daemon() {
     let (code, [out, err]) = check(Some("[pool]\nspare = -2\n"));
     assert_eq!((code, err.as_str()), (Some(3), ""));
     assert!(out.starts_with(&format!("{}:2:9: ", file.display())), "{out}");
+    for number in ["0", "16"] {
+        let (code, [out, err]) = check(Some(&format!("[gpu]\nvirtual = {number}\n")));
+        assert_eq!((code, err.as_str()), (Some(3), ""));
+        let expected = format!("{}:2:11: gpu.virtual: \"{number}\" is not between 1 and 15\n", file.display());
+        assert_eq!(out, expected);
+    }
 }
 
 #[test]

@@ -13,6 +13,10 @@ const NOT_SUPPORTED: u32 = 3;
 
 /// A daemon on a machine that has a `libnvidia-ml.so.1`.
 fn with_nvml() -> Daemon {
+    with_nvml_and(&[])
+}
+
+fn with_nvml_and(files: &[(&str, &str)]) -> Daemon {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let include = std::env::var_os("REKINDLE_CUDA_INCLUDE")
         .map_or_else(|| here.join("../.toolchain/cuda/include"), PathBuf::from);
@@ -26,7 +30,7 @@ fn with_nvml() -> Daemon {
         .output()
         .unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    Daemon::start_in(dir, &[])
+    Daemon::start_in(dir, files)
 }
 
 fn gpus(daemon: &Daemon) -> Gpus {
@@ -88,6 +92,32 @@ fn the_machines_nvml_answers_the_rest_as_nobody() {
     assert_eq!((fields.buffers[0][32], fields.buffers[0][72]), (1, 10));
     // A function that this library does not have.
     assert_eq!(answer(&daemon, "nvmlDeviceGetFanSpeed", &[GPU, room(4)]).result, 13);
+}
+
+#[test]
+fn about_a_virtual_gpu_nvml_is_asked_for_what_is_the_gpus() {
+    let daemon = with_nvml_and(&[("parts", "2"), ("memory", "500")]);
+    let gpus = gpus(&daemon);
+    let told: Vec<_> = gpus.gpus.iter().map(|it| (it.uuid, it.memory, it.minor)).collect();
+    assert_eq!(told, [([2; 16], 500, Some(7)), ([3; 16], 500, Some(7))]);
+    for gpu in 0..2 {
+        let power = answer(&daemon, "nvmlDeviceGetPowerUsage", &[Argument::Device(gpu), room(4)]);
+        assert_eq!(power, Answer { result: 0, buffers: vec![123_456_u32.to_le_bytes().to_vec()] });
+    }
+    let memory = |gpu| match ask(&daemon.socket(), &Request::GpuMemory { gpu }, &[]) {
+        Reply::GpuMemory(memory) => memory,
+        other => panic!("{other:?}"),
+    };
+    let whole = Memory { total: 500, free: 500, reserved: 0 };
+    assert_eq!((memory(0), memory(1)), (whole, whole));
+    // The client has more than that on the first one.
+    let client = Client::attached(&daemon, "app");
+    eventually("the daemon counts the client's memory", || (memory(0).free == 0).then_some(()));
+    assert_eq!(memory(1), whole);
+    drop(client);
+    // The library does not have this function; between two parts of one GPU it is not asked.
+    let between = [GPU, Argument::Device(1), Argument::Number(0), room(4)];
+    assert_eq!(answer(&daemon, "nvmlDeviceGetP2PStatus", &between), Answer { result: 0, buffers: vec![vec![0; 4]] });
 }
 
 #[test]

@@ -110,19 +110,29 @@ fn attached(dir: &std::path::Path) -> Attached {
     };
     let mut attributes = vec![(0, 0); 120];
     attributes[75] = (0, number("capability", 9) as i32);
+    let gpu = Device {
+        name: "Fake".to_owned(),
+        uuid: [1; 16],
+        memory: number("memory", 1 << 30) as u64,
+        pci_bus_id: "0000:01:00.0".to_owned(),
+        attributes,
+        stream_priorities: (0, -5),
+        peers: Vec::new(),
+        part_of: None,
+    };
+    let part = |part: i64| Device {
+        uuid: [part as u8 + 2; 16],
+        pci_bus_id: format!("{}000:01:00.0", part + 1),
+        peers: vec![true; 2],
+        part_of: Some(gpu.uuid),
+        ..gpu.clone()
+    };
+    let parts: Vec<_> = (0..number("parts", 0)).map(part).collect();
     Attached {
         driver_version: 13000,
         driver_build: std::fs::read_to_string(dir.join("driver")).unwrap_or_default(),
         api_version: 4,
-        devices: vec![Device {
-            name: "Fake".to_owned(),
-            uuid: [1; 16],
-            memory: number("memory", 1 << 30) as u64,
-            pci_bus_id: "0000:01:00.0".to_owned(),
-            attributes,
-            stream_priorities: (0, -5),
-            peers: Vec::new(),
-        }],
+        devices: if parts.is_empty() { vec![gpu] } else { parts },
     }
 }
 

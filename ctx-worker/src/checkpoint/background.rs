@@ -262,6 +262,7 @@ mod tests {
             placed_after: 0,
             code_reserve: CodeReserve::default(),
             capability: (9, 0),
+            most: u64::MAX,
             memory,
         });
         prepare(&mut worker).unwrap();

@@ -20,6 +20,8 @@ mod generated {
     use std::ffi::{c_char, c_void};
     include!(concat!(env!("OUT_DIR"), "/driver.rs"));
 }
+#[cfg(test)]
+pub(crate) use generated::CALLED;
 pub(crate) use generated::Driver;
 
 /// Why the driver cannot be used.

@@ -1,6 +1,7 @@
-//! The driver: its library loaded, its calls checked, its current context.
+//! The driver: its library loaded, its GPUs shown as several, its calls checked, its current context.
 
 pub(crate) mod driver;
+pub(crate) mod virtual_gpus;
 
 use rekindle_cuda_abi::types::*;
 

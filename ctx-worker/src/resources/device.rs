@@ -20,5 +20,7 @@ pub(crate) struct Device {
     /// The room that the driver has for the code of the primary context.
     pub(crate) code_reserve: CodeReserve,
     pub(crate) capability: (u32, u32),
+    /// The memory that a client may have at most, whatever its limits are: a virtual GPU's part of its GPU.
+    pub(crate) most: u64,
     pub(crate) memory: DeviceMemory,
 }

@@ -32,7 +32,7 @@ impl Memory {
     pub(crate) fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
         for device in &mut self.devices {
-            device.memory.set_limit(limits.device_memory.unwrap_or(u64::MAX));
+            device.memory.set_limit(limits.device_memory.unwrap_or(u64::MAX).min(device.most));
         }
     }
 

@@ -22,6 +22,7 @@ use crate::checkpoint::access::observe::{Observation, ObserveError};
 use crate::checkpoint::access::reads::Reads;
 use crate::checkpoint::engine::Engine;
 use crate::gpu::driver::{self, CallFailed, Driver, LoadError, checked};
+use crate::gpu::virtual_gpus::{self, Uuid, VirtualError, VirtualGpus};
 use crate::resources::code_reserve::{self, CodeReserve};
 use crate::resources::device::Device;
 use crate::resources::memory::DeviceMemory;
@@ -46,6 +47,8 @@ pub(crate) enum StartError {
     Driver(#[from] CallFailed),
     #[error(transparent)]
     Observe(#[from] ObserveError),
+    #[error(transparent)]
+    Virtual(#[from] VirtualError),
 }
 
 impl Failing for StartError {
@@ -57,6 +60,7 @@ impl Failing for StartError {
 /// Prepares everything for a client, or returns why that failed.
 pub(crate) fn start(
     cuda_driver: &Path,
+    virtual_gpus: Option<&VirtualGpus>,
     confined: Option<&Confinement>,
     report_access: Option<Reporting>,
 ) -> Result<Executor, StartError> {
@@ -65,15 +69,20 @@ pub(crate) fn start(
         libc::mallopt(libc::M_MMAP_MAX, 0);
         libc::mallopt(libc::M_ARENA_MAX, 1);
     }
-    let driver: &'static Driver = Box::leak(Box::new(driver::load(cuda_driver)?));
+    let mut driver = driver::load(cuda_driver)?;
     crate::cores::cores();
     // Read before the sandbox may hide the library's place from this process.
-    let build = driver::build(&driver::place(driver));
+    let build = driver::build(&driver::place(&driver));
     // The library may lie where only root can read it, and the administrator answers for its initialisers.
     if let Some(confinement) = confined {
-        sandbox::enter(confinement, &driver::place(driver))?;
+        sandbox::enter(confinement, &driver::place(&driver))?;
     }
-    let mut executor = try_start(driver, build)?;
+    let mut parts_of = Vec::new();
+    if let Some(settings) = virtual_gpus {
+        let shown = virtual_gpus::show(driver, settings)?;
+        (driver, parts_of) = (shown.driver, shown.parts_of);
+    }
+    let mut executor = try_start(Box::leak(Box::new(driver)), build, &parts_of)?;
     match report_access {
         Some(Reporting::Writes { limit }) => {
             let observed = Observation::start(&mut executor.call.gpu, &executor.memory, limit)?;
@@ -90,7 +99,8 @@ pub(crate) fn start(
     Ok(executor)
 }
 
-fn try_start(driver: &'static Driver, driver_build: String) -> Result<Executor, CallFailed> {
+/// `parts_of` has the GPU that each device is a part of; it is empty where devices are GPUs.
+fn try_start(driver: &'static Driver, driver_build: String, parts_of: &[Uuid]) -> Result<Executor, CallFailed> {
     let (mut version, mut count) = (0, 0);
     // SAFETY: out parameters are locals.
     unsafe {
@@ -112,7 +122,8 @@ fn try_start(driver: &'static Driver, driver_build: String) -> Result<Executor, 
             checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
             checked("cuCtxGetApiVersion", (driver.cuCtxGetApiVersion)(primary, &raw mut api_version))?;
         }
-        let description = describe(driver, device, (count as usize).min(MAX_DEVICES))?;
+        let part_of = parts_of.get(ordinal).copied();
+        let description = attach::Device { part_of, ..describe(driver, device, (count as usize).min(MAX_DEVICES))? };
         let attribute = |n: usize| description.attributes.get(n).map_or(0, |a| a.1 as u32);
         let capability = (attribute(CAPABILITY_MAJOR), attribute(CAPABILITY_MINOR));
         devices.push(Device {
@@ -123,6 +134,7 @@ fn try_start(driver: &'static Driver, driver_build: String) -> Result<Executor, 
             placed_after: 0,
             code_reserve: CodeReserve::default(),
             capability,
+            most: part_of.map_or(u64::MAX, |_| description.memory),
             memory: DeviceMemory::new(device, ordinal),
         });
         described.push(description);
@@ -192,5 +204,6 @@ fn describe(driver: &Driver, device: CUdevice, count: usize) -> Result<attach::D
         attributes,
         stream_priorities: (least, greatest),
         peers,
+        part_of: None,
     })
 }

@@ -94,6 +94,7 @@ mod tests {
                 attributes: Vec::new(),
                 stream_priorities: (0, 0),
                 peers: Vec::new(),
+                part_of: None,
             })
             .collect()
     }

@@ -62,4 +62,5 @@ mod suspend;
 mod tcp;
 mod traces;
 mod udp;
+mod virtual_gpus;
 mod warm;

@@ -67,6 +67,7 @@ mod tests {
             attributes: Vec::new(),
             stream_priorities: (0, 0),
             peers: Vec::new(),
+            part_of: None,
         };
         let devices = [1, 2, 3].map(device);
         let chosen = |names: &[&str]| {

@@ -6,10 +6,7 @@ use rekindle_wire::attach::SETTINGS;
 use rekindle_wire::gpus;
 
 use super::super::grants::Uuid;
-use super::super::spawn::Settings;
-
-/// The driver shows a process these GPUs only, in this order, and numbers them anew.
-const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+use super::super::spawn::{Settings, VISIBLE_DEVICES};
 
 /// What must be set before a worker's contexts are made: the variables that the driver reads, and the GPUs that the worker
 /// sees. A worker serves clients of its kind only. The usual kind sets nothing and sees all GPUs.

@@ -500,7 +500,9 @@ impl Pool {
         let started = thread("pool-start", move || {
             let mut replaced = false;
             let began = Instant::now();
-            let result = pool.spawner.spawn(of_thread.settings(), || replaced = pool.replace_slow(&of_thread));
+            let seen = lock(&pool.state).seen.as_ref().map(|it| it.devices.clone()).unwrap_or_default();
+            let slow = || replaced = pool.replace_slow(&of_thread);
+            let result = pool.spawner.spawn(of_thread.settings(), &seen, slow);
             pool.metrics.worker_started(of_thread.class(), result.is_ok().then(|| began.elapsed()));
             pool.started(&of_thread, attempt, replaced, result.map_err(|error| StartError::Spawn(Arc::new(error))));
         });

@@ -2,6 +2,7 @@
 
 use rekindle_images::{Client as Record, Gpu, Host};
 use rekindle_wire::attach::Device;
+use rekindle_wire::gpus;
 
 use super::super::dump::gpu;
 use super::super::grants::Uuid;
@@ -30,9 +31,17 @@ pub(in crate::daemon) fn choose(
         let was = host.gpus.iter().find(|it| it.uuid == recorded[at].uuid);
         let free =
             here.iter().filter(|it| !chosen.contains(&Some(it.uuid)) && was.is_some_and(|was| is_like(was, &gpu(it))));
+        // Virtual GPUs that were one GPU's are again, and no others: code of one GPU lies at other addresses than that of several.
+        let are_cut_alike = |it: &Device| {
+            let others = recorded.iter().zip(&chosen).filter_map(|(had, has)| Some((had.uuid, (*has)?)));
+            others
+                .into_iter()
+                .all(|(had, has)| gpus::are_of_one(&recorded[at].uuid, &had) == gpus::are_of_one(&it.uuid, &has))
+        };
         // A GPU of the same model, and in the same slot if there is a choice: machines of one kind are built alike.
         let best = free.rev().max_by_key(|it| {
-            was.map(|was| (it.name == was.name, it.pci_bus_id == was.pci, it.memory >= was.total_memory))
+            let like = was.map(|was| (it.name == was.name, it.pci_bus_id == was.pci, it.memory >= was.total_memory));
+            (are_cut_alike(it), like)
         });
         let Some(replacement) = best else {
             return given_few.then(|| here.iter().map(|it| it.uuid).collect());
@@ -64,6 +73,7 @@ mod tests {
             attributes: vec![(0, 9); 77],
             stream_priorities: (0, 0),
             peers: Vec::new(),
+            part_of: None,
         }
     }
 
@@ -101,6 +111,24 @@ mod tests {
         // A restore from within a container has the container's GPUs.
         assert_eq!(chosen(&[1], Some(false), &[1, 2], Some(&[2])), Some(vec![2]));
         assert_eq!(chosen(&[1, 2], None, &[1, 2], Some(&[2])), Some(vec![2]), "and no more");
+    }
+
+    #[test]
+    fn virtual_gpus_of_one_gpu_are_again_of_one() {
+        let part = |gpu: u8, part: u8| Device {
+            uuid: [[part; 8], [gpu; 8]].concat().try_into().unwrap(),
+            part_of: Some([gpu; 16]),
+            ..device(gpu)
+        };
+        let here: Vec<_> = [(3, 1), (4, 1), (3, 2), (4, 2)].map(|(gpu, number)| part(gpu, number)).into();
+        for (had, expected) in [([(1, 1), (1, 2)], [0, 2]), ([(1, 1), (2, 1)], [0, 1]), ([(1, 2), (4, 2)], [0, 3])] {
+            let had = had.map(|(gpu, number)| part(gpu, number));
+            let host = Host { gpus: had.iter().map(gpu).collect(), ..Host::default() };
+            let gpus = (0..).zip(&had).map(|(ordinal, it)| ClientGpu { ordinal, uuid: it.uuid }).collect();
+            let chosen = choose(&Record { gpus, ..Record::default() }, &host, &here, None);
+            let in_order = here.iter().map(|it| it.uuid).take(2).eq(expected.map(|at| here[at].uuid));
+            assert_eq!(chosen, (!in_order).then(|| expected.map(|at| here[at].uuid).to_vec()), "{expected:?}");
+        }
     }
 
     #[test]

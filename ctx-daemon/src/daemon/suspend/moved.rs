@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use rekindle_images::{Client as Record, CodeHash, HashKey, Host, ImageError};
 use rekindle_wire::attach::{Attach, CHOSEN_PROTOCOL, Device};
 use rekindle_wire::control::{DataFile, Failing, FailureKind, WorkerReply, WorkerRequest};
+use rekindle_wire::gpus;
 use rekindle_wire::window::MAX_DEVICES;
 use thiserror::Error;
 use tracing::{info, warn};
@@ -366,6 +367,13 @@ fn find_room(daemon: &Daemon, client: &Client, needs: &[u64]) -> Result<Option<V
     };
     let had: Vec<Uuid> = had.iter().map(|it| it.uuid).collect();
     let chosen = spot::choose(&had, needs, &spots, is_like);
+    // Code of virtual GPUs of one GPU lies at other addresses than that of virtual GPUs of several.
+    let are_cut_alike = |chosen: &Vec<Uuid>| {
+        let all = had.iter().zip(chosen);
+        let mut pairs = all.clone().flat_map(|one| all.clone().map(move |other| (one, other)));
+        pairs.all(|(one, other)| gpus::are_of_one(one.0, other.0) == gpus::are_of_one(one.1, other.1))
+    };
+    let chosen = chosen.filter(are_cut_alike);
     chosen.map(Some).ok_or_else(|| MoveError::NoRoom { bytes: needs.iter().sum() })
 }
 
