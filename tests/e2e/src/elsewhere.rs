@@ -46,8 +46,10 @@ impl Elsewhere {
 
     /// Mounts the socket of this host's daemon, which has just started, at the path where programs look for it.
     pub fn finds_daemon(&self) -> Result {
-        let mut mount = self.inside("mount");
-        let mounted = mount.arg("--bind").arg(self.node.socket()).arg(&self.socket).output()?;
+        // One mount on another would keep the daemon from replacing its socket.
+        let script = "while umount \"$2\" 2>/dev/null; do :; done; exec mount --bind \"$1\" \"$2\"";
+        let mut mount = self.inside("sh");
+        let mounted = mount.args(["-c", script, "sh"]).arg(self.node.socket()).arg(&self.socket).output()?;
         ensure!(mounted.status.success(), "mount: {}", String::from_utf8_lossy(&mounted.stderr));
         Ok(())
     }
