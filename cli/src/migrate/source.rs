@@ -380,9 +380,9 @@ fn what(options: &Options, socket: &Path, pid: i32) -> Result<What, Failure> {
     let Reply::Checked(processes) = daemon::ask(socket, &Request::Check { pid })? else {
         return Err(daemon::unexpected_answer().into());
     };
-    let refused = |it: &CheckInfo| Some(format!("process {} ({}) {}", it.pid, it.command, it.reasons.first()?));
-    if let Some(why) = processes.iter().find_map(refused) {
-        return Err(Failure::refused(anyhow!("process {pid} cannot be moved now: {why}")));
+    if let Some(process) = processes.iter().find(|it| !it.reasons.is_empty()) {
+        let CheckInfo { pid, command, reasons, .. } = process;
+        return Err(Failure::refused(anyhow!("process {pid} ({command}) cannot be moved now: {}", reasons.join("; "))));
     }
     if processes.is_empty() {
         return Err(Failure::refused(anyhow!("no process of the tree of {pid} uses a GPU through Rekindle")));

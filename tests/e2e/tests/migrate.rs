@@ -190,16 +190,17 @@ impl Hosts {
 
     /// Starts a daemon again that was killed.
     fn heal(&mut self) -> Result {
-        if !process_runs(self.here.daemon_pid()?) {
+        let (here, there) = (self.here.daemon_pid()?, self.there.node().daemon_pid()?);
+        if !process_runs(here) {
             self.here.kill_daemon()?;
             self.here.start_daemon(&[])?;
         }
-        if !process_runs(self.there.node().daemon_pid()?) {
+        if !process_runs(there) {
             self.there.node_mut().kill_daemon()?;
             self.there.node_mut().start_daemon(&[])?;
         }
-        // Either socket is another file now.
-        self.there.finds_daemon()
+        // Either socket may be another file now.
+        if process_runs(here) && process_runs(there) { Ok(()) } else { self.there.finds_daemon() }
     }
 
     /// Settles what migrations have left there, until nobody there waits for anything.
@@ -239,7 +240,11 @@ impl Hosts {
         let moved = self.there.app(&identity)?;
         moved.advances()?;
         let tree = process::tree(moved.pid());
-        report(&migrate_back(&self.there, identity.pid, &self.here, &self.server)?)?;
+        until("a daemon that has just started knows the program", || {
+            let output = migrate_back(&self.there, identity.pid, &self.here, &self.server)?;
+            // Refused: 3.
+            if output.status.code() == Some(3) { Ok(None) } else { report(&output).map(Some) }
+        })?;
         tree.iter().try_for_each(|pid| process::wait_gone("a process of a tree that has moved", *pid))?;
         std::mem::forget(moved);
         self.app = Some(App::adopt(identity));
