@@ -13,13 +13,12 @@ pub(super) const DIRECTORY: &str = "/dev/shm/rekindle-migrations";
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// The process; its descendants move with it
-    #[arg(required_unless_present_any = ["settle", "receive"])]
     pub(super) pid: Option<i32>,
     /// The host that it moves to, which ssh reaches without a question, or a name for what --via reaches
-    #[arg(required_unless_present_any = ["settle", "receive"], requires = "pid")]
+    #[arg(requires = "pid")]
     pub(super) host: Option<String>,
     /// Finish a migration whose connection was lost: tell HOST whether the processes go on there
-    #[arg(long, value_name = "MIGRATION", num_args = 2, value_names = ["MIGRATION", "HOST"], conflicts_with = "pid")]
+    #[arg(long, num_args = 2, value_names = ["MIGRATION", "HOST"], conflicts_with = "pid")]
     pub(super) settle: Option<Vec<String>>,
     /// With --settle: the host that the processes come from is gone for good, and they go on at HOST
     #[arg(long, requires = "settle")]
