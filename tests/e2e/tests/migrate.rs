@@ -8,6 +8,7 @@ use std::process::{ExitStatus, Output, Stdio};
 use anyhow::{Context, ensure};
 use rekindle_e2e::app::{Identity, undisturbed};
 use rekindle_e2e::elsewhere::Server;
+use rekindle_e2e::random::{Random, repetitions};
 use rekindle_e2e::{App, Elsewhere, Node, Result, pairs, process, stage, until};
 use serde_json::Value;
 
@@ -223,6 +224,28 @@ impl Hosts {
         })
     }
 
+    /// Moves the program, over connections to which this happens (`tests/e2e/src/bin/relay.rs`), finds it on exactly one host, and
+    /// brings it back. Returns the bytes that have passed.
+    fn migrate_while(&mut self, happens: &str) -> Result<u64> {
+        let plan = self.here.path("plan");
+        let passed = plan.with_extension("passed");
+        fs::write(&plan, happens)?;
+        fs::write(&passed, "0")?;
+        let via = format!("{} {} {}", stage::helper("relay")?.display(), plan.display(), self.there.via()?);
+        // One round: the conversation is always the same.
+        let words = arguments(&self.here, self.identity.pid, &via, &["--pause-ms", "600000"])?;
+        let (status, said) = self.run(&words)?;
+        let case = format!("{happens}: {status}");
+        ensure!(fs::read_to_string(&plan)? == "over", "{case}: that has not happened");
+        self.heal()?;
+        self.settle()?;
+        let place = self.is_on_one().with_context(|| format!("{case} {said}"))?;
+        eprintln!("{case}, and it is {place:?}: {said}");
+        ensure!(!status.success() || place == Place::There, "{case}: it has moved, and is here");
+        self.here.wait_for_spare()?;
+        Ok(fs::read_to_string(passed)?.trim().parse()?)
+    }
+
     /// Finds out where the program is: on exactly one host, where it goes on. Brings it back if it is there.
     fn is_on_one(&mut self) -> Result<Place> {
         let app = self.app.take().context("the program was here")?;
@@ -267,20 +290,20 @@ fn whatever_ends_at_whatever_moment_the_program_goes_on_on_exactly_one_host() ->
         .collect();
     let mut hosts = Hosts::start()?;
     for (victim, when, message) in pairs::cases(&all, |(victim, when, message)| [victim, when, message]) {
-        let plan = hosts.here.path("plan");
-        fs::write(&plan, format!("{when} {message} {}", hosts.kill(victim)?))?;
-        let via = format!("{} {} {}", stage::helper("relay")?.display(), plan.display(), hosts.there.via()?);
-        // One round: the conversation is always the same.
-        let words = arguments(&hosts.here, hosts.identity.pid, &via, &["--pause-ms", "600000"])?;
-        let (status, said) = hosts.run(&words)?;
-        let case = format!("{victim:?} ends {when} {message}: {status}");
-        ensure!(fs::read_to_string(&plan)? == "over", "{case}: nothing has ended");
-        hosts.heal()?;
-        hosts.settle()?;
-        let place = hosts.is_on_one().with_context(|| format!("{case} {said}"))?;
-        eprintln!("{case}, and it is {place:?}: {said}");
-        ensure!(!status.success() || place == Place::There, "{case}: it has moved, and is here");
-        hosts.here.wait_for_spare()?;
+        let action = hosts.kill(victim)?;
+        hosts.migrate_while(&format!("{when} {message} {action}"))?;
+    }
+    hosts.finish()
+}
+
+#[test]
+fn a_connection_that_is_cut_at_any_moment_leaves_one_program() -> Result {
+    let mut random = Random::new();
+    let mut hosts = Hosts::start()?;
+    let all = hosts.migrate_while("at 0 true")?;
+    for _ in 0..4 * repetitions() {
+        // Few bytes pass before the last ones, since content differs from time to time.
+        hosts.migrate_while(&format!("at {} cut", random.below(all * 9 / 10)))?;
     }
     hosts.finish()
 }
