@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
+use clap::Args;
 
 use crate::failure::Failure;
 use crate::process::Process;
@@ -25,6 +26,25 @@ pub(crate) const ADVICE: &str = "install CRIU 4.0 or later (Debian: apt-get inst
 const HARMLESS: [&str; 1] = ["Can't setup RLIMIT_NOFILE"];
 /// The most lines of a log that are shown.
 const LINES: usize = 8;
+
+/// What CRIU keeps of processes only if it is told to. A dump and its restore have the same options, and podman passes them on.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub(crate) struct Keep {
+    /// Keep established TCP connections
+    #[arg(long)]
+    tcp_established: bool,
+    /// Keep file locks
+    #[arg(long)]
+    file_locks: bool,
+}
+
+impl Keep {
+    /// The options that are set.
+    pub(crate) fn options(self) -> impl Iterator<Item = &'static str> {
+        let flags = [("--tcp-established", self.tcp_established), ("--file-locks", self.file_locks)];
+        flags.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name)
+    }
+}
 
 /// The first criu in `PATH` or in the directories above.
 pub(crate) fn find() -> Option<PathBuf> {

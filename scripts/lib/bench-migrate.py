@@ -20,6 +20,7 @@ import time
 
 import sinks
 from bench_common import Daemon, about, criu_of, criu_version, parser, spread, write_json
+from checkpoint_runs import read
 
 MIB = 1 << 20
 WAYS = ("migrate", "copy")
@@ -39,14 +40,6 @@ while True:
 
 def say(text):
     print(f"bench: {text}", flush=True)
-
-
-def read(path):
-    try:
-        with open(path) as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 class Steps(threading.Thread):

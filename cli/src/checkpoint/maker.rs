@@ -66,7 +66,7 @@ impl Maker {
         if let Some(file) = &export {
             arguments.extend(["--export".into(), file.into()]);
         }
-        arguments.extend(options.common());
+        arguments.extend(options.kept.options().map(Into::into));
         arguments.extend(of.arguments());
         arguments.extend(options.more.iter().cloned());
         arguments.push(name.into());
@@ -194,7 +194,7 @@ fn by_criu(options: &Options, pid: i32, dir: &Path, socket: &Path) -> Result<Mak
         Fate::Stopped => arguments.push("--leave-stopped".into()),
         Fate::Killed => {}
     }
-    arguments.extend(options.common());
+    arguments.extend(options.kept.options().map(Into::into));
     arguments.extend(options.more.iter().cloned());
     let place = Place::Directory { dir, log, on: options.on.clone() };
     Ok(Maker { program, arguments, socket: socket.to_owned(), root: pid, place })

@@ -26,7 +26,7 @@ use crate::{images, output, protect};
 
 /// Makes a checkpoint, or several.
 pub(crate) fn checkpoint(options: &Options) -> Result<(), Failure> {
-    options.containers.check(options.common())?;
+    options.containers.check(options.kept.options().map(Into::into))?;
     let socket = options.daemon.socket()?;
     let maker = match (&options.containers.pod, options.containers.single()) {
         (Some(pod), _) => return pod::checkpoint(options, pod, &socket),

@@ -7,7 +7,7 @@ use clap::Args;
 use rekindle_images::Protocol;
 
 use super::of_containers::OfContainers;
-use crate::{daemon, images};
+use crate::{criu, daemon, images};
 
 /// The options of `rekindle checkpoint`.
 #[derive(Debug, Args)]
@@ -44,12 +44,8 @@ pub(crate) struct Options {
     /// With --at-moment: how many seconds to wait for that call
     #[arg(long, value_name = "S", default_value_t = 60, requires = "at_moment")]
     pub(super) timeout: u64,
-    /// Keep established TCP connections
-    #[arg(long)]
-    pub(super) tcp_established: bool,
-    /// Keep file locks
-    #[arg(long)]
-    pub(super) file_locks: bool,
+    #[command(flatten)]
+    pub(super) kept: criu::Keep,
     /// The criu program [default: the one in PATH]
     #[arg(long, value_name = "PATH")]
     pub(super) criu: Option<PathBuf>,
@@ -81,11 +77,5 @@ impl Options {
             (_, true) => Fate::Killed,
             _ => Fate::Running,
         }
-    }
-
-    /// Options that CRIU and podman both have.
-    pub(super) fn common(&self) -> impl Iterator<Item = OsString> {
-        let flags = [("--tcp-established", self.tcp_established), ("--file-locks", self.file_locks)];
-        flags.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name.into())
     }
 }

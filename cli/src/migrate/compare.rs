@@ -82,20 +82,7 @@ mod tests {
     }
 
     fn here(gpus: &[GpuInfo]) -> StatusInfo {
-        StatusInfo {
-            version: String::new(),
-            wire: 0,
-            cuda_driver: String::new(),
-            spare: 0,
-            used: 0,
-            max: None,
-            problem: None,
-            driver_version: Some(13000),
-            gpus: gpus.to_vec(),
-            sandbox: None,
-            kinds: Vec::new(),
-            protect: None,
-        }
+        StatusInfo { driver_version: Some(13000), gpus: gpus.to_vec(), ..StatusInfo::default() }
     }
 
     fn what(gpus: &[(GpuInfo, u64)]) -> What {

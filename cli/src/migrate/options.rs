@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::daemon;
+use crate::{criu, daemon};
 
 /// The directory of a migration's files, on both hosts: in memory.
 pub(super) const DIRECTORY: &str = "/dev/shm/rekindle-migrations";
@@ -41,12 +41,8 @@ pub(crate) struct Options {
     /// The directory for files on the other host, best in memory
     #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
     pub(super) dir_there: String,
-    /// Keep established TCP connections; the other host must have this one's addresses when the processes run there
-    #[arg(long)]
-    pub(super) tcp_established: bool,
-    /// Keep file locks
-    #[arg(long)]
-    pub(super) file_locks: bool,
+    #[command(flatten)]
+    pub(super) kept: criu::Keep,
     /// Allow another version of the GPU driver there; see `rekindle restore`
     #[arg(long)]
     pub(super) allow_other_driver: bool,
@@ -67,12 +63,6 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Options that both CRIUs get.
-    pub(super) fn common(&self) -> Vec<String> {
-        let flags = [("--tcp-established", self.tcp_established), ("--file-locks", self.file_locks)];
-        flags.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name.to_owned()).collect()
-    }
-
     /// The words that run `rekindle` on the other host.
     pub(super) fn words_there(&self) -> Vec<String> {
         [&self.rekindle, "migrate", "--receive", "--dir", &self.dir_there].map(ToString::to_string).to_vec()

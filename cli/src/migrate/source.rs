@@ -155,7 +155,7 @@ impl<'a> Source<'a> {
             self.report.last_sent = sent;
             let restore = Restore {
                 name: LAST.to_owned(),
-                options: self.options.common(),
+                options: self.options.kept.options().map(str::to_owned).collect(),
                 other_driver: self.options.allow_other_driver,
                 other_gpu: self.options.allow_other_gpu,
             };
@@ -190,7 +190,7 @@ impl<'a> Source<'a> {
         let log = dir.join(LOG);
         let program = criu::program(self.options.criu.as_deref())?;
         let mut command = Command::new(&program);
-        command.args(criu::dump(self.pid, &dir, &log)?).args(self.options.common());
+        command.args(criu::dump(self.pid, &dir, &log)?).args(self.options.kept.options());
         command.env("REKINDLE_SOCKET", &self.socket);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut criu = command.spawn().with_context(|| format!("cannot run {}", program.display()))?;

@@ -24,8 +24,10 @@ const ALL_WRITTEN: u8 = b'w';
 /// Why content does not arrive.
 #[derive(Debug, Error)]
 pub(super) enum StreamError {
-    #[error("a stream to the other host has failed: {0}")]
-    Io(#[from] io::Error),
+    #[error("a connection for content has ended in the middle of a file")]
+    Ended,
+    #[error("a connection for content has failed: {0}")]
+    Io(io::Error),
     #[error("the other host has not written what was sent")]
     NotWritten,
     #[error("{0} is no name of a file of an image")]
@@ -36,6 +38,15 @@ pub(super) enum StreamError {
     Read { path: PathBuf, source: io::Error },
     #[error("cannot write {path}: {source}")]
     Write { path: PathBuf, source: io::Error },
+}
+
+impl From<io::Error> for StreamError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => Self::Ended,
+            _ => Self::Io(error),
+        }
+    }
 }
 
 /// A part of a file that has content.

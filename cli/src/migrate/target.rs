@@ -50,6 +50,8 @@ const RUNNING: &str = "running";
 const LOG: &str = "restore.log";
 /// The phase in which complete processes wait.
 const HELD: &str = "held";
+/// How long the note that processes run is kept, for whoever settles their migration late.
+const OLD: Duration = Duration::from_secs(7 * 24 * 3600);
 /// The pause between two looks at the progress of the restore.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// How often to look whether the daemon has noticed why CRIU has ended.
@@ -338,9 +340,12 @@ fn is_running(dir: &Path) -> ToSource {
     ToSource::Running
 }
 
-/// Removes what receivers have left that were killed before all was here.
+/// Removes what receivers have left that were killed before all was here, and old notes that processes run.
 fn sweep(parent: &Path) {
     for dir in fs::read_dir(parent).into_iter().flatten().flatten().map(|it| it.path()) {
+        if dir.extension().is_some_and(|it| it == RUNNING) && is_old(&dir) {
+            let _ = fs::remove_file(&dir);
+        }
         let is_left = dir.extension().is_none()
             && !dir.join(RESTORE).exists()
             && within(&dir, DECISION, UnixStream::connect)
@@ -349,6 +354,11 @@ fn sweep(parent: &Path) {
             let _ = fs::remove_dir_all(dir);
         }
     }
+}
+
+fn is_old(note: &Path) -> bool {
+    let written = fs::metadata(note).and_then(|it| it.modified());
+    written.is_ok_and(|it| it.elapsed().is_ok_and(|age| age > OLD))
 }
 
 /// Removes all of a migration whose processes go on elsewhere.

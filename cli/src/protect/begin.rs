@@ -151,11 +151,8 @@ fn wishes(
     if options.at_moment {
         checkpoint.push("--at-moment".to_owned());
     }
-    for (option, is_set) in [("--tcp-established", options.tcp_established), ("--file-locks", options.file_locks)] {
-        if is_set {
-            checkpoint.push(option.to_owned());
-            restore.push(option.to_owned());
-        }
+    for arguments in [&mut checkpoint, &mut restore] {
+        arguments.extend(options.kept.options().map(str::to_owned));
     }
     if let Some(criu) = &options.criu {
         let criu = std::path::absolute(criu).context("cannot tell the current directory")?;

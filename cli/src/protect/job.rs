@@ -173,25 +173,15 @@ fn until_known(mut look: impl FnMut() -> Option<Ending>) -> Option<Ending> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rekindle_wire::control::Owner;
 
     fn client(pid: i32, state: &str, device_memory: Vec<u64>) -> ClientInfo {
         ClientInfo {
             pid,
             worker: pid + 100,
-            command: String::new(),
             state: state.to_owned(),
             device_memory,
             pinned_memory: 1,
-            commands: 0,
-            protocol: String::new(),
-            protocol_reason: String::new(),
-            dump: None,
-            suspended: None,
-            idle_ms: 0,
-            suspended_for: None,
-            not_moved: None,
-            owner: Owner::default(),
+            ..ClientInfo::default()
         }
     }
 

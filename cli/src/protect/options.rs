@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use rekindle_images::Protocol;
 use rekindle_protect::record::Every;
 
-use crate::{daemon, images};
+use crate::{criu, daemon, images};
 
 /// The options of `rekindle protect`.
 #[derive(Debug, Args)]
@@ -72,12 +72,8 @@ pub(crate) struct Options {
     /// Begin each checkpoint when the application calls `rekindle_checkpoint`
     #[arg(long)]
     pub(super) at_moment: bool,
-    /// Keep established TCP connections
-    #[arg(long)]
-    pub(super) tcp_established: bool,
-    /// Keep file locks
-    #[arg(long)]
-    pub(super) file_locks: bool,
+    #[command(flatten)]
+    pub(super) kept: criu::Keep,
     /// The criu program [default: the one in PATH]
     #[arg(long, value_name = "PATH")]
     pub(super) criu: Option<PathBuf>,

@@ -40,7 +40,7 @@ impl<'a> Containers<'a> {
         let from_archives = !from.is_empty();
         from.extend(of.container.iter().map(|it| From::Storage(it.clone())));
         let engine = of.engine();
-        of.check_engine(!archives.is_empty(), &options.common())?;
+        of.check_engine(!archives.is_empty(), options.kept.options())?;
         if of.import_previous.is_some() {
             let why = "Rekindle's checkpoints need no earlier one of podman's: leave out --import-previous";
             return Err(Failure::refused(anyhow!(why)));
@@ -117,10 +117,9 @@ impl<'a> Containers<'a> {
             ("--ignore-static-mac", of.ignore_static_mac),
             ("--ignore-rootfs", of.ignore_rootfs),
             ("--ignore-volumes", of.ignore_volumes),
-            ("--tcp-established", self.options.tcp_established),
-            ("--file-locks", self.options.file_locks),
         ];
-        let mut all: Vec<OsString> = flags.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name.into()).collect();
+        let flags = flags.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| *name);
+        let mut all: Vec<OsString> = flags.chain(self.options.kept.options()).map(Into::into).collect();
         for (option, value) in [("--name", &of.name), ("--pod", &of.pod)] {
             if let Some(value) = value.as_ref().filter(|_| from_archive) {
                 all.extend([option.into(), value.into()]);

@@ -176,7 +176,7 @@ fn run(options: &Options, dir: &Path) -> Result<Restored, Failed> {
     if allowances != Allowances::default() {
         command.env(ALLOW_VARIABLE, allowances.to_string());
     }
-    command.args(options.common()).args(&options.more).env("REKINDLE_SOCKET", &socket).stdout(Stdio::inherit());
+    command.args(options.kept.options()).args(&options.more).env("REKINDLE_SOCKET", &socket).stdout(Stdio::inherit());
     let began = Instant::now();
     let mut running = command.spawn().with_context(|| format!("cannot run {}", criu.display()))?;
     if let Some(watch) = &watch {

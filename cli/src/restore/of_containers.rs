@@ -91,10 +91,14 @@ impl OfContainers {
     }
 
     /// Refuses options that the engine does not have. `of_criu` are those for CRIU that podman passes on.
-    pub(super) fn check_engine(&self, has_archives: bool, of_criu: &[&'static str]) -> Result<(), Failure> {
+    pub(super) fn check_engine(
+        &self,
+        has_archives: bool,
+        mut of_criu: impl Iterator<Item = &'static str>,
+    ) -> Result<(), Failure> {
         let engine = self.engine;
         let of_podman = self.options_of_podman();
-        if !engine.needs_name(self.checkpoint.as_deref(), of_podman.first().copied(), of_criu.first().copied())? {
+        if !engine.needs_name(self.checkpoint.as_deref(), of_podman.first().copied(), of_criu.next())? {
             return Ok(());
         }
         if has_archives {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::of_containers::OfContainers;
-use crate::{daemon, images};
+use crate::{criu, daemon, images};
 
 /// The options of `rekindle restore`.
 #[derive(Debug, Args)]
@@ -39,12 +39,8 @@ pub(crate) struct Options {
     /// Allow GPUs of another model, number of multiprocessors or memory size than at the dump
     #[arg(long)]
     pub(super) allow_other_gpu: bool,
-    /// Restore established TCP connections
-    #[arg(long)]
-    pub(super) tcp_established: bool,
-    /// Restore file locks
-    #[arg(long)]
-    pub(super) file_locks: bool,
+    #[command(flatten)]
+    pub(super) kept: criu::Keep,
     /// The criu program [default: the one in PATH]
     #[arg(long, value_name = "PATH")]
     pub(super) criu: Option<PathBuf>,
@@ -61,12 +57,6 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The options that are set and that podman passes on to CRIU.
-    pub(super) fn common(&self) -> Vec<&'static str> {
-        let flags = [("--tcp-established", self.tcp_established), ("--file-locks", self.file_locks)];
-        flags.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect()
-    }
-
     /// The options that are set and only for CRIU.
     pub(super) fn options_of_criu(&self) -> Vec<&'static str> {
         let flags = [

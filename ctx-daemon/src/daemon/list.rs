@@ -68,17 +68,8 @@ fn without_worker(pid: i32, lost: Lost) -> ClientInfo {
         worker: lost.worker,
         command: lost.command,
         state: "lost".to_owned(),
-        device_memory: Vec::new(),
-        pinned_memory: 0,
-        commands: 0,
-        protocol: String::new(),
-        protocol_reason: String::new(),
-        dump: None,
-        suspended: None,
-        idle_ms: 0,
-        suspended_for: None,
-        not_moved: None,
         owner: owner(lost.process, None),
+        ..ClientInfo::default()
     }
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::Failure;
 
 /// A client, for `rekindle ps`.
-#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct ClientInfo {
     /// The application's pid, as the daemon sees it.
     pub pid: i32,
@@ -252,7 +252,7 @@ pub struct CheckInfo {
 }
 
 /// The daemon itself.
-#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct StatusInfo {
     /// Rekindle's version.
     pub version: String,

@@ -383,6 +383,18 @@ mod tests {
         status.contains("T (stopped)")
     }
 
+    fn until_complete(migration: &Migration) {
+        while !matches!(*lock(&migration.state), State::Complete(_)) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn until_it_runs(process: Process) {
+        while is_stopped(process) {
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn the_table_above_is_the_list_of_transitions() {
         assert_eq!(transition::table(include_str!("mod.rs"), "a migration"), transition::list::<StateName>());
@@ -450,16 +462,12 @@ mod tests {
         let migration = migrations.of(sleeper.process().pid).unwrap();
         std::thread::scope(|scope| {
             let dump = scope.spawn(|| migration.wait(vec![sleeper.process()], &ours));
-            while !matches!(*lock(&migration.state), State::Complete(_)) {
-                std::thread::yield_now();
-            }
+            until_complete(&migration);
             sleeper.let_go();
             assert!(matches!(guard.hand_over(), Err(MigrationError::Closed)));
             assert!(matches!(dump.join().unwrap(), Err(MigrationError::Kept)));
         });
-        while is_stopped(sleeper.process()) {
-            std::thread::yield_now();
-        }
+        until_it_runs(sleeper.process());
         assert_eq!(migrations.state("a"), MigrationState::Kept);
     }
 
@@ -473,9 +481,7 @@ mod tests {
         let migration = migrations.of(sleeper.process().pid).unwrap();
         std::thread::scope(|scope| {
             let dump = scope.spawn(|| migration.wait(vec![sleeper.process()], &ours));
-            while !matches!(*lock(&migration.state), State::Complete(_)) {
-                std::thread::yield_now();
-            }
+            until_complete(&migration);
             // A folder in the place of the file that is written.
             std::fs::create_dir(dir.path().join("migrations/a.new")).unwrap();
             assert!(matches!(guard.hand_over(), Err(MigrationError::Record(_))));
@@ -485,9 +491,7 @@ mod tests {
             assert!(matches!(dump.join().unwrap(), Err(MigrationError::Kept)));
             sleeper.let_go();
         });
-        while is_stopped(sleeper.process()) {
-            std::thread::yield_now();
-        }
+        until_it_runs(sleeper.process());
     }
 
     #[test]
