@@ -9,6 +9,7 @@ pub(crate) struct Process {
     pid: i32,
     state: char,
     parent: i32,
+    group: i32,
     session: i32,
     terminal: i32,
     /// Threads that have not ended, and the first one.
@@ -29,8 +30,8 @@ impl Process {
         let fields: Vec<_> = fields.split_ascii_whitespace().collect();
         let number = |at: usize| fields.get(at)?.parse().ok();
         let state = fields.first()?.chars().next()?;
-        let (parent, session, terminal) = (number(1)?, number(3)?, number(4)?);
-        Some(Self { pid, state, parent, session, terminal, threads: number(17).unwrap_or(1) })
+        let (parent, group, session, terminal) = (number(1)?, number(2)?, number(3)?, number(4)?);
+        Some(Self { pid, state, parent, group, session, terminal, threads: number(17).unwrap_or(1) })
     }
 
     /// All processes, but those that end meanwhile.
@@ -52,6 +53,20 @@ impl Process {
             }
         }
         Ok(found)
+    }
+
+    /// What keeps these numbers from being given to other processes: the processes with them, also such that have ended and were
+    /// not waited for, those of the groups and sessions that they led, and all that descend from any of these.
+    pub(crate) fn holders_of(numbers: &[i32]) -> io::Result<Vec<i32>> {
+        let mut left = Self::all()?;
+        let holds = |it: &mut Self| [it.pid, it.group, it.session].iter().any(|number| numbers.contains(number));
+        let mut found: Vec<_> = left.extract_if(.., holds).collect();
+        let mut looked = 0;
+        while let Some(parent) = found.get(looked).map(|it| it.pid) {
+            found.extend(left.extract_if(.., |it| it.parent == parent));
+            looked += 1;
+        }
+        Ok(found.iter().map(|it| it.pid).collect())
     }
 
     /// Whether all its threads have ended.

@@ -8,6 +8,7 @@
 //! | [`interval`] | how long until the next checkpoint, so that the job loses least |
 //! | [`failures`] | how often does this job fail, as far as we know |
 //! | [`shelf`] | which images are good, which must stay, which may go |
+//! | [`copies`] | which images do stores have, and which may go there |
 //! | [`phase`] | the job has ended, or a restore has failed: what now |
 //! | [`record`] | what the next supervisor has to know, in a file that is replaced atomically |
 //!
@@ -15,18 +16,20 @@
 //!
 //! ```text
 //!   record
-//!   phase, shelf
+//!   phase, shelf, copies
 //!   failures, interval
 //! ```
 
 #![forbid(unsafe_code)]
 
+pub mod copies;
 pub mod failures;
 pub mod interval;
 pub mod phase;
 pub mod record;
 pub mod shelf;
 
+pub use copies::Copies;
 pub use failures::Failures;
 pub use interval::{Choice, Cost, Formula, choose};
 pub use phase::{Ending, Event, Phase, Rules};

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::copies::Copies;
 use crate::failures::Failures;
 use crate::phase::{Phase, Rules};
 use crate::shelf::Shelf;
@@ -138,6 +139,9 @@ pub struct Record {
     pub gpus: usize,
     /// The images.
     pub shelf: Shelf,
+    /// Their copies in stores.
+    #[serde(default)]
+    pub copies: Copies,
     /// How often the job fails.
     pub failures: Failures,
     /// Restores that were made.
@@ -164,6 +168,7 @@ impl Record {
             tree: job.into_iter().collect(),
             gpus: 1,
             shelf: Shelf::default(),
+            copies: Copies::default(),
             failures: Failures::default(),
             restores: 0,
             restore_seconds: 0.0,

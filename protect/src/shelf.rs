@@ -36,9 +36,6 @@ pub struct Image {
     /// What it has cost; none where nobody saw its checkpoint.
     #[serde(default)]
     pub cost: Option<Cost>,
-    /// The stores that have it, by their addresses.
-    #[serde(default)]
-    pub stored: Vec<String>,
 }
 
 /// The images of a job, oldest first.
@@ -94,23 +91,6 @@ impl Shelf {
         self.change(number, |it| it.on = None);
     }
 
-    /// A store has the image.
-    pub fn stored(&mut self, number: u64, url: &str) {
-        self.change(number, |it| it.stored.push(url.to_owned()));
-    }
-
-    /// A store does not have the image any more.
-    pub fn unstored(&mut self, number: u64, url: &str) {
-        self.change(number, |it| it.stored.retain(|it| it != url));
-    }
-
-    /// The images that a store has beyond the newest `keep` of them.
-    #[must_use]
-    pub fn dispensable_in(&self, url: &str, keep: usize) -> Vec<u64> {
-        let has = |it: &&Image| it.stored.iter().any(|it| it == url);
-        self.images.iter().rev().filter(has).skip(keep.max(1)).map(|it| it.number).collect()
-    }
-
     /// An image is gone from the disk.
     pub fn removed(&mut self, number: u64) {
         self.images.retain(|it| it.number != number);
@@ -164,7 +144,7 @@ mod tests {
         let mut shelf = Shelf::default();
         for (number, on) in images {
             let standing = Standing::Good;
-            shelf.add(Image { number: *number, on: *on, standing, began_ms: 0, cost: None, stored: Vec::new() });
+            shelf.add(Image { number: *number, on: *on, standing, began_ms: 0, cost: None });
         }
         shelf
     }
@@ -195,17 +175,6 @@ mod tests {
             shelf.set_aside(number, "");
         }
         assert!(shelf.dispensable(1).is_empty(), "without a good image nothing goes");
-    }
-
-    #[test]
-    fn a_store_keeps_as_many_as_the_directory() {
-        let mut shelf = shelf(&[(1, None), (2, None), (3, None)]);
-        (1..=3).for_each(|number| shelf.stored(number, "/a"));
-        shelf.stored(1, "/b");
-        assert_eq!((shelf.dispensable_in("/a", 1), shelf.dispensable_in("/b", 1)), (vec![2, 1], Vec::new()));
-        shelf.unstored(1, "/a");
-        assert_eq!(shelf.dispensable_in("/a", 1), [2]);
-        assert_eq!(shelf.get(1).unwrap().stored, ["/b"]);
     }
 
     #[test]

@@ -121,7 +121,7 @@ impl<'a> Images<'a> {
         let modified = fs::metadata(dir).and_then(|it| it.modified()).ok();
         let since = modified.and_then(|it| it.duration_since(std::time::UNIX_EPOCH).ok()).unwrap_or_default();
         let began_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-        Image { number, on: base, standing: Standing::Good, began_ms, cost: None, stored: Vec::new() }
+        Image { number, on: base, standing: Standing::Good, began_ms, cost: None }
     }
 }
 

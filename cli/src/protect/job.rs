@@ -60,25 +60,31 @@ impl Clients {
     }
 }
 
-/// The processes of a tree now.
+/// The processes of a tree now; none, if its root has ended.
 pub(super) fn tree(root: i32) -> Vec<Process> {
     let pids = Tree::trees_of(&[root]).unwrap_or_default();
     pids.into_iter().filter_map(ended::process).collect()
 }
 
-/// Kills those of the processes that are still there, and waits until they are gone. False if they are not.
+/// Kills those of the processes that are still there, with what they have started and what is left of their groups and sessions,
+/// and waits until all are gone, so that a restore can have their numbers. False if they do not end.
 pub(super) fn kill(processes: &[Process]) -> bool {
     let began = Instant::now();
     loop {
-        let left: Vec<_> = processes.iter().filter(|it| ended::process(it.pid) == Some(**it)).collect();
-        if left.is_empty() {
-            return true;
+        // What has the number of one that has ended is none of the job's.
+        let own = processes.iter().filter(|it| ended::process(it.pid).is_none_or(|now| now == **it));
+        let numbers: Vec<_> = own.map(|it| it.pid).collect();
+        match Tree::holders_of(&numbers) {
+            Ok(left) if left.is_empty() => return true,
+            Ok(left) => {
+                for pid in left.into_iter().filter_map(rustix::process::Pid::from_raw) {
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                }
+            }
+            Err(_) => {}
         }
         if began.elapsed() > DYING {
             return false;
-        }
-        for pid in left.iter().filter_map(|it| rustix::process::Pid::from_raw(it.pid)) {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
         std::thread::sleep(POLL_INTERVAL);
     }
@@ -172,6 +178,11 @@ fn until_known(mut look: impl FnMut() -> Option<Ending>) -> Option<Ending> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    use rustix::process::WaitOptions;
+
     use super::*;
 
     fn client(pid: i32, state: &str, device_memory: Vec<u64>) -> ClientInfo {
@@ -199,12 +210,36 @@ mod tests {
 
     #[test]
     fn a_killed_job_is_gone_and_a_later_process_of_its_number_is_left_alone() {
-        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let process = ended::process(child.id().cast_signed()).unwrap();
         let later = Process { started: process.started + 1, ..process };
         assert!(kill(&[later]) && ended::is_alive(process));
         let waiting = std::thread::spawn(move || child.wait());
         assert!(kill(&[process]));
         waiting.join().unwrap().unwrap();
+    }
+    #[test]
+    fn what_a_job_has_started_unseen_is_killed_with_it() {
+        // The shell that leads the session ends, and one of its two children is in another group.
+        const SCRIPT: &str = "set -m; sleep 600 & echo $!; set +m; sleep 600 & echo $!; read x";
+        // This process inherits and awaits them, as a guard does.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+        let mut command = Command::new("setsid");
+        command.args(["sh", "-c", SCRIPT]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut shell = command.spawn().unwrap();
+        let root = ended::process(shell.id().cast_signed()).unwrap();
+        let lines = BufReader::new(shell.stdout.take().unwrap()).lines().take(2);
+        let children: Vec<i32> = lines.map(|it| it.unwrap().parse().unwrap()).collect();
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        assert!(tree(root.pid).is_empty() && children.iter().all(|it| ended::process(*it).is_some()));
+        let awaited = children.clone();
+        let waiting = std::thread::spawn(move || {
+            let pids = awaited.into_iter().filter_map(rustix::process::Pid::from_raw);
+            pids.map(|it| rustix::process::waitpid(Some(it), WaitOptions::empty())).collect::<Vec<_>>()
+        });
+        assert!(kill(&[root]));
+        assert!(waiting.join().unwrap().iter().all(Result::is_ok));
+        assert_eq!(Tree::holders_of(&[root.pid]).unwrap(), Vec::<i32>::new());
     }
 }

@@ -75,7 +75,7 @@ fn describe(folder: &Folder, record: Record) -> Shown {
         kept: kept.contains(&it.number),
         why: if let Standing::Aside(why) = &it.standing { Some(why.clone()) } else { None },
         on: it.on,
-        stored: it.stored.clone(),
+        stored: record.copies.of(it.number).map(str::to_owned).collect(),
     };
     Shown {
         name: folder.name(),

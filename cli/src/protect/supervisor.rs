@@ -28,7 +28,7 @@ use super::folder::{Folder, append};
 use super::guard::{GUARD, own};
 use super::images::{Found, Images};
 use super::job::{self, Clients, Job};
-use super::uploads::{Uploaded, Uploads};
+use super::uploads::{self, Uploaded, Uploads};
 use super::verbs::{Failed, Verbs};
 use crate::failure::Failure;
 use crate::{cpu_image, daemon};
@@ -171,7 +171,10 @@ impl Supervisor {
         {
             self.record.gpus = clients.gpus.max(1);
         }
-        self.record.tree = tree;
+        // Of a tree whose root has just ended, the record keeps what the last look has found: its children may live.
+        if !tree.is_empty() {
+            self.record.tree = tree;
+        }
         if let Some(done) = self.uploads.ended() {
             self.uploaded(done);
             self.tidy();
@@ -212,14 +215,7 @@ impl Supervisor {
         let made = Images::of(&self.record, &self.verbs).make(process.pid, number);
         match made {
             Ok(made) => {
-                let image = Image {
-                    number,
-                    on: made.on,
-                    standing: Standing::Good,
-                    began_ms,
-                    cost: made.cost,
-                    stored: Vec::new(),
-                };
+                let image = Image { number, on: made.on, standing: Standing::Good, began_ms, cost: made.cost };
                 self.record.shelf.add(image);
                 self.record.failed_checkpoints = 0;
                 self.not_before = Instant::now();
@@ -255,16 +251,21 @@ impl Supervisor {
             let said: Vec<String> = goes.iter().filter_map(|it| images.remove(*it).err()).collect();
             said.into_iter().for_each(|it| self.note(it));
         }
-        self.uploads.begin(&self.folder.name(), &self.record, &self.verbs);
+        if let Some((number, url)) = uploads::next(&self.record) {
+            self.record.copies.begin(number, &url);
+            if self.save() {
+                self.uploads.begin(&self.folder.name(), &self.record, &self.verbs, number, url);
+            }
+        }
     }
 
     fn uploaded(&mut self, done: Uploaded) {
         let Uploaded { number, url, stored, removed, said } = done;
         if stored {
-            self.record.shelf.stored(number, &url);
+            self.record.copies.whole(number, &url);
             self.note(format!("{url} has image {number}"));
         }
-        removed.iter().for_each(|it| self.record.shelf.unstored(*it, &url));
+        removed.iter().for_each(|it| self.record.copies.removed(*it, &url));
         said.into_iter().for_each(|it| self.note(format!("{url}: {it}")));
         self.save();
     }
@@ -325,7 +326,13 @@ impl Supervisor {
 
     fn runs_again(&mut self, process: Process, what: String) {
         self.record.job = Some(process);
-        self.record.tree = job::tree(process.pid);
+        let mut tree = job::tree(process.pid);
+        if tree.is_empty() {
+            // It has ended already. The restored processes have the numbers of those before.
+            let again = |it: &Process| ended::process(it.pid).unwrap_or(*it);
+            tree = self.record.tree.iter().map(again).collect();
+        }
+        self.record.tree = tree;
         self.record.restores = self.record.restores.saturating_add(1);
         // The interval counts from here on.
         self.not_before = Instant::now() + choice(&self.record).interval();

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use rekindle_images::Image as OnDisk;
 use rekindle_protect::Record;
 
 use super::images::Images;
@@ -34,15 +35,11 @@ impl Uploads {
         self.running.is_some()
     }
 
-    /// Begins to upload the newest image to the first store that does not have it. A store that cannot be reached is tried again with
-    /// the next image.
-    pub(super) fn begin(&mut self, protection: &str, record: &Record, verbs: &Arc<Verbs>) {
-        let Some(newest) = record.shelf.newest() else { return };
-        let Some(url) = record.wishes.stores.iter().find(|it| !newest.stored.contains(it)).cloned() else { return };
-        let (number, protection) = (newest.number, protection.to_owned());
+    /// Begins to upload an image to a store.
+    pub(super) fn begin(&mut self, protection: &str, record: &Record, verbs: &Arc<Verbs>, number: u64, url: String) {
+        let protection = protection.to_owned();
         let dir = Images::of(record, verbs).dir(number);
-        // With the new one there are as many as are kept.
-        let old = record.shelf.dispensable_in(&url, record.wishes.keep.max(2) - 1);
+        let old = record.copies.dispensable(number, &url, record.wishes.keep);
         let verbs = Arc::clone(verbs);
         self.running = Some(std::thread::spawn(move || upload(&verbs, &protection, number, &dir, url, &old)));
     }
@@ -59,19 +56,30 @@ impl Uploads {
     }
 }
 
+/// The newest image, and the first store that does not have it. A store that cannot be reached is tried again with the next image.
+pub(super) fn next(record: &Record) -> Option<(u64, String)> {
+    let number = record.shelf.newest()?.number;
+    let url = record.wishes.stores.iter().find(|url| !record.copies.has(number, url))?;
+    Some((number, url.clone()))
+}
+
 fn upload(verbs: &Verbs, protection: &str, number: u64, dir: &Path, url: String, old: &[u64]) -> Uploaded {
     let name = |number: u64| format!("{protection}-{number:06}");
     let mut done = Uploaded { number, ..Uploaded::default() };
     match verbs.upload(dir, &url, &name(number)) {
         Ok(()) => done.stored = true,
         // A former supervisor has begun it, and has been killed.
-        Err(_) if verbs.is_stored(&url, &name(number)) => done.stored = true,
+        Err(_) if is_there(verbs, dir, &url, &name(number)) => done.stored = true,
         Err(failed) => done.said.push(failed.why),
     }
     if done.stored {
         for number in old {
             match verbs.remove_stored(&url, &name(*number)) {
                 Ok(()) => done.removed.push(*number),
+                // It was never there, or somebody has removed it.
+                Err(_) if verbs.stored(&url).is_ok_and(|it| !it.contains_key(&name(*number))) => {
+                    done.removed.push(*number)
+                }
                 Err(failed) => done.said.push(failed.why),
             }
         }
@@ -82,4 +90,10 @@ fn upload(verbs: &Verbs, protection: &str, number: u64, dir: &Path, url: String,
         }
     }
     Uploaded { url, ..done }
+}
+
+/// Whether the store has this image under this name. Another host may use the same names.
+fn is_there(verbs: &Verbs, dir: &Path, url: &str, name: &str) -> bool {
+    let Ok(image) = OnDisk::open(dir) else { return false };
+    verbs.stored(url).is_ok_and(|it| it.get(name) == Some(&image.manifest().id.to_string()))
 }

@@ -4,6 +4,7 @@
 //! end the supervisor, and a verb's memory is given back. The supervisor's lock is the standard input of those that change images, so the
 //! next supervisor waits until they have ended.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::path::Path;
@@ -69,30 +70,32 @@ impl Verbs {
 
     /// Copies an image into a store, under this name.
     pub(super) fn upload(&self, dir: &Path, url: &str, name: &str) -> Result<(), Failed> {
-        self.images(&["copy".as_ref(), dir.as_os_str(), format!("{url}/{name}").as_ref()])
+        self.images(&["copy".as_ref(), dir.as_os_str(), format!("{url}/{name}").as_ref()]).map(drop)
     }
 
-    /// Whether a store has an image of this name.
-    pub(super) fn is_stored(&self, url: &str, name: &str) -> bool {
-        self.images(&["show".as_ref(), format!("{url}/{name}").as_ref()]).is_ok()
+    /// The images of a store: their names, and the checkpoints of which they are.
+    pub(super) fn stored(&self, url: &str) -> Result<BTreeMap<String, String>, Failed> {
+        let said = self.images(&["ls".as_ref(), url.as_ref()])?;
+        let text = |it: &Value, field: &str| it[field].as_str().unwrap_or_default().to_owned();
+        Ok(said.as_array().into_iter().flatten().map(|it| (text(it, "name"), text(it, "checkpoint"))).collect())
     }
 
     /// Removes an image from a store.
     pub(super) fn remove_stored(&self, url: &str, name: &str) -> Result<(), Failed> {
-        self.images(&["rm".as_ref(), format!("{url}/{name}").as_ref()])
+        self.images(&["rm".as_ref(), format!("{url}/{name}").as_ref()]).map(drop)
     }
 
     /// Removes from a store what no image needs.
     pub(super) fn collect(&self, url: &str) -> Result<(), Failed> {
-        self.images(&["gc".as_ref(), url.as_ref()])
+        self.images(&["gc".as_ref(), url.as_ref()]).map(drop)
     }
 
-    fn images(&self, arguments: &[&OsStr]) -> Result<(), Failed> {
+    fn images(&self, arguments: &[&OsStr]) -> Result<Value, Failed> {
         let mut all: Vec<OsString> = vec!["images".into()];
         all.extend(arguments.iter().map(Into::into));
         all.push("--json".into());
         all.extend(self.wishes.key.iter().flat_map(|it| ["--key".into(), it.into()]));
-        self.run(&all).map(drop)
+        self.run(&all)
     }
 
     fn command(&self, arguments: &[OsString]) -> anyhow::Result<Command> {

@@ -520,7 +520,12 @@ impl Server {
             (WorkerRequest::Open, State::Closing(closed) | State::Quiesced(closed)) => {
                 (self.open(closed.consumer), done(Ok(())))
             }
-            (WorkerRequest::Quiesce { timeout_ms }, State::Open(consumer)) => {
+            // The daemon asks for an `Advance` where the content of the memory was not there at the last request. It has come since,
+            // so that the ring is open.
+            (
+                WorkerRequest::Quiesce { timeout_ms } | WorkerRequest::Advance { timeout_ms, .. },
+                State::Open(consumer),
+            ) => {
                 let closed = self.close(consumer);
                 self.quiesce(closed, Duration::from_millis(timeout_ms))
             }
@@ -939,6 +944,16 @@ mod tests {
         let (failed, answered) = server.request(failed, message(load));
         let again = answered.unwrap_err().to_string();
         assert!(matches!(failed, State::Failed(_)) && again.contains("nothing came with the request"), "{again}");
+        std::mem::forget(daemon);
+    }
+    #[test]
+    fn a_client_whose_content_comes_between_two_requests_of_a_quiesce_is_at_rest_after_the_second() {
+        let (mut server, daemon) = server();
+        let advance = WorkerRequest::Advance { timeout_ms: 1000, commands: 1 };
+        // The first has found it loading. Its content came then, so that its ring is open.
+        let state = State::Open(consumer());
+        let (state, answered) = server.request(state, Message { body: advance, blob: Vec::new(), fds: Vec::new() });
+        assert!(matches!((state, answered), (State::Quiesced(_), Ok((WorkerReply::Done, _)))));
         std::mem::forget(daemon);
     }
 }

@@ -18,8 +18,8 @@
 //! | `Filling` | `Closing` | `Quiesce`: all content is there, but a device is busy |
 //! | `Filling` | `Quiesced` | `Quiesce`: all content is there, and every stream is idle |
 //! | `Filling` | `Failed` | content cannot be loaded: the daemon ends the process |
-//! | `Open` | `Closing` | `Quiesce`: no command is taken, but a device is busy |
-//! | `Open` | `Quiesced` | `Quiesce`: every stream is idle and nothing waits for it |
+//! | `Open` | `Closing` | `Quiesce`, `Advance`: no command is taken, but a device is busy |
+//! | `Open` | `Quiesced` | `Quiesce`, `Advance`: every stream is idle and nothing waits for it |
 //! | `Closing` | `Quiesced` | `Quiesce`, `Advance`: the device has come to rest |
 //! | `Closing` | `Open` | `Open`, a broken context, or a daemon that is gone or silent |
 //! | `Quiesced` | `Closing` | `Advance`: some commands were executed, and a device is busy |

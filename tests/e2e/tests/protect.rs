@@ -235,6 +235,28 @@ fn the_output_of_a_tree_that_is_restored_is_there_once() -> Result {
     node.finish()
 }
 
+/// A process that nobody has looked at holds the number of its session's leader, which CRIU needs.
+#[test]
+fn what_a_job_has_started_since_the_last_look_does_not_stand_in_the_way_of_its_restore() -> Result {
+    const SCRIPT: &str = "\"$0\" --sleep-us 2000 --until \"$1\" & while [ ! -e \"$1\" ]; do \
+                          if [ -e \"$2\" ]; then sleep 1000 & rm \"$2\"; fi; sleep 0.01; done; wait $!";
+    let node = Node::start()?;
+    let (end, more, program) = (node.path("end"), node.path("more"), stage::app("steady")?);
+    let arguments = ["-c".as_ref(), SCRIPT.as_ref(), program.as_os_str(), end.as_os_str(), more.as_os_str()];
+    let waiter = Waiter::start(&node, "job", &["--every", "1500ms"], Path::new("/bin/sh"), &arguments)?;
+    let (supervisor, before) = hold_supervisor(&node, "job")?;
+    fs::write(&more, "")?;
+    until("the job has started another process", || Ok((!more.exists()).then_some(())))?;
+    process::signal(pid(&before, "pid")?, libc::SIGKILL)?;
+    process::signal(supervisor, libc::SIGCONT)?;
+    let after = wait_for(&node, "job", "the job is restored", |it| it["restores"] == 1 && it["runs"] == true)?;
+    ensure!(!after["events"].to_string().contains("not restored"), "{after:#}");
+    fs::write(&end, "")?;
+    let (status, printed) = waiter.end()?;
+    ensure!(status.success() && printed == "steady ok\n", "{status}: {printed}");
+    node.finish()
+}
+
 #[test]
 fn as_many_images_are_kept_as_are_wanted_and_a_stop_leaves_the_job_alone() -> Result {
     let node = Node::start()?;
