@@ -9,6 +9,7 @@
 //! | [`failures`] | how often does this job fail, as far as we know |
 //! | [`shelf`] | which images are good, which must stay, which may go |
 //! | [`copies`] | which images do stores have, and which may go there |
+//! | [`levels`] | which store is to get the newest image, and from which one comes back what is damaged |
 //! | [`phase`] | the job has ended, or a restore has failed: what now |
 //! | [`record`] | what the next supervisor has to know, in a file that is replaced atomically |
 //!
@@ -16,6 +17,7 @@
 //!
 //! ```text
 //!   record
+//!   levels
 //!   phase, shelf, copies
 //!   failures, interval
 //! ```
@@ -25,6 +27,7 @@
 pub mod copies;
 pub mod failures;
 pub mod interval;
+pub mod levels;
 pub mod phase;
 pub mod record;
 pub mod shelf;
@@ -32,6 +35,7 @@ pub mod shelf;
 pub use copies::Copies;
 pub use failures::Failures;
 pub use interval::{Choice, Cost, Formula, choose};
+pub use levels::Level;
 pub use phase::{Ending, Event, Phase, Rules};
 pub use record::{Record, RecordError};
 pub use shelf::{Image, Shelf, Standing};

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::copies::Copies;
 use crate::failures::Failures;
+use crate::levels::Level;
 use crate::phase::{Phase, Rules};
 use crate::shelf::Shelf;
 
@@ -92,8 +93,9 @@ pub struct Wishes {
     pub chain: usize,
     /// Where the images are.
     pub images: PathBuf,
-    /// The stores that get each image.
-    pub stores: Vec<String>,
+    /// The stores that get images, the nearest first.
+    #[serde(default)]
+    pub levels: Vec<Level>,
     /// The file with the stores' key.
     pub key: Option<PathBuf>,
     /// The mean time between failures of one GPU, in seconds.
@@ -231,6 +233,7 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::levels::Level;
     use crate::phase::{Ending, Event};
 
     fn record() -> Record {
@@ -240,7 +243,7 @@ mod tests {
             keep: 3,
             chain: 4,
             images: "/images".into(),
-            stores: vec!["/store".into()],
+            levels: vec![Level { url: "/store".into(), keep: Some(2), every: None }],
             key: None,
             mtbf: 3600.0,
             rules,

@@ -18,8 +18,10 @@ use crate::interval::Cost;
 pub enum Standing {
     /// It was verified.
     Good,
-    /// It is set aside, for this reason.
+    /// It is set aside, for this reason: it was not restored, though its bytes are right as far as is known.
     Aside(String),
+    /// Its bytes are not those that were written, or are gone: a copy would be good.
+    Damaged(String),
 }
 
 /// An image of a job.
@@ -84,6 +86,18 @@ impl Shelf {
     /// Sets an image aside.
     pub fn set_aside(&mut self, number: u64, why: &str) {
         self.change(number, |it| it.standing = Standing::Aside(why.to_owned()));
+    }
+
+    /// An image is found to be damaged.
+    pub fn damaged(&mut self, number: u64, why: &str) {
+        self.change(number, |it| it.standing = Standing::Damaged(why.to_owned()));
+    }
+
+    /// An image has come back from a store, where it builds on no other. Its checkpoint began at this time.
+    pub fn fetched(&mut self, number: u64, began_ms: u64) {
+        self.removed(number);
+        let at = self.images.partition_point(|it| it.number < number);
+        self.images.insert(at, Image { number, on: None, standing: Standing::Good, began_ms, cost: None });
     }
 
     /// An image builds on no other any more.
@@ -175,6 +189,19 @@ mod tests {
             shelf.set_aside(number, "");
         }
         assert!(shelf.dispensable(1).is_empty(), "without a good image nothing goes");
+    }
+
+    #[test]
+    fn an_image_that_comes_back_has_its_place_again() {
+        let mut shelf = shelf(&[(1, None), (3, Some(1)), (4, Some(3))]);
+        shelf.damaged(4, "a byte has changed");
+        shelf.fetched(4, 7);
+        shelf.fetched(2, 5);
+        assert_eq!(
+            shelf.images().iter().map(|it| (it.number, it.on)).collect::<Vec<_>>(),
+            [(1, None), (2, None), (3, Some(1)), (4, None)]
+        );
+        assert_eq!((shelf.newest().map(|it| (it.number, it.began_ms)), shelf.next_number()), (Some((4, 7)), 5));
     }
 
     #[test]

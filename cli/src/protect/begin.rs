@@ -4,14 +4,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use rekindle_protect::record::Wishes;
-use rekindle_protect::{Record, Rules};
-use rekindle_stores::Address;
+use rekindle_protect::{Level, Record, Rules};
+use rekindle_stores::{Address, StoreError};
 use rekindle_wire::control::{CheckInfo, ProtectInfo, Reply, Request};
 use serde::Serialize;
 
 use super::folder::Folder;
 use super::job::{self, Clients};
 use super::options::{OnFailure, Options};
+use super::uploads::stored_number;
 use super::{console, ended, guard, supervisor};
 use crate::failure::Failure;
 use crate::process::Process;
@@ -143,7 +144,7 @@ fn wishes(
         Some(dir) => std::path::absolute(dir).context("cannot tell the current directory")?.join(folder.name()),
         None => folder.path().join("images"),
     };
-    let stores = options.to.iter().map(|url| store(options, url)).collect::<Result<Vec<_>, _>>()?;
+    let levels = options.to.iter().map(|it| level(options, folder, it)).collect::<Result<Vec<_>, _>>()?;
     let (mut checkpoint, mut restore) = (Vec::new(), Vec::new());
     if let Some(protocol) = options.protocol {
         checkpoint.extend(["--protocol".to_owned(), protocol.as_str().to_owned()]);
@@ -170,7 +171,7 @@ fn wishes(
         keep: usize::try_from(options.keep).unwrap_or(usize::MAX),
         chain: usize::try_from(options.chain).unwrap_or(usize::MAX),
         images,
-        stores,
+        levels,
         key: options.key.file()?,
         mtbf: options.mtbf.map_or(configuration.mtbf_ms as f64 / 1e3, |it| it.as_secs_f64()),
         rules,
@@ -181,17 +182,27 @@ fn wishes(
     })
 }
 
-/// The address of a store that is there and can be opened: what stands in its way is said now, and not with each image.
-fn store(options: &Options, url: &str) -> Result<String, Failure> {
-    let address = match Address::parse(url)? {
+/// A level whose store is there, can be opened, and has no image of a protection of this name: what stands in the way is said now, and
+/// not with each image.
+fn level(options: &Options, folder: &Folder, level: &Level) -> Result<Level, Failure> {
+    let address = match Address::parse(&level.url)? {
         Address::Directory(dir) => {
             Address::Directory(std::path::absolute(dir).context("cannot tell the current directory")?)
         }
         address => address,
     };
     let opened = address.open(options.key.get()?.as_ref())?;
-    opened.ok_or_else(|| rekindle_stores::StoreError::NoStore { url: url.to_owned() })?;
-    Ok(address.to_string())
+    let url = address.to_string();
+    let store = opened.ok_or_else(|| StoreError::NoStore { url: url.clone() })?;
+    let mut images = store.images()?.into_iter().flatten();
+    if let Some(taken) = images.find(|it| stored_number(&folder.name(), &it.name).is_some()) {
+        return Err(Failure::refused(anyhow!(
+            "{url} has an image {} of a protection of this name: choose another name with --name, or remove the image with \
+             `rekindle images rm`",
+            taken.name
+        )));
+    }
+    Ok(Level { url, ..level.clone() })
 }
 
 /// Whether two images of a job with so much memory fit: the newest one stays until its successor is complete.

@@ -9,6 +9,9 @@ use rekindle_protect::{Cost, Image, Record, Shelf, Standing};
 use super::folder::{image_dir, image_numbers};
 use super::verbs::{Failed, Verbs};
 
+/// Where an image is while it comes from a store.
+const INCOMING: &str = "incoming";
+
 /// An image that was made.
 pub(super) struct Made {
     /// The image that it builds on.
@@ -84,6 +87,31 @@ impl<'a> Images<'a> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Brings an image back from a store, in place of what is here of it. It builds on no other then.
+    pub(super) fn fetch(&self, number: u64, url: &str, name: &str) -> Result<(), Failed> {
+        let (dir, incoming) = (self.dir(number), self.images.join(INCOMING));
+        let on_disk = |what: &str, result: std::io::Result<()>| match result {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Failed { bad_image: false, why: format!("{what}: {error}") })
+            }
+            _ => Ok(()),
+        };
+        let clear = || on_disk("cannot remove what came before", fs::remove_dir_all(&incoming));
+        clear()?;
+        let fetched = || {
+            let came = self.verbs.fetch(url, name, &incoming)?;
+            if came != incoming {
+                self.verbs.flatten(&came)?;
+            }
+            self.remove(number).map_err(|why| Failed { bad_image: false, why })?;
+            on_disk("cannot give the image its name", fs::rename(came, &dir))
+        };
+        let result = fetched();
+        // What is left is removed by the next one otherwise.
+        let _ = clear();
+        result
     }
 
     /// Compares the directory with the record: an image that was complete and not noted yet is a good one, if it is; what the record

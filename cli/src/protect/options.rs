@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use rekindle_images::Protocol;
+use rekindle_protect::Level;
 use rekindle_protect::record::Every;
 
 use crate::{criu, daemon, images};
@@ -49,9 +50,10 @@ pub(crate) struct Options {
     /// The directory for the images [default: with the record, where the daemon's configuration says]
     #[arg(long)]
     pub(super) dir: Option<PathBuf>,
-    /// Copy each image into this store too, and keep as many there. May be repeated
-    #[arg(long, value_name = "URL")]
-    pub(super) to: Vec<String>,
+    /// Copy images into this store too, beside the job. `,keep=N` and `,every=TIME` behind the address say how many it keeps and how
+    /// often it gets one [default: as many as the directory, and each]. May be repeated, the nearest store first
+    #[arg(long, value_name = "URL", value_parser = level)]
+    pub(super) to: Vec<Level>,
     #[command(flatten)]
     pub(super) key: images::Key,
     /// The mean time between failures of one GPU [default: `protect.mtbf_hours` of the daemon's configuration]
@@ -104,6 +106,25 @@ fn every(text: &str) -> Result<Every, String> {
     if text == "auto" { Ok(Every::Auto) } else { time(text).map(|it| Every::Seconds(it.as_secs_f64())) }
 }
 
+/// The address of a store with its policy behind it.
+fn level(text: &str) -> Result<Level, String> {
+    let mut level = Level { url: text.to_owned(), keep: None, every: None };
+    while let Some((url, last)) = level.url.rsplit_once(',') {
+        match last.split_once('=') {
+            Some(("keep", number)) if level.keep.is_none() => {
+                let keep = number.parse().ok().filter(|it| (1..=1000).contains(it));
+                level.keep = Some(keep.ok_or_else(|| format!("keep={number}: write a number from 1 to 1000"))?);
+            }
+            Some(("every", text)) if level.every.is_none() => level.every = Some(time(text)?.as_secs_f64()),
+            Some((name @ ("keep" | "every"), _)) => return Err(format!("{name} is there twice")),
+            // An address may have commas.
+            _ => break,
+        }
+        level.url = url.to_owned();
+    }
+    Ok(level)
+}
+
 /// A number and a unit.
 fn time(text: &str) -> Result<Duration, String> {
     const UNITS: [(&str, f64); 5] = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86_400.0)];
@@ -116,6 +137,18 @@ fn time(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_level_is_an_address_with_its_policy_behind_it() {
+        let plain = |url: &str| Ok(Level { url: url.to_owned(), keep: None, every: None });
+        assert_eq!((level("s3://b/x"), level("/a,b")), (plain("s3://b/x"), plain("/a,b")));
+        let both = Level { url: "/a,b".to_owned(), keep: Some(2), every: Some(3600.0) };
+        assert_eq!((level("/a,b,keep=2,every=1h"), level("/a,b,every=60m,keep=2")), (Ok(both.clone()), Ok(both)));
+        for bad in ["/a,keep=0", "/a,keep=x", "/a,keep=1001", "/a,every=5", "/a,keep=1,keep=2", "/a,every=1s,every=2s"]
+        {
+            assert!(level(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn a_time_is_a_number_with_a_unit() {

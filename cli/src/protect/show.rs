@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use rekindle_protect::record::{Every, Happened};
-use rekindle_protect::{Choice, Cost, Phase, Record, Standing};
+use rekindle_protect::{Choice, Cost, Level, Phase, Record, Standing};
 use serde::Serialize;
 
 use super::folder::{Folder, image_dir};
@@ -32,6 +32,7 @@ struct Shown {
     failed_checkpoints: u32,
     keep: usize,
     images: Vec<ShownImage>,
+    levels: Vec<ShownLevel>,
     log: PathBuf,
     events: Vec<Happened>,
 }
@@ -48,6 +49,15 @@ struct ShownImage {
     why: Option<String>,
     on: Option<u64>,
     stored: Vec<String>,
+}
+
+/// A store that gets images.
+#[derive(Serialize)]
+struct ShownLevel {
+    #[serde(flatten)]
+    level: Level,
+    /// The numbers of the images that it has.
+    images: Vec<u64>,
 }
 
 /// Lists the protections. One whose record cannot be read is named on standard error.
@@ -73,10 +83,14 @@ fn describe(folder: &Folder, record: Record) -> Shown {
         dir: image_dir(&record.wishes.images, it.number),
         good: it.standing == Standing::Good,
         kept: kept.contains(&it.number),
-        why: if let Standing::Aside(why) = &it.standing { Some(why.clone()) } else { None },
+        why: match &it.standing {
+            Standing::Good => None,
+            Standing::Aside(why) | Standing::Damaged(why) => Some(why.clone()),
+        },
         on: it.on,
         stored: record.copies.of(it.number).map(str::to_owned).collect(),
     };
+    let level = |it: &Level| ShownLevel { level: it.clone(), images: record.copies.whole_in(&it.url).collect() };
     Shown {
         name: folder.name(),
         pid: record.job.map(|it| it.pid),
@@ -92,6 +106,7 @@ fn describe(folder: &Folder, record: Record) -> Shown {
         failed_checkpoints: record.failed_checkpoints,
         keep: record.wishes.keep,
         images: record.shelf.images().iter().map(image).collect(),
+        levels: record.wishes.levels.iter().map(level).collect(),
         log: folder.path().join("supervisor.log"),
         phase: record.phase,
         events: record.events,

@@ -4,7 +4,8 @@
 //!            ┌────────────────────────────── the interval has passed ──► checkpoint ─► verify ─► flatten a long chain
 //!   watching ┤                                                             ─► note the image ─► remove old ones ─► upload
 //!            └── the job has failed ─► kill what is left of it ─► restore the newest good image ──┬── watching
-//!                                            ▲          bad: set it aside, take the one before ───┘
+//!                                            ▲   damaged: fetch it from a store; if none has it,  │
+//!                                            │            take the one before ─────────────────────┘
 //!                                            └── failed: later, and not for ever
 //! ```
 //!
@@ -13,11 +14,13 @@
 //!
 //! If its guard is gone, a supervisor becomes the guard, which starts another supervisor.
 
+use std::collections::BTreeSet;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rekindle_protect::levels::{self, Copy};
 use rekindle_protect::record::{Every, Process};
 use rekindle_protect::{Choice, Cost, Ending, Event, Image, Phase, Record, Standing, interval, phase};
 use rekindle_wire::control::{Reply, Request};
@@ -37,6 +40,8 @@ use crate::{cpu_image, daemon};
 const LOOK: Duration = Duration::from_millis(250);
 /// How often to look whether there is a daemon again that can restore.
 const DAEMON: Duration = Duration::from_secs(1);
+/// Why an image is damaged whose directory is missing.
+const GONE: &str = "it is not there any more";
 /// How often an image may fail to restore before an older one is tried.
 const TRIES: u32 = 3;
 /// The interval as long as nobody knows what a checkpoint costs.
@@ -53,6 +58,7 @@ pub(super) fn supervise(path: &Path) -> Result<(), Failure> {
         job: None,
         not_before: Instant::now(),
         failed_image: (0, 0),
+        fetched: BTreeSet::new(),
         unwritten: false,
         verbs: Arc::new(Verbs::new(&record.wishes, lock)),
         record,
@@ -98,6 +104,8 @@ struct Supervisor {
     not_before: Instant,
     /// The image that was tried last, and how often its restore has failed.
     failed_image: (u64, u32),
+    /// The copies that were asked of stores since the job has failed.
+    fetched: BTreeSet<Copy>,
     uploads: Uploads,
     /// Whether the record on the disk is older than this one.
     unwritten: bool,
@@ -113,7 +121,7 @@ impl Supervisor {
                     self.record.shelf.add(image);
                 }
                 Found::Independent(number) => self.record.shelf.flattened(number),
-                Found::Gone(number) => self.set_aside(number, "it is not there any more"),
+                Found::Gone(number) => self.damaged(number, GONE),
             }
         }
         if self.record.job.is_some() && self.record.boot != boot() {
@@ -226,7 +234,7 @@ impl Supervisor {
                 self.record.failed_checkpoints = self.record.failed_checkpoints.saturating_add(1);
                 // The next one builds on no image that may be bad.
                 if let Some(base) = self.record.shelf.newest().map(|it| it.number).filter(|_| bad_image) {
-                    self.set_aside(base, &why);
+                    self.damaged(base, &why);
                 }
                 self.not_before = Instant::now() + phase::pause(self.record.failed_checkpoints);
                 self.note(format!("image {number} was not made: {why}"));
@@ -251,10 +259,12 @@ impl Supervisor {
             let said: Vec<String> = goes.iter().filter_map(|it| images.remove(*it).err()).collect();
             said.into_iter().for_each(|it| self.note(it));
         }
-        if let Some((number, url)) = uploads::next(&self.record) {
-            self.record.copies.begin(number, &url);
+        let Record { wishes, copies, shelf, .. } = &self.record;
+        if let Some((number, level)) = levels::due(&wishes.levels, copies, shelf) {
+            let (level, began_ms) = (level.clone(), self.began_ms(number));
+            self.record.copies.begin(number, began_ms, &level.url);
             if self.save() {
-                self.uploads.begin(&self.folder.name(), &self.record, &self.verbs, number, url);
+                self.uploads.begin(&self.folder.name(), &self.record, &self.verbs, number, &level);
             }
         }
     }
@@ -262,7 +272,8 @@ impl Supervisor {
     fn uploaded(&mut self, done: Uploaded) {
         let Uploaded { number, url, stored, removed, said } = done;
         if stored {
-            self.record.copies.whole(number, &url);
+            let began_ms = self.record.copies.began_ms(number, &url).unwrap_or_default();
+            self.record.copies.whole(number, began_ms, &url);
             self.note(format!("{url} has image {number}"));
         }
         removed.iter().for_each(|it| self.record.copies.removed(*it, &url));
@@ -275,9 +286,12 @@ impl Supervisor {
             std::thread::sleep(left.min(LOOK));
             return;
         }
-        let Some(newest) = self.record.shelf.newest().map(|it| it.number) else {
+        let Record { wishes, copies, shelf, .. } = &self.record;
+        let newest = shelf.newest().map(|it| it.number);
+        let copy = levels::source(&wishes.levels, copies, shelf, &self.fetched);
+        if newest.is_none() && copy.is_none() && self.fetched.is_empty() {
             return self.happens(Event::NoImage, "there is no good image to restore".to_owned());
-        };
+        }
         if !self.daemon_is_ready() {
             // No fault of the image's, and after a reboot the driver takes its time.
             self.not_before = Instant::now() + DAEMON;
@@ -286,21 +300,56 @@ impl Supervisor {
         if let Some(process) = self.restored_before() {
             return self.runs_again(process, "the job was restored when the former supervisor had ended".to_owned());
         }
+        if let Some(copy) = copy {
+            return self.fetch(copy);
+        }
+        let Some(newest) = newest else {
+            // A store may answer later.
+            let number = self.fetched.pop_last().map_or(0, |it| it.number);
+            self.fetched.clear();
+            return self.not_restored(number, "no store has given an image");
+        };
         if !job::kill(&self.record.tree) {
             return self.not_restored(newest, "processes of the job do not end");
         }
         self.folder.forget_end();
         let dir = Images::of(&self.record, &self.verbs).dir(newest);
+        if !dir.exists() {
+            self.damaged(newest, GONE);
+            self.save();
+            return;
+        }
         self.cut_console(&dir);
         let began = Instant::now();
         match self.verbs.restore(&dir) {
             Ok(()) => self.restored(newest, began.elapsed()),
             Err(Failed { bad_image: true, why }) => {
-                self.set_aside(newest, &why);
+                self.damaged(newest, &why);
                 self.save();
             }
             Err(Failed { why, .. }) => self.not_restored(newest, &why),
         }
+    }
+
+    /// Brings an image back from a store.
+    fn fetch(&mut self, copy: Copy) {
+        let Copy { number, url } = &copy;
+        let name = uploads::stored_name(&self.folder.name(), *number);
+        match Images::of(&self.record, &self.verbs).fetch(*number, url, &name) {
+            Ok(()) => {
+                let began_ms = self.record.copies.began_ms(*number, url).unwrap_or_default();
+                self.record.shelf.fetched(*number, began_ms);
+                self.note(format!("image {number} has come back from {url}"));
+                self.save();
+            }
+            Err(Failed { why, .. }) => self.note(format!("image {number} does not come back from {url}: {why}")),
+        }
+        // Also one that came: if it is no better than what was here, it is not fetched again and again.
+        self.fetched.insert(copy);
+    }
+
+    fn began_ms(&self, number: u64) -> u64 {
+        self.record.shelf.get(number).map_or(0, |it| it.began_ms)
     }
 
     /// The job, if a restore of the former supervisor has gone on to its end after that was killed: this one had to wait for the lock
@@ -326,6 +375,7 @@ impl Supervisor {
 
     fn runs_again(&mut self, process: Process, what: String) {
         self.record.job = Some(process);
+        self.fetched.clear();
         let mut tree = job::tree(process.pid);
         if tree.is_empty() {
             // It has ended already. The restored processes have the numbers of those before.
@@ -346,6 +396,11 @@ impl Supervisor {
             self.set_aside(number, why);
         }
         self.happens(Event::NotRestored(why.to_owned()), format!("image {number} was not restored: {why}"));
+    }
+
+    fn damaged(&mut self, number: u64, why: &str) {
+        self.record.shelf.damaged(number, why);
+        self.note(format!("image {number} is set aside, for it is damaged: {why}"));
     }
 
     fn set_aside(&mut self, number: u64, why: &str) {

@@ -1,15 +1,24 @@
-//! The copies of images in stores. A thread makes one at a time, beside the job and its checkpoints; the newest image counts. A store
-//! keeps as many images as the directory does.
+//! The copies of images in stores. A thread makes one at a time, beside the job and its checkpoints.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use rekindle_images::Image as OnDisk;
-use rekindle_protect::Record;
+use rekindle_protect::{Level, Record};
 
 use super::images::Images;
 use super::verbs::Verbs;
+
+/// The name of an image in stores.
+pub(super) fn stored_name(protection: &str, number: u64) -> String {
+    format!("{protection}-{number:06}")
+}
+
+/// The number of an image whose name in a store is that of an image of this protection.
+pub(super) fn stored_number(protection: &str, name: &str) -> Option<u64> {
+    name.strip_prefix(protection)?.strip_prefix('-')?.parse().ok()
+}
 
 /// What has become of an upload.
 #[derive(Default)]
@@ -36,11 +45,11 @@ impl Uploads {
     }
 
     /// Begins to upload an image to a store.
-    pub(super) fn begin(&mut self, protection: &str, record: &Record, verbs: &Arc<Verbs>, number: u64, url: String) {
+    pub(super) fn begin(&mut self, protection: &str, record: &Record, verbs: &Arc<Verbs>, number: u64, level: &Level) {
         let protection = protection.to_owned();
         let dir = Images::of(record, verbs).dir(number);
-        let old = record.copies.dispensable(number, &url, record.wishes.keep);
-        let verbs = Arc::clone(verbs);
+        let old = record.copies.dispensable(number, &level.url, level.keep.unwrap_or(record.wishes.keep));
+        let (verbs, url) = (Arc::clone(verbs), level.url.clone());
         self.running = Some(std::thread::spawn(move || upload(&verbs, &protection, number, &dir, url, &old)));
     }
 
@@ -56,15 +65,8 @@ impl Uploads {
     }
 }
 
-/// The newest image, and the first store that does not have it. A store that cannot be reached is tried again with the next image.
-pub(super) fn next(record: &Record) -> Option<(u64, String)> {
-    let number = record.shelf.newest()?.number;
-    let url = record.wishes.stores.iter().find(|url| !record.copies.has(number, url))?;
-    Some((number, url.clone()))
-}
-
 fn upload(verbs: &Verbs, protection: &str, number: u64, dir: &Path, url: String, old: &[u64]) -> Uploaded {
-    let name = |number: u64| format!("{protection}-{number:06}");
+    let name = |number: u64| stored_name(protection, number);
     let mut done = Uploaded { number, ..Uploaded::default() };
     match verbs.upload(dir, &url, &name(number)) {
         Ok(()) => done.stored = true,
@@ -96,4 +98,18 @@ fn upload(verbs: &Verbs, protection: &str, number: u64, dir: &Path, url: String,
 fn is_there(verbs: &Verbs, dir: &Path, url: &str, name: &str) -> bool {
     let Ok(image) = OnDisk::open(dir) else { return false };
     verbs.stored(url).is_ok_and(|it| it.get(name) == Some(&image.manifest().id.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_an_image_in_a_store_says_whose_it_is() {
+        assert_eq!(stored_number("job", &stored_name("job", 1_234_567)), Some(1_234_567));
+        assert_eq!(stored_number("job", &stored_name("job", 3)), Some(3));
+        for other in ["job", "job-", "job-x", "job-1-000003", "other-000003", "myjob-000003"] {
+            assert_eq!(stored_number("job", other), None, "{other}");
+        }
+    }
 }

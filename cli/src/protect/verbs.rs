@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use anyhow::{Context, anyhow};
@@ -71,6 +71,13 @@ impl Verbs {
     /// Copies an image into a store, under this name.
     pub(super) fn upload(&self, dir: &Path, url: &str, name: &str) -> Result<(), Failed> {
         self.images(&["copy".as_ref(), dir.as_os_str(), format!("{url}/{name}").as_ref()]).map(drop)
+    }
+
+    /// Copies an image of a store into this directory, which must not be there, and returns where in it the image is: one that builds on
+    /// others comes with them.
+    pub(super) fn fetch(&self, url: &str, name: &str, dir: &Path) -> Result<PathBuf, Failed> {
+        let said = self.images(&["copy".as_ref(), format!("{url}/{name}").as_ref(), dir.as_os_str()])?;
+        Ok(said["image"].as_str().map_or_else(|| dir.to_owned(), PathBuf::from))
     }
 
     /// The images of a store: their names, and the checkpoints of which they are.

@@ -441,6 +441,82 @@ fn a_store_gets_the_images_and_keeps_as_many() -> Result {
     node.finish()
 }
 
+/// The directory has lost its images, the nearer store some bytes of its own: the job comes back from the other one.
+#[test]
+fn a_job_comes_back_from_the_nearest_level_that_is_whole() -> Result {
+    let node = Node::start()?;
+    let (app, end) = steady(&node)?;
+    let out = app.identity().out.clone();
+    let [near, far] = ["near", "far"].map(|it| node.path(it));
+    for store in [&near, &far] {
+        rekindle(&node, &["images", "init", &store.display().to_string()])?;
+    }
+    let (to_near, to_far) = (format!("{},keep=1", near.display()), format!("{},every=10ms", far.display()));
+    protect(&node, &app, "job", &["--every", "1500ms", "--to", &to_near, "--to", &to_far])?;
+    let (supervisor, number) = until("both stores have an image, and the supervisor rests", || {
+        let (supervisor, now) = hold_supervisor(&node, "job")?;
+        let all_have = now["levels"].as_array().is_some_and(|all| all.iter().all(|it| has(it, newest(&now))));
+        if !all_have {
+            process::signal(supervisor, libc::SIGCONT)?;
+        }
+        Ok(all_have.then(|| (supervisor, newest(&now))))
+    })?;
+    let images = node.path("state/protect/job/images");
+    for image in fs::read_dir(&images)? {
+        fs::remove_dir_all(image?.path())?;
+    }
+    for file in files_below(&near)?.iter().filter(|it| it.metadata().is_ok_and(|it| it.len() > 4096)) {
+        let file = File::options().write(true).open(file)?;
+        file.write_all_at(&[0x55; 64], file.metadata()?.len() / 2)?;
+    }
+    process::signal(app.pid(), libc::SIGKILL)?;
+    process::signal(supervisor, libc::SIGCONT)?;
+    let after = wait_for(&node, "job", "the job is restored", |it| it["restores"] == 1 && it["runs"] == true)?;
+    let (near, far) = (near.display(), far.display());
+    let said = after["events"].to_string();
+    for expected in [
+        format!("image {number} does not come back from {near}: "),
+        format!("image {number} has come back from {far}"),
+        format!("restored from image {number}"),
+    ] {
+        ensure!(said.contains(&expected), "{expected}: {said}");
+    }
+    // The next image builds on the one that came.
+    wait_for(&node, "job", "another image", |it| newest(it) > number)?;
+    fs::write(&end, "")?;
+    wait_for(&node, "job", "the job is over", |it| it["phase"] == "over" && it["supervisor"].is_null())?;
+    assert_eq!(fs::read_to_string(out)?, "steady ok\n");
+    let last = shown(&node, "job")?;
+    ensure!(last["levels"][0]["images"].as_array().is_some_and(|it| it.len() <= 1), "{last:#}");
+    rekindle(&node, &["protect", "--forget", "job"])?;
+    drop(app);
+    fs::remove_file(&end)?;
+    let (app, end) = steady(&node)?;
+    let pid = app.pid().to_string();
+    let refused = until("it uses the GPU", || {
+        let refused = node.rekindle(&["protect", &pid, "--name", "job", "--to", &to_far].map(OsStr::new))?;
+        let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+        Ok((!why.contains("uses a GPU through Rekindle")).then_some((refused.status.code(), why)))
+    })?;
+    ensure!(refused.0 == Some(3) && refused.1.contains("of a protection of this name"), "{refused:?}");
+    fs::write(&end, "")?;
+    app.finish()?;
+    node.finish()
+}
+
+fn has(level: &Value, number: u64) -> bool {
+    level["images"].as_array().is_some_and(|it| it.contains(&Value::from(number)))
+}
+
+fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() { files.extend(files_below(&path)?) } else { files.push(path) }
+    }
+    Ok(files)
+}
+
 #[test]
 fn what_cannot_be_protected_is_refused_with_the_reason() -> Result {
     let node = Node::start()?;

@@ -1,0 +1,131 @@
+//! The levels that images travel to after the directory of the protection: stores, the nearest first.
+//!
+//! ```text
+//!   directory ──► level 1 (a partner's disk) ──► level 2 (a bucket)      each gets the newest image when that is due there
+//!       ▲               │                            │
+//!       └───────────────┴────────────────────────────┘ the newest image that is whole anywhere comes back, from the nearest
+//!                                                      level that has it
+//! ```
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::copies::Copies;
+use crate::shelf::{Shelf, Standing};
+
+/// A store that gets images.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Level {
+    /// Its address.
+    pub url: String,
+    /// How many images it keeps; as many as the directory if nothing is said.
+    #[serde(default)]
+    pub keep: Option<usize>,
+    /// Seconds from the checkpoint of one image that it gets to that of the next; every image if nothing is said.
+    #[serde(default)]
+    pub every: Option<f64>,
+}
+
+/// The number of the newest image, and the nearest level that is to get it now.
+#[must_use]
+pub fn due<'a>(levels: &'a [Level], copies: &Copies, shelf: &Shelf) -> Option<(u64, &'a Level)> {
+    let newest = shelf.newest()?;
+    let is_due = |level: &&Level| {
+        let every = Duration::try_from_secs_f64(level.every.unwrap_or_default()).unwrap_or(Duration::MAX);
+        let since = copies.newest_in(&level.url).map(|copied| newest.began_ms.saturating_sub(copied));
+        !copies.has(newest.number, &level.url) && since.is_none_or(|ms| Duration::from_millis(ms) >= every)
+    };
+    levels.iter().find(is_due).map(|level| (newest.number, level))
+}
+
+/// An image in a store.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Copy {
+    /// The image's number.
+    pub number: u64,
+    /// The store's address.
+    pub url: String,
+}
+
+/// The newest image that only stores have in good order, if it is newer than the good ones of the directory, in the nearest store that
+/// has it; not those that were tried in vain. An image whose bytes are good and that cannot be restored is no better in a store.
+#[must_use]
+pub fn source(levels: &[Level], copies: &Copies, shelf: &Shelf, in_vain: &BTreeSet<Copy>) -> Option<Copy> {
+    let own = shelf.newest().map_or(0, |it| it.number);
+    let is_wanted = |it: &Copy| {
+        let standing = shelf.get(it.number).map(|image| &image.standing);
+        it.number > own && matches!(standing, None | Some(Standing::Damaged(_))) && !in_vain.contains(it)
+    };
+    let found = levels.iter().filter_map(|level| {
+        let all = copies.whole_in(&level.url).map(|number| Copy { number, url: level.url.clone() });
+        all.filter(is_wanted).max_by_key(|it| it.number)
+    });
+    // Of equals the first is taken: the nearest.
+    found.reduce(|best, it| if it.number > best.number { it } else { best })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shelf::Image;
+
+    fn level(url: &str, every: Option<f64>) -> Level {
+        Level { url: url.to_owned(), keep: None, every }
+    }
+
+    /// Images that began at so many seconds, numbered from 1.
+    fn shelf(seconds: &[u64]) -> Shelf {
+        let mut shelf = Shelf::default();
+        for (number, at) in (1..).zip(seconds) {
+            shelf.add(Image { number, on: None, standing: Standing::Good, began_ms: at * 1000, cost: None });
+        }
+        shelf
+    }
+
+    #[test]
+    fn a_level_gets_the_newest_image_when_its_interval_has_passed() {
+        let levels = [level("/near", None), level("/far", Some(10.0))];
+        let mut copies = Copies::default();
+        let due_at = |copies: &Copies, seconds: &[u64]| {
+            due(&levels, copies, &shelf(seconds)).map(|(number, level)| (number, level.url.clone()))
+        };
+        assert_eq!(due_at(&copies, &[]), None);
+        assert_eq!(due_at(&copies, &[0]), Some((1, "/near".to_owned())));
+        copies.whole(1, 0, "/near");
+        assert_eq!(due_at(&copies, &[0]), Some((1, "/far".to_owned())), "it has none yet");
+        copies.whole(1, 0, "/far");
+        copies.whole(2, 9000, "/near");
+        assert_eq!(due_at(&copies, &[0, 9]), None);
+        assert_eq!(due_at(&copies, &[0, 9, 10]), Some((3, "/near".to_owned())));
+        copies.whole(3, 10_000, "/near");
+        assert_eq!(due_at(&copies, &[0, 9, 10]), Some((3, "/far".to_owned())));
+        copies.begin(3, 10_000, "/far");
+        assert_eq!(due_at(&copies, &[0, 9, 10]), Some((3, "/far".to_owned())), "what was begun is not there");
+    }
+
+    #[test]
+    fn the_newest_whole_image_comes_back_from_the_nearest_level() {
+        let levels = [level("/near", None), level("/far", None)];
+        let (mut copies, mut shelf, mut in_vain) = (Copies::default(), shelf(&[0, 1, 2]), BTreeSet::new());
+        let copy = |number: u64, url: &str| Some(Copy { number, url: url.to_owned() });
+        for (number, url) in [(1, "/near"), (2, "/near"), (3, "/far"), (2, "/far"), (9, "/unknown")] {
+            copies.whole(number, 0, url);
+        }
+        assert_eq!(source(&levels, &copies, &shelf, &in_vain), None, "3 is good in the directory");
+        shelf.damaged(3, "a byte has changed");
+        assert_eq!(source(&levels, &copies, &shelf, &in_vain), copy(3, "/far"));
+        in_vain.extend(copy(3, "/far"));
+        assert_eq!(source(&levels, &copies, &shelf, &in_vain), None, "2 is good in the directory");
+        shelf.damaged(2, "it is not there any more");
+        assert_eq!(source(&levels, &copies, &shelf, &in_vain), copy(2, "/near"));
+        shelf.set_aside(2, "CRIU fails");
+        assert_eq!(source(&levels, &copies, &shelf, &in_vain), None, "it would fail again");
+        shelf.damaged(1, "");
+        shelf.removed(2);
+        assert_eq!(source(&levels, &copies, &shelf, &in_vain), copy(2, "/near"), "the directory has none of it");
+        in_vain.extend([copy(2, "/near"), copy(2, "/far")].into_iter().flatten());
+        assert_eq!(source(&levels, &copies, &shelf, &in_vain), copy(1, "/near"));
+    }
+}
