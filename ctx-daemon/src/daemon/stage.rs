@@ -175,6 +175,8 @@ impl Stage {
         let request = WorkerRequest::Stage { unit: self.unit, units: Vec::new(), new: Vec::new() };
         match worker.ask(&request, &[], BACK_TIMEOUT) {
             Ok(()) => self.take_back(worker.pid()),
+            // It was dead before it got them, and nobody says so any more.
+            Err(_) if worker.is_dead() => self.take_back(worker.pid()),
             Err(error) => debug!(worker = worker.pid(), %error, "keeps its part of the stage for now"),
         }
     }
@@ -245,6 +247,8 @@ fn wait_until<'a>(changed: &Condvar, inner: MutexGuard<'a, Inner>, at: Instant) 
 
 #[cfg(test)]
 mod tests {
+    use rekindle_wire::attach::Attached;
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -257,6 +261,28 @@ mod tests {
         };
         assert_eq!([cut(0), cut(3), cut(4), cut(20), cut(64)], [(4, 0), (4, 0), (4, 1), (4, 5), (4, 16)]);
         assert_eq!([cut(256), cut(250)], [(16, 16), (12, 16)]);
+    }
+
+    #[test]
+    fn a_worker_that_has_died_before_it_gets_its_part_keeps_nothing() {
+        let child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let attached = Attached { driver_version: 0, driver_build: String::new(), api_version: 0, devices: Vec::new() };
+        let (channel, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let worker = Worker::new(pid, Some((child, None)), attached, 0, channel).unwrap();
+        worker.kill();
+        drop(other);
+        while !worker.is_dead() {
+            std::thread::yield_now();
+        }
+        let stage = Arc::new(Stage::of(4 * MIB));
+        let file = rekindle_ctx_worker::written_memfd(c"unit", 4 * MIB).unwrap();
+        lock(&stage.inner).fresh.push(Unit { number: 1, file });
+        let lent = stage.lend(&worker, 1, BACK_TIMEOUT);
+        assert!(matches!(lent, Err(WorkerError::Dead(_))));
+        let (due, _) = lock(&stage.inner).due();
+        stage.ask_back(&due.unwrap());
+        assert!(lock(&stage.inner).loans.is_empty());
     }
 
     #[test]
