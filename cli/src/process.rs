@@ -55,6 +55,11 @@ impl Process {
         Ok(found)
     }
 
+    /// Whether this process is its parent.
+    pub(crate) fn is_child_of(&self, parent: i32) -> bool {
+        self.parent == parent
+    }
+
     /// What keeps these numbers from being given to other processes: the processes with them, also such that have ended and were
     /// not waited for, those of the groups and sessions that they led, and all that descend from any of these.
     pub(crate) fn holders_of(numbers: &[i32]) -> io::Result<Vec<i32>> {

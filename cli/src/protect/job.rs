@@ -68,11 +68,16 @@ pub(super) fn tree(root: i32) -> Vec<Process> {
 
 /// Kills those of the processes that are still there, with what they have started and what is left of their groups and sessions,
 /// and waits until all are gone, so that a restore can have their numbers. False if they do not end.
-pub(super) fn kill(processes: &[Process]) -> bool {
+pub(super) fn kill(processes: &[Process], guard: i32) -> bool {
     let began = Instant::now();
+    // Another process with the number of one that has ended is none of the job's, unless a restore has left it: the guard is its
+    // parent then.
+    let is_own = |it: &&Process| match ended::process(it.pid) {
+        Some(now) if now != **it => Tree::find(it.pid).is_some_and(|it| it.is_child_of(guard)),
+        _ => true,
+    };
     loop {
-        // What has the number of one that has ended is none of the job's.
-        let own = processes.iter().filter(|it| ended::process(it.pid).is_none_or(|now| now == **it));
+        let own = processes.iter().filter(is_own);
         let numbers: Vec<_> = own.map(|it| it.pid).collect();
         match Tree::holders_of(&numbers) {
             Ok(left) if left.is_empty() => return true,
@@ -213,9 +218,19 @@ mod tests {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let process = ended::process(child.id().cast_signed()).unwrap();
         let later = Process { started: process.started + 1, ..process };
-        assert!(kill(&[later]) && ended::is_alive(process));
+        assert!(kill(&[later], 1) && ended::is_alive(process));
         let waiting = std::thread::spawn(move || child.wait());
-        assert!(kill(&[process]));
+        assert!(kill(&[process], 1));
+        waiting.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn what_a_restore_has_left_is_killed() {
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let left = ended::process(child.id().cast_signed()).unwrap();
+        let former = Process { started: left.started + 1, ..left };
+        let waiting = std::thread::spawn(move || child.wait());
+        assert!(kill(&[former], std::process::id().cast_signed()) && !ended::is_alive(left));
         waiting.join().unwrap().unwrap();
     }
     #[test]
@@ -238,7 +253,7 @@ mod tests {
             let pids = awaited.into_iter().filter_map(rustix::process::Pid::from_raw);
             pids.map(|it| rustix::process::waitpid(Some(it), WaitOptions::empty())).collect::<Vec<_>>()
         });
-        assert!(kill(&[root]));
+        assert!(kill(&[root], 1));
         assert!(waiting.join().unwrap().iter().all(Result::is_ok));
         assert_eq!(Tree::holders_of(&[root.pid]).unwrap(), Vec::<i32>::new());
     }

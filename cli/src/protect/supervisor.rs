@@ -54,6 +54,7 @@ pub(super) fn supervise(path: &Path) -> Result<(), Failure> {
     let lock = folder.lock()?;
     let record = folder.record()?;
     let mut supervisor = Supervisor {
+        guard: guard.map_or(0, |it| it.as_raw_nonzero().get()),
         uploads: Uploads::default(),
         job: None,
         not_before: Instant::now(),
@@ -97,6 +98,7 @@ pub(super) fn cost(record: &Record) -> Option<Cost> {
 
 struct Supervisor {
     folder: Folder,
+    guard: i32,
     record: Record,
     verbs: Arc<Verbs>,
     job: Option<Job>,
@@ -309,7 +311,7 @@ impl Supervisor {
             self.fetched.clear();
             return self.not_restored(number, "no store has given an image");
         };
-        if !job::kill(&self.record.tree) {
+        if !job::kill(&self.record.tree, self.guard) {
             return self.not_restored(newest, "processes of the job do not end");
         }
         self.folder.forget_end();
