@@ -20,6 +20,7 @@ mod daemon;
 mod host;
 mod image;
 mod install;
+mod lxc;
 mod precreate;
 mod report;
 mod runtime;
@@ -63,6 +64,9 @@ enum Command {
     /// The specification for engines that support CDI
     #[command(subcommand)]
     Cdi(Cdi),
+    /// The configuration of containers of LXC and Incus
+    #[command(subcommand)]
+    Lxc(Lxc),
     /// Print the file for /etc/containers/oci/hooks.d that makes podman run this program
     HooksJson {
         /// The path at which this program will be installed [default: its present path]
@@ -85,6 +89,25 @@ enum Cdi {
         /// The path at which this program will be installed [default: its present path]
         #[arg(long, value_name = "PATH")]
         path: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum Lxc {
+    /// Print the lines that give a container GPUs: for its file config (LXC), or for raw.lxc (Incus)
+    Config {
+        /// A GPU to give, by number or UUID, or all; may be repeated
+        #[arg(long, value_name = "GPU", default_value = "all")]
+        gpu: Vec<String>,
+    },
+    /// LXC's hook start-host: give the container GPUs
+    StartHost {
+        /// A GPU to give, by number or UUID, or all; may be repeated
+        #[arg(long, value_name = "GPU", default_value = "all")]
+        gpu: Vec<String>,
+        /// What LXC says by itself, as in its environment
+        #[arg(hide = true)]
+        from_lxc: Vec<String>,
     },
 }
 
@@ -135,6 +158,8 @@ enum Error {
     #[error(transparent)]
     Stage(#[from] stage::StageError),
     #[error(transparent)]
+    Lxc(#[from] lxc::LxcError),
+    #[error(transparent)]
     Daemon(#[from] daemon::DaemonError),
     #[error(transparent)]
     Spec(#[from] spec::SpecError),
@@ -165,6 +190,8 @@ pub fn main() -> ExitCode {
         Some(Command::CreateRuntime { gpu }) => create_runtime(&cli.host, &gpu),
         Some(Command::Poststop) => poststop(&cli.host),
         Some(Command::Cdi(Cdi::Generate { output, path })) => generate_cdi(&cli.host, output, path),
+        Some(Command::Lxc(Lxc::Config { gpu })) => lxc_config(&cli.host, &gpu),
+        Some(Command::Lxc(Lxc::StartHost { gpu, .. })) => lxc::start_host(gpu, &cli.host.socket).map_err(Error::from),
         Some(Command::HooksJson { path }) => hooks_json(&cli.host, path),
         Some(Command::Install(args)) => install(&cli.host, args),
         Some(Command::Uninstall(args)) => uninstall(&cli.host, args),
@@ -200,6 +227,12 @@ fn generate_cdi(args: &HostArgs, output: Option<PathBuf>, path: Option<PathBuf>)
         Some(file) => Ok(install::write(&file, &text)?),
         None => io::stdout().write_all(text.as_bytes()).map_err(Error::Write),
     }
+}
+
+fn lxc_config(args: &HostArgs, gpus: &[String]) -> Result<(), Error> {
+    let provided = host::find(args.lib_dir.as_deref(), &args.socket)?;
+    let text = lxc::config(&provided, &spec::Hooks::new(args, None)?, gpus);
+    io::stdout().write_all(text.as_bytes()).map_err(Error::Write)
 }
 
 /// The CDI specification.

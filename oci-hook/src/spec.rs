@@ -11,7 +11,7 @@ use crate::host::{self, HostArgs, HostError, INTERPOSER, NVML, Provided, SOCKET_
 use crate::image::{Image, ImageError};
 
 /// The interposer's folder in the container.
-const LIB_DIR: &str = "/usr/lib/rekindle";
+pub(crate) const LIB_DIR: &str = "/usr/lib/rekindle";
 /// The folder of the daemon's socket in the container.
 const SOCKET_DIR: &str = "/run/rekindle";
 /// The folder in which Triton looks for a driver before it asks the loader's cache.
@@ -57,7 +57,8 @@ pub(crate) struct Hooks {
 const PROGRAM: &str = "rekindle-oci-hook";
 const CREATE_RUNTIME: &str = "create-runtime";
 const POSTSTOP: &str = "poststop";
-const GPU: &str = "--gpu";
+/// The option that names a GPU.
+pub(crate) const GPU: &str = "--gpu";
 
 impl Hooks {
     /// Those of a program at `path`, or at its present path. Their arguments state what differs from the defaults on this host.
