@@ -6,9 +6,13 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use clap::Args;
 use thiserror::Error;
 
 pub(crate) use rekindle_wire::control::DEFAULT_SOCKET;
+
+/// The variable that says where the daemon's socket is.
+pub(crate) const SOCKET_VARIABLE: &str = "REKINDLE_SOCKET";
 
 /// The interposer's file, which must be in its folder.
 pub(crate) use rekindle_builds::INTERPOSER;
@@ -22,6 +26,27 @@ const LIBRARIES: [&str; 4] = [INTERPOSER, "libcuda.so", NVML, "libnvidia-ml.so"]
 /// The libraries in the interposer's folder.
 pub(crate) fn libraries(lib_dir: &Path) -> Vec<String> {
     LIBRARIES.into_iter().filter(|name| lib_dir.join(name).exists()).map(str::to_owned).collect()
+}
+
+/// Where the parts are, as options say it.
+#[derive(Debug, Args)]
+pub(crate) struct HostArgs {
+    /// The directory of the interposer [default: ../lib/rekindle, relative to this program]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) lib_dir: Option<PathBuf>,
+    /// The daemon's socket
+    #[arg(long, global = true, env = SOCKET_VARIABLE, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    pub(crate) socket: PathBuf,
+}
+
+impl HostArgs {
+    /// Those of a program that has no options of its own.
+    pub(crate) fn from_environment() -> Self {
+        Self {
+            lib_dir: None,
+            socket: env::var_os(SOCKET_VARIABLE).map_or_else(|| DEFAULT_SOCKET.into(), PathBuf::from),
+        }
+    }
 }
 
 /// The parts that a container gets.

@@ -3,7 +3,8 @@
 //! ```text
 //!   podman, an annotated container ── precreate ──┐    config.json changed: mounts, environment, hooks
 //!                                                 ├──► createRuntime: the image checked, GPUs given ──► ... ──► poststop
-//!   any engine, --device rekindle.dev/gpu=0 ─ CDI ┘    the engine adds the same
+//!   any engine, --device rekindle.dev/gpu=0 ─ CDI ┤    the engine adds the same
+//!   containerd, rekindle-runc as its runtime ─────┘    (runtime.rs)
 //! ```
 //!
 //! podman runs it at its stage `precreate`: the hook reads the container's config.json from stdin, and podman uses the output
@@ -19,11 +20,13 @@ mod daemon;
 mod host;
 mod image;
 mod install;
+mod lxc;
+mod precreate;
 mod report;
+mod runtime;
 mod spec;
 mod stage;
 
-use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -32,7 +35,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use self::image::Image;
+use self::host::HostArgs;
 
 /// OCI hook of Rekindle: give a container the interposer and its GPUs.
 ///
@@ -44,16 +47,6 @@ struct Cli {
     command: Option<Command>,
     #[command(flatten)]
     host: HostArgs,
-}
-
-#[derive(Debug, Args)]
-struct HostArgs {
-    /// The directory of the interposer [default: ../lib/rekindle, relative to this program]
-    #[arg(long, global = true, value_name = "DIR")]
-    lib_dir: Option<PathBuf>,
-    /// The daemon's socket
-    #[arg(long, global = true, env = "REKINDLE_SOCKET", value_name = "PATH", default_value = host::DEFAULT_SOCKET)]
-    socket: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]
@@ -71,6 +64,9 @@ enum Command {
     /// The specification for engines that support CDI
     #[command(subcommand)]
     Cdi(Cdi),
+    /// The configuration of containers of LXC and Incus
+    #[command(subcommand)]
+    Lxc(Lxc),
     /// Print the file for /etc/containers/oci/hooks.d that makes podman run this program
     HooksJson {
         /// The path at which this program will be installed [default: its present path]
@@ -93,6 +89,25 @@ enum Cdi {
         /// The path at which this program will be installed [default: its present path]
         #[arg(long, value_name = "PATH")]
         path: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum Lxc {
+    /// Print the lines that give a container GPUs: for its file config (LXC), or for raw.lxc (Incus)
+    Config {
+        /// A GPU to give, by number or UUID, or all; may be repeated
+        #[arg(long, value_name = "GPU", default_value = "all")]
+        gpu: Vec<String>,
+    },
+    /// LXC's hook start-host: give the container GPUs
+    StartHost {
+        /// A GPU to give, by number or UUID, or all; may be repeated
+        #[arg(long, value_name = "GPU", default_value = "all")]
+        gpu: Vec<String>,
+        /// What LXC says by itself, as in its environment
+        #[arg(hide = true)]
+        from_lxc: Vec<String>,
     },
 }
 
@@ -138,12 +153,12 @@ impl PlaceArgs {
 enum Error {
     #[error("cannot read stdin: {0}")]
     Read(io::Error),
-    #[error("stdin is no JSON: {0}")]
-    Json(serde_json::Error),
     #[error(transparent)]
-    Annotation(#[from] annotations::AnnotationError),
+    Precreate(#[from] precreate::PrecreateError),
     #[error(transparent)]
     Stage(#[from] stage::StageError),
+    #[error(transparent)]
+    Lxc(#[from] lxc::LxcError),
     #[error(transparent)]
     Daemon(#[from] daemon::DaemonError),
     #[error(transparent)]
@@ -165,12 +180,18 @@ pub fn command() -> clap::Command {
 /// The program.
 #[must_use]
 pub fn main() -> ExitCode {
+    let mut arguments = std::env::args_os();
+    if let Some(name) = arguments.next().as_deref().and_then(runtime::called_as) {
+        return runtime::become_runtime(name, &arguments.collect::<Vec<_>>());
+    }
     let cli = Cli::parse();
     let done = match cli.command {
         None | Some(Command::Precreate) => precreate(&cli.host),
         Some(Command::CreateRuntime { gpu }) => create_runtime(&cli.host, &gpu),
         Some(Command::Poststop) => poststop(&cli.host),
         Some(Command::Cdi(Cdi::Generate { output, path })) => generate_cdi(&cli.host, output, path),
+        Some(Command::Lxc(Lxc::Config { gpu })) => lxc_config(&cli.host, &gpu),
+        Some(Command::Lxc(Lxc::StartHost { gpu, .. })) => lxc::start_host(gpu, &cli.host.socket).map_err(Error::from),
         Some(Command::HooksJson { path }) => hooks_json(&cli.host, path),
         Some(Command::Install(args)) => install(&cli.host, args),
         Some(Command::Uninstall(args)) => uninstall(&cli.host, args),
@@ -185,20 +206,10 @@ pub fn main() -> ExitCode {
 }
 
 fn precreate(args: &HostArgs) -> Result<(), Error> {
-    let mut config = stdin()?;
-    let mut spec = serde_json::from_slice(&config).map_err(Error::Json)?;
-    if annotations::gpus(&spec)?.is_some() {
-        annotations::limits(&spec)?;
-        annotations::protocol(&spec)?;
-        annotations::share(&spec)?;
-        let provided = host::find(args.lib_dir.as_deref(), &args.socket)?;
-        // podman has mounted the root, and config.json has its absolute path.
-        let root = spec::root(&spec, Path::new("/"));
-        let image = root.as_deref().map(Image::open).transpose().map_err(spec::SpecError::from)?;
-        spec::add(&mut spec, &provided, &stage_hooks(args, None)?, image.as_ref())?;
-        config = spec.to_string().into_bytes();
-    }
-    io::stdout().write_all(&config).map_err(Error::Write)
+    let config = stdin()?;
+    // podman has mounted the root, and config.json has its absolute path.
+    let changed = precreate::change(&config, Path::new("/"), args)?;
+    io::stdout().write_all(changed.as_deref().unwrap_or(&config)).map_err(Error::Write)
 }
 
 fn create_runtime(args: &HostArgs, gpus: &[String]) -> Result<(), Error> {
@@ -218,11 +229,17 @@ fn generate_cdi(args: &HostArgs, output: Option<PathBuf>, path: Option<PathBuf>)
     }
 }
 
+fn lxc_config(args: &HostArgs, gpus: &[String]) -> Result<(), Error> {
+    let provided = host::find(args.lib_dir.as_deref(), &args.socket)?;
+    let text = lxc::config(&provided, &spec::Hooks::new(args, None)?, gpus);
+    io::stdout().write_all(text.as_bytes()).map_err(Error::Write)
+}
+
 /// The CDI specification.
 fn cdi(args: &HostArgs, path: Option<PathBuf>) -> Result<String, Error> {
     let provided = host::find(args.lib_dir.as_deref(), &args.socket)?;
     let gpus = daemon::gpus(&args.socket)?;
-    Ok(format!("{:#}\n", cdi::generate(&provided, &stage_hooks(args, path)?, &gpus)?))
+    Ok(format!("{:#}\n", cdi::generate(&provided, &spec::Hooks::new(args, path)?, &gpus)?))
 }
 
 fn stdin() -> Result<Vec<u8>, Error> {
@@ -268,26 +285,9 @@ fn places(host: &HostArgs, args: PlaceArgs) -> Result<install::Places, Error> {
     Ok(install::Places { hooks_dir, cdi_dir, criu_conf, criu_plugins, plugin_dir })
 }
 
-/// The path and arguments of hooks at later stages. Arguments state what differs from the defaults on this host.
-fn stage_hooks(args: &HostArgs, path: Option<PathBuf>) -> Result<spec::Hooks, Error> {
-    let path = match path {
-        Some(path) => path,
-        None => host::this_program()?,
-    };
-    let mut host: Vec<OsString> = Vec::new();
-    if let Some(lib_dir) = &args.lib_dir {
-        host.extend(["--lib-dir".into(), lib_dir.into()]);
-    }
-    if args.socket.as_os_str() != host::DEFAULT_SOCKET {
-        host.extend(["--socket".into(), args.socket.as_os_str().into()]);
-    }
-    let host = host.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
-    Ok(spec::Hooks { path: path.to_string_lossy().into_owned(), host })
-}
-
 /// The file for hooks.d.
 fn hook(args: &HostArgs, path: Option<PathBuf>) -> Result<Value, Error> {
-    let spec::Hooks { path, host } = stage_hooks(args, path)?;
+    let spec::Hooks { path, host } = spec::Hooks::new(args, path)?;
     let arguments = ["rekindle-oci-hook", "precreate"].map(str::to_owned).into_iter().chain(host);
     Ok(json!({
         "version": "1.0.0",

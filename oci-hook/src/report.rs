@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::parent_id;
 use std::path::Path;
+use std::process;
 
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getppid, pidfd_getfd, pidfd_open};
 use serde_json::json;
@@ -20,20 +21,25 @@ const STDERR: RawFd = 2;
 /// if it is an OCI runtime.
 pub(crate) fn error(line: &str) {
     if stderr_is_null() && parents_stderr().is_some_and(|mut file| writeln!(file, "{line}").is_ok()) {
-        if let Some(mut log) = parents_log() {
-            // Without it podman says less.
-            let _ = writeln!(log, "{}", json!({ "msg": line, "level": "error" }));
-        }
+        write_to_log(parent_id(), line);
         return;
     }
     eprintln!("{line}");
 }
 
-/// The log that an OCI runtime was told to keep.
-fn parents_log() -> Option<File> {
-    let command = fs::read(format!("/proc/{}/cmdline", parent_id())).ok()?;
-    let path = log_in(&command)?;
-    File::options().append(true).open(path).ok()
+/// Writes one line to stderr, and to the log that this process was told to keep as an OCI runtime.
+pub(crate) fn as_runtime(line: &str) {
+    write_to_log(process::id(), line);
+    eprintln!("{line}");
+}
+
+/// Writes a line to the log that a process was told to keep, if it is an OCI runtime. Without it the engine says less.
+fn write_to_log(process: u32, line: &str) {
+    let Ok(command) = fs::read(format!("/proc/{process}/cmdline")) else { return };
+    let log = log_in(&command).and_then(|path| File::options().append(true).create(true).open(path).ok());
+    if let Some(mut log) = log {
+        let _ = writeln!(log, "{}", json!({ "msg": line, "level": "error" }));
+    }
 }
 
 /// `--log PATH --log-format=json`, as conmon and containerd call runtimes.

@@ -1,19 +1,19 @@
 //! The changes to config.json, made in its JSON, so that unknown fields stay.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use rekindle_builds::BuildId;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
-use crate::host::{self, INTERPOSER, NVML, Provided};
+use crate::host::{self, HostArgs, HostError, INTERPOSER, NVML, Provided, SOCKET_VARIABLE};
 use crate::image::{Image, ImageError};
 
 /// The interposer's folder in the container.
-const LIB_DIR: &str = "/usr/lib/rekindle";
+pub(crate) const LIB_DIR: &str = "/usr/lib/rekindle";
 /// The folder of the daemon's socket in the container.
 const SOCKET_DIR: &str = "/run/rekindle";
-const SOCKET_VARIABLE: &str = "REKINDLE_SOCKET";
 /// The folder in which Triton looks for a driver before it asks the loader's cache.
 const TRITON_VARIABLE: &str = "TRITON_LIBCUDA_PATH";
 
@@ -57,9 +57,27 @@ pub(crate) struct Hooks {
 const PROGRAM: &str = "rekindle-oci-hook";
 const CREATE_RUNTIME: &str = "create-runtime";
 const POSTSTOP: &str = "poststop";
-const GPU: &str = "--gpu";
+/// The option that names a GPU.
+pub(crate) const GPU: &str = "--gpu";
 
 impl Hooks {
+    /// Those of a program at `path`, or at its present path. Their arguments state what differs from the defaults on this host.
+    pub(crate) fn new(args: &HostArgs, path: Option<PathBuf>) -> Result<Self, HostError> {
+        let path = match path {
+            Some(path) => path,
+            None => host::this_program()?,
+        };
+        let mut host: Vec<OsString> = Vec::new();
+        if let Some(lib_dir) = &args.lib_dir {
+            host.extend(["--lib-dir".into(), lib_dir.into()]);
+        }
+        if args.socket.as_os_str() != host::DEFAULT_SOCKET {
+            host.extend(["--socket".into(), args.socket.as_os_str().into()]);
+        }
+        let host = host.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
+        Ok(Self { path: path.to_string_lossy().into_owned(), host })
+    }
+
     /// The hook at `createRuntime`, with the container's GPUs if annotations do not name them.
     pub(crate) fn create_runtime(&self, gpus: &[&str]) -> Value {
         self.hook(CREATE_RUNTIME, gpus.iter().flat_map(|gpu| [GPU, gpu]))

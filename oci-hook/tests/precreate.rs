@@ -117,8 +117,8 @@ fn errors_name_the_missing_part() {
         &run(&lib, &host.path().join("dead.sock"), &config),
         &["no daemon at", "dead.sock", "refused", "start rekindled"],
     );
-    refused(&host.hook("{"), &["stdin is no JSON"]);
-    refused(&host.hook(""), &["stdin is no JSON"]);
+    refused(&host.hook("{"), &["config.json is no JSON"]);
+    refused(&host.hook(""), &["config.json is no JSON"]);
     refused(&host.hook("[]"), &["the whole is not an object"]);
     refused(
         &host.hook(&golden("config.json").replace("@ENABLE@", "yes")),

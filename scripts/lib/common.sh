@@ -9,9 +9,10 @@ criu_next=$root/.trixie/criu-4.2 # files of CRIU 4.2, a layer over the tree
 mpi_layer=$root/.trixie/openmpi  # files of Open MPI, a layer over the tree
 systemd_layer=$root/.trixie/systemd # files of systemd, a layer over the tree
 docker_layer=$root/.trixie/docker   # files of Docker, a layer over the tree
+incus_layer=$root/.trixie/incus     # files of LXC, Incus and a registry of images, a layer over the tree
 nccl=$root/.trixie/nccl          # NCCL's library
 bookworm=$root/.trixie/bookworm  # a Debian bookworm root directory, which has no CRIU that does
-: "$target" "$toolchain" "$tree" "$criu_next" "$mpi_layer" "$systemd_layer" "$docker_layer" "$nccl" "$bookworm"
+: "$target" "$toolchain" "$tree" "$criu_next" "$mpi_layer" "$systemd_layer" "$docker_layer" "$incus_layer" "$nccl" "$bookworm"
 
 # Name of the running script, for messages.
 me=${0##*/}

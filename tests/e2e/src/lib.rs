@@ -27,6 +27,7 @@
 //! Tests must run in the namespaces that `scripts/lib/enter` sets up; `tests/e2e/run` does all of this.
 
 pub mod app;
+pub mod contained;
 pub mod counter;
 pub mod criu;
 pub mod disk;

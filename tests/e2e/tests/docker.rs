@@ -9,6 +9,7 @@ use std::process::{Child, Command, Output};
 
 use anyhow::{Context, ensure};
 use rekindle_e2e::app::{Hold, undisturbed};
+use rekindle_e2e::contained::{is_installed, root_archive};
 use rekindle_e2e::process::signal;
 use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{Node, Result, stage};
@@ -27,9 +28,7 @@ struct Docker<'a> {
 impl<'a> Docker<'a> {
     /// Prepares Docker; its daemon does not run yet. None where there is no Docker.
     fn new(node: &'a Node) -> Result<Option<Self>> {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        if !std::env::split_paths(&path).any(|it| it.join("dockerd").exists()) {
-            eprintln!("skipped: there is no Docker (scripts/lib/tree build fetches it, or install docker.io)");
+        if !is_installed("dockerd", "docker.io") {
             return Ok(None);
         }
         fs::create_dir_all("/etc/cdi")?;
@@ -86,11 +85,7 @@ impl<'a> Docker<'a> {
     /// Makes the image of the tests of podman known to Docker.
     fn make_image(&self) -> Result {
         let archive = self.node.path("image.tar");
-        let lib = stage::repository()?.join("scripts/lib/podman.sh");
-        // The script builds the root directory and hands it to podman; here its archive is kept instead.
-        let script = format!(". '{}'; podman_() {{ cat >'{}'; }}; container_image x", lib.display(), archive.display());
-        let status = Command::new("bash").args(["-euc", &script]).status()?;
-        ensure!(status.success(), "bash ended with {status}");
+        root_archive(&archive)?;
         self.call(&["import", &archive.to_string_lossy(), IMAGE]).map(drop)
     }
 

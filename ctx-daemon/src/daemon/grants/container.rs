@@ -19,10 +19,13 @@ pub(crate) type Uuid = [u8; 16];
 /// The ending of systemd's cgroups for processes that others have started.
 pub(crate) const SCOPE: &str = ".scope";
 
-/// Whether an engine has named a cgroup after this container: `libpod-ID`, `docker-ID.scope`, `ID`.
+/// What LXC's and Incus's cgroups for processes of containers begin with.
+const LXC: &str = "lxc.payload.";
+
+/// Whether an engine has named a cgroup after this container: `libpod-ID`, `docker-ID.scope`, `lxc.payload.ID`, `ID`.
 pub(crate) fn bears(part: &str, id: &str) -> bool {
     let before = part.strip_suffix(SCOPE).unwrap_or(part).strip_suffix(id);
-    let begins_so = before.is_some_and(|before| before.is_empty() || before.ends_with('-'));
+    let begins_so = before.is_some_and(|before| before.is_empty() || before == LXC || before.ends_with('-'));
     !id.is_empty() && (part == id || begins_so)
 }
 
@@ -166,7 +169,8 @@ impl Cgroups {
     /// The prefixes of cgroups that engines name after their container.
     pub(super) fn name(&self) -> Option<&str> {
         let deepest = self.0.values().max_by_key(|path| path.len())?;
-        deepest.rsplit('/').next().filter(|name| !name.is_empty())
+        let name = deepest.rsplit('/').next()?;
+        Some(name.strip_prefix(LXC).unwrap_or(name)).filter(|name| !name.is_empty())
     }
 
     /// The depth below the top; 0 where the cgroups identify nothing.
@@ -195,6 +199,17 @@ mod tests {
         assert!(!both.hold(&of("4:memory:/other\n0::/x\n")));
         assert_eq!((both.depth(), of("0::/\n").depth()), (1, 0));
         assert!(of("0::/\n").hold(&container));
+    }
+
+    #[test]
+    fn a_cgroup_of_lxc_has_the_containers_name() {
+        let name = |path: &str| Cgroups::parse(&format!("0::{path}\n")).name().map(str::to_owned);
+        assert_eq!(name("/lxc.payload.job-1").as_deref(), Some("job-1"));
+        assert_eq!(name("/pod/libpod-c1").as_deref(), Some("libpod-c1"));
+        assert_eq!((name("/lxc.payload."), name("/")), (None, None));
+        assert!(
+            bears("lxc.payload.job", "job") && !bears("lxc.payload.my.job", "job") && !bears("lxc.monitor.job", "job")
+        );
     }
 
     #[test]
