@@ -18,7 +18,8 @@ pub(crate) struct Object {
     pub(crate) kind: Kind,
     /// The driver's handle.
     pub(crate) real: u64,
-    /// The context that the object belongs to; 0 for libraries and kernels, which belong to none.
+    /// The context that the object belongs to; 0 for libraries and kernels, which belong to none. A context belongs to itself,
+    /// unless it is a green one: that belongs to the primary context of its device.
     pub(crate) context: u64,
     /// The module, library or kernel that the object came from, or 0.
     pub(crate) parent: u64,
@@ -46,6 +47,21 @@ impl Objects {
     /// The handles of one kind.
     pub(crate) fn of_kind(&self, kind: Kind) -> Vec<u64> {
         self.by_handle.iter().filter(|(_, o)| o.kind == kind).map(|(handle, _)| *handle).collect()
+    }
+
+    /// The contexts that own what is in them: all but green ones.
+    pub(crate) fn contexts(&self) -> Vec<u64> {
+        let own =
+            |(handle, it): (&u64, &Object)| (it.kind == Kind::Context && it.context == *handle).then_some(*handle);
+        self.by_handle.iter().filter_map(own).collect()
+    }
+
+    /// The green contexts that belong to a primary context.
+    pub(crate) fn green_contexts(&self, primary: u64) -> Vec<u64> {
+        let green = |(handle, it): (&u64, &Object)| {
+            (it.kind == Kind::Context && it.context == primary && *handle != primary).then_some(*handle)
+        };
+        self.by_handle.iter().filter_map(green).collect()
     }
 
     pub(crate) fn log(&self) -> &[Record] {
