@@ -1,6 +1,7 @@
 // Two green contexts with multiprocessors of their own, which compute in turns: each waits for an event of all that the other
 // one has enqueued, in a stream and in its default stream. From time to time a third one is made, out of a copy of the resource
-// that the program got at its start; its work is waited for by all of the primary context, and it is destroyed again.
+// that the program got at its start; its work is waited for by all of the primary context, and it is destroyed again. A graph that
+// was captured in a stream of the first is launched there, too.
 //
 //   green [--iterations N] [--sleep-us N] [--progress FILE]      200, 0, none
 //
@@ -93,6 +94,12 @@ int main(int argc, char **argv) {
     REQUIRE(parts[0].id != parts[1].id && parts[0].context != parts[1].context);
     CUevent all;
     CU(cuEventCreate, &all, CU_EVENT_DISABLE_TIMING);
+    cudaGraph_t graph;
+    cudaGraphExec_t launched;
+    CHECK(cudaStreamBeginCapture((cudaStream_t)parts[0].stream, cudaStreamCaptureModeThreadLocal));
+    stir<<<blocks(WORDS), BLOCK, 0, (cudaStream_t)parts[0].stream>>>(own[0], own[1], WORDS, 7);
+    CHECK(cudaStreamEndCapture((cudaStream_t)parts[0].stream, &graph));
+    CHECK(cudaGraphInstantiate(&launched, graph, 0));
     rounds.run([&](uint64_t round) {
         for (int i = 0; i < 2; i++) {
             Part &part = parts[i], &other = parts[1 - i];
@@ -106,12 +113,19 @@ int main(int argc, char **argv) {
             CU(cuGreenCtxRecordEvent, part.green, part.event);
             CU(cuGreenCtxWaitEvent, other.green, part.event);
         }
+        if (round % 3 == 0) {
+            CHECK(cudaGraphLaunch(launched, (cudaStream_t)parts[0].stream));
+            CU(cuGreenCtxRecordEvent, parts[0].green, parts[0].event);
+            CU(cuGreenCtxWaitEvent, parts[1].green, parts[0].event);
+        }
         if (round % EXTRA == 0) {
             split_again();
             Part third;
             third.make(&groups[round / EXTRA % 2]);
             third.check(&groups[round / EXTRA % 2]);
-            CU(cuGreenCtxWaitEvent, third.green, parts[1].event);
+            for (Part &part : parts) {
+                CU(cuGreenCtxWaitEvent, third.green, part.event);
+            }
             stir<<<blocks(WORDS), BLOCK, 0, (cudaStream_t)third.stream>>>(extra, own[0], WORDS, (uint32_t)round);
             CU(cuCtxRecordEvent, primary, all);
             CU(cuCtxWaitEvent, primary, all);
@@ -131,6 +145,8 @@ int main(int argc, char **argv) {
     for (uint32_t *words : {own[0], own[1], extra}) {
         rounds.take_from_device(words, WORDS);
     }
+    CHECK(cudaGraphExecDestroy(launched));
+    CHECK(cudaGraphDestroy(graph));
     for (Part &part : parts) {
         part.end();
     }
