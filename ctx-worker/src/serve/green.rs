@@ -285,3 +285,30 @@ impl Executor {
         object.map(|it| it.real).ok_or(Refused::Code(CUDA_ERROR_INVALID_CONTEXT))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::fixture;
+
+    /// Splits a resource into one part, of which a restore knows how many multiprocessors it had. This driver's parts have none.
+    fn split(worker: &mut Executor, part: u64, expected: Vec<u64>) -> Result<Outcome, Refused> {
+        let resource = Kind::Resource.handle(1);
+        let mut args = Writer::new();
+        let parts = vec![Kind::Resource.handle(part)];
+        ResourceSplit { resource, flags: 0, least: 8, rest: 0, parts, expected }.write(&mut args);
+        worker.green_command(command::RESOURCE_SPLIT, &mut Reader::new(args.bytes()), &mut Writer::new())
+    }
+
+    #[test]
+    fn a_part_that_has_not_as_many_multiprocessors_as_it_had_is_refused() {
+        let mut worker = fixture::executor();
+        assert!(worker.call.session.green.keep_resource(Kind::Resource.handle(1), CUdevResource::default()));
+        assert!(matches!(split(&mut worker, 2, vec![]), Ok(Outcome::Done(CUDA_SUCCESS))));
+        assert!(matches!(split(&mut worker, 3, vec![0]), Ok(Outcome::Done(CUDA_SUCCESS))));
+        let refused = split(&mut worker, 4, vec![8]);
+        assert!(matches!(refused, Err(Refused::Code(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION))));
+        assert_eq!(worker.call.session.objects.log().len(), 2, "what is refused is not made again");
+        assert!(matches!(split(&mut worker, 2, vec![]), Err(Refused::Malformed(_))), "the handle is taken");
+    }
+}

@@ -260,6 +260,23 @@ mod tests {
     }
 
     #[test]
+    fn a_green_context_belongs_to_its_primary_one_and_owns_its_streams_alone() {
+        let mut objects = Objects::default();
+        let (primary, green) = (Kind::Context.handle(1), Kind::Context.handle(2));
+        let (stream, event) = (Kind::Stream.handle(3), Kind::Event.handle(4));
+        for handle in [primary, green] {
+            assert!(objects.insert(handle, Object { context: primary, ..object(Kind::Context, 0) }));
+        }
+        assert!(objects.insert(stream, Object { context: green, ..object(Kind::Stream, 0) }));
+        assert!(objects.insert(event, Object { context: primary, ..object(Kind::Event, 0) }));
+        assert_eq!((objects.contexts(), objects.green_contexts(primary)), (vec![primary], vec![green]));
+        let gone: Vec<_> = objects.remove_context(green).into_iter().map(|(handle, _)| handle).collect();
+        assert_eq!(gone, [stream]);
+        objects.remove(green);
+        assert!(objects.green_contexts(primary).is_empty() && objects.get(event).is_some());
+    }
+
+    #[test]
     fn an_unloading_is_recorded_where_other_code_came_after() {
         let mut objects = Objects::default();
         let code = Some(CodeHash::of(b"code"));

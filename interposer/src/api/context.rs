@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{
-    CONTEXT_CREATE, CONTEXT_DESTROY, CONTEXT_SYNC, EndContext, Kind, MakeContext, SyncContext,
+    CONTEXT_CREATE, CONTEXT_DESTROY, CONTEXT_SYNC, EndContext, GREEN_CONTEXT_DESTROY, Kind, MakeContext, SyncContext,
 };
 
 use super::{check, code, put, put_if};
@@ -32,6 +32,16 @@ pub(super) fn forget(client: &Client, context: CUcontext) {
             registered => super::register::take_back(client, &registered),
         }
     }
+}
+
+/// Destroys a green context, and forgets its streams. The primary context's count stays as it is.
+pub(super) fn end_green(client: &'static Client, context: CUcontext) -> Result<(), CUresult> {
+    rekindle_cuda_abi::private::cls_reset(context);
+    let mut call = Call::unchecked(client, GREEN_CONTEXT_DESTROY, 0);
+    call.put(&EndContext { context });
+    check(call.wait().0)?;
+    forget(client, context);
+    Ok(())
 }
 
 /// Checks a context's flags: one way in which the CPU waits, and single bits.

@@ -6,11 +6,12 @@ use rekindle_cuda_abi::raw::{read, values};
 use rekindle_cuda_abi::types::*;
 use rekindle_graphs::hook;
 use rekindle_wire::command::{
-    CONTEXT_RECORD, CONTEXT_WAIT, ContextEvent, EndContext, GREEN_CONTEXT_CREATE, GREEN_CONTEXT_DESTROY, Kind,
-    MakeGreenContext, RESOURCE_DESCRIBE, RESOURCE_OF_CONTEXT, RESOURCE_OF_DEVICE, RESOURCE_SPLIT, ResourceDescribe,
-    ResourceOfContext, ResourceOfDevice, ResourceSplit,
+    CONTEXT_RECORD, CONTEXT_WAIT, ContextEvent, GREEN_CONTEXT_CREATE, Kind, MakeGreenContext, RESOURCE_DESCRIBE,
+    RESOURCE_OF_CONTEXT, RESOURCE_OF_DEVICE, RESOURCE_SPLIT, ResourceDescribe, ResourceOfContext, ResourceOfDevice,
+    ResourceSplit,
 };
 
+use super::context::end_green;
 use super::{check, code, put};
 use crate::call::{Call, perform};
 use crate::connection::command::Reply;
@@ -27,12 +28,6 @@ const NON_BLOCKING: u32 = 1;
 /// The context that a green context is converted into: it has the same number.
 fn converted(green: CUgreenCtx) -> CUcontext {
     if Kind::GreenContext.owns(green) { Kind::Context.handle(green) } else { 0 }
-}
-
-/// The green context that a context was converted from; 0 for a context of another kind.
-pub(super) fn green_of(client: &Client, context: CUcontext) -> CUgreenCtx {
-    let is_green = client.contexts.get(context).is_some_and(|it| it.green.is_some());
-    if is_green { Kind::GreenContext.handle(context) } else { 0 }
 }
 
 /// A green context that a program names, and the context that it is converted into.
@@ -241,20 +236,10 @@ fn make(client: &Client, handle: CUcontext, wanted: MakeGreenContext, device: us
     Ok(())
 }
 
-/// Destroys a green context, and forgets its streams. The primary context's count stays as it is.
-pub(super) fn end(client: &'static Client, context: CUcontext) -> Result<(), CUresult> {
-    rekindle_cuda_abi::private::cls_reset(context);
-    let mut call = Call::unchecked(client, GREEN_CONTEXT_DESTROY, 0);
-    call.put(&EndContext { context });
-    check(call.wait().0)?;
-    super::context::forget(client, context);
-    Ok(())
-}
-
 pub(crate) unsafe fn cuGreenCtxDestroy(green: CUgreenCtx) -> CUresult {
     code(client::get().and_then(|client| {
         let (handle, context, _) = named(client, green)?;
-        end(client, handle)?;
+        end_green(client, handle)?;
         // SAFETY: no pointers.
         check(unsafe { super::cuDevicePrimaryCtxRelease_v2(client.devices.ordinal(context.device)) })
     }))

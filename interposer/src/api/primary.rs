@@ -91,7 +91,7 @@ pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
                 }
                 for green in client.contexts.green_contexts(Contexts::primary_handle(device)) {
                     // Ends without the release that `cuGreenCtxDestroy` would make.
-                    super::green::end(client, green)?;
+                    super::context::end_green(client, green)?;
                     primary.retained = primary.retained.saturating_sub(1);
                 }
                 reset(client, device)?;

@@ -4,7 +4,6 @@ use rekindle_cuda_abi::types::*;
 use rekindle_graphs::hook;
 use rekindle_wire::command::{OfStream, STREAM_DESTROY};
 
-use super::green::green_of;
 use super::{check, code, put, put_if};
 use crate::call::{Call, remote, standing_error};
 use crate::operations::event;
@@ -91,7 +90,7 @@ pub(crate) unsafe fn cuStreamGetCtx(stream: CUstream, pctx: *mut CUcontext) -> C
 pub(crate) unsafe fn cuStreamGetCtx_v2(stream: CUstream, pctx: *mut CUcontext, out: *mut CUgreenCtx) -> CUresult {
     code(context_of(stream).and_then(|context| {
         let client = client::get()?;
-        let green = green_of(client, context);
+        let green = client.contexts.green(context);
         if green != 0 && named_stream(stream) == CU_STREAM_PER_THREAD {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
@@ -106,7 +105,7 @@ pub(crate) unsafe fn cuStreamGetCtx_v2(stream: CUstream, pctx: *mut CUcontext, o
 
 pub(crate) unsafe fn cuStreamGetGreenCtx(stream: CUstream, out: *mut CUgreenCtx) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    code(context_of(stream).and_then(|context| unsafe { put(out, green_of(client::get()?, context)) }))
+    code(context_of(stream).and_then(|context| unsafe { put(out, client::get()?.contexts.green(context)) }))
 }
 
 pub(crate) unsafe fn cuStreamGetDevice(stream: CUstream, device: *mut CUdevice) -> CUresult {

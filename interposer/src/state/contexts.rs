@@ -145,6 +145,12 @@ impl Contexts {
         self.get(context).and_then(|it| it.green).map_or(context, |green| green.primary)
     }
 
+    /// The green context that a context was converted from; 0 for a context of another kind.
+    pub(crate) fn green(&self, context: CUcontext) -> CUgreenCtx {
+        let is_green = self.get(context).is_some_and(|it| it.green.is_some());
+        if is_green { Kind::GreenContext.handle(context) } else { 0 }
+    }
+
     /// The green contexts of a primary context.
     pub(crate) fn green_contexts(&self, primary: CUcontext) -> Vec<CUcontext> {
         let Ok(alive) = self.alive.read() else { return Vec::new() };
