@@ -16,6 +16,8 @@ const HANDLES: &[&str] = &["CUcontext", "CUmodule", "CUlibrary", "CUfunction", "
 /// Structures that [`crate::types`] declares; others are opaque pointers.
 const STRUCTURES: &[(&str, &str)] = &[
     ("CUgreenCtx", "u64"),
+    ("CUdevResource", "CUdevResource"),
+    ("CUdevResourceDesc", "u64"),
     ("CUlaunchConfig", "CUlaunchConfig"),
     ("CUlogIterator", "u32"),
     ("CUlogsCallbackHandle", "u64"),
@@ -115,6 +117,7 @@ fn known_enum(c: &str) -> bool {
     const ENUMS: &[&str] = &[
         "CUdevice_attribute",
         "CUdevice_P2PAttribute",
+        "CUdevResourceType",
         "CUatomicOperation",
         "CUfunction_attribute",
         "CUpointer_attribute",

@@ -24,6 +24,7 @@ pub mod code;
 pub mod copies;
 pub mod generate;
 pub mod graphs;
+pub mod green;
 pub mod jit;
 pub mod launch;
 pub mod logs;

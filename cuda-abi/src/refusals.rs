@@ -5,14 +5,6 @@ const REASONS: &[(&str, &str)] = &[
     ("cuCheckpointProcess", "Rekindle checkpoints the process itself"),
     ("cuCoredump", "a core dump would be of the worker, not of the program"),
     ("cudbg", "a debugger attaches to the process that has the context, and that is the worker"),
-    ("cuGreenCtx", GREEN),
-    ("cuCtxFromGreenCtx", GREEN),
-    ("cuDevResource", GREEN),
-    ("cuDevSmResource", GREEN),
-    ("cuDeviceGetDevResource", GREEN),
-    ("cuCtxGetDevResource", GREEN),
-    ("cuCtxRecordEvent", "events of whole contexts are not supported yet"),
-    ("cuCtxWaitEvent", "events of whole contexts are not supported yet"),
     ("cuImportExternal", EXTERNAL),
     ("cuExternalMemory", EXTERNAL),
     ("cuDestroyExternal", EXTERNAL),
@@ -47,7 +39,6 @@ const REASONS: &[(&str, &str)] = &[
     ("cuModuleGetGlobal", OLD),
 ];
 
-const GREEN: &str = "green contexts are not supported yet";
 const EXTERNAL: &str = "memory and semaphores of other interfaces could not be made again in a restore";
 const GRAPHICS: &str = "resources of graphics interfaces could not be made again in a restore";
 const REFERENCES: &str = "texture and surface references are not supported: CUDA 12 removed them from the runtime";

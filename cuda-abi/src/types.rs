@@ -9,6 +9,7 @@ use std::ffi::{c_char, c_void};
 
 pub use crate::copies::*;
 pub use crate::graphs::*;
+pub use crate::green::*;
 pub use crate::shapes::*;
 
 pub type CUresult = i32;
@@ -21,6 +22,7 @@ pub type CUfunction = u64;
 pub type CUkernel = u64;
 pub type CUstream = u64;
 pub type CUevent = u64;
+pub type CUgreenCtx = u64;
 
 /// The per-thread default stream, `CU_STREAM_PER_THREAD`.
 pub const CU_STREAM_PER_THREAD: CUstream = 2;

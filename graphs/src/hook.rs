@@ -181,6 +181,40 @@ pub fn event_destroyed(event: CUevent) {
     }
 }
 
+/// An event is recorded for all of a context, in no stream.
+///
+/// # Errors
+/// The call's error where a stream of the context captures.
+#[inline]
+pub fn record_in_context(event: CUevent, context: CUcontext) -> Result<()> {
+    if !capture::any_or_event() {
+        return Ok(());
+    }
+    with(|store| {
+        store.captures.refuse_context(context)?;
+        store.captures.forget_event(event);
+        Ok(())
+    })
+}
+
+/// All of a context is to wait for an event.
+///
+/// # Errors
+/// The call's error where a stream of the context captures, or the event was last recorded in a capture.
+#[inline]
+pub fn wait_in_context(context: CUcontext, event: CUevent) -> Result<()> {
+    if !capture::any_or_event() {
+        return Ok(());
+    }
+    with(|store| {
+        store.captures.refuse_context(context)?;
+        store.captures.refuse_event(event).map_err(|code| match code {
+            CUDA_ERROR_CAPTURED_EVENT => CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+            other => other,
+        })
+    })
+}
+
 /// A stream is destroyed.
 #[inline]
 pub fn stream_destroyed(stream: CUstream) {

@@ -430,6 +430,31 @@ static void threads() {
     }
 }
 
+// Nothing ends resources and descriptors, so that whoever asks again has to get the same ones.
+static void green_contexts() {
+    CUdevResource whole, part;
+    CUdevResourceDesc descriptor;
+    CUgreenCtx green;
+    CUstream stream;
+    CUevent event;
+    uint32_t *data;
+    unsigned count = 1;
+    CU(cuDeviceGetDevResource, device, &whole, CU_DEV_RESOURCE_TYPE_SM);
+    CU(cuDevSmResourceSplitByCount, &part, &count, &whole, nullptr, 0, whole.sm.minSmPartitionSize);
+    CU(cuDevResourceGenerateDesc, &descriptor, &part, 1);
+    CU(cuGreenCtxCreate, &green, descriptor, device, CU_GREEN_CTX_DEFAULT_STREAM);
+    CU(cuGreenCtxStreamCreate, &stream, green, CU_STREAM_NON_BLOCKING, 0);
+    CU(cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
+    CHECK(cudaMalloc(&data, WORDS * 4));
+    launch(data, (cudaStream_t)stream);
+    CU(cuGreenCtxRecordEvent, green, event);
+    CU(cuEventSynchronize, event);
+    CHECK(cudaFree(data));
+    CU(cuEventDestroy, event);
+    CU(cuStreamDestroy, stream);
+    CU(cuGreenCtxDestroy, green);
+}
+
 static void words() {
     CUstream stream;
     CUdeviceptr word;
@@ -453,6 +478,7 @@ static const struct {
     {"linkers", linkers},     {"contexts", contexts},   {"contexts-with-code", contexts_with_code},
     {"pools", pools},         {"arrays", arrays},       {"callbacks", callbacks},   {"graphs", graphs},
     {"segments", segments},   {"handles", handles},     {"threads", threads},       {"words", words},
+    {"green-contexts", green_contexts},
 };
 
 // Whether a name is in a list with commas.

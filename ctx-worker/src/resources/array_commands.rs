@@ -49,7 +49,7 @@ impl Memory {
         let ArrayCreate { array: handle, size, format, channels, flags } = ArrayCreate::read(args)?;
         let desc = descriptor(size, format, channels, flags);
         ensure_savable(&desc)?;
-        let (driver, context) = (call.driver(), call.header.context);
+        let (driver, context) = (call.driver(), call.owner());
         let real = self.make_counted(driver, call.session.device_of_context(context)?, bytes(&desc), || {
             let mut real = 0;
             // SAFETY: the out parameter is a local, the descriptor lives through the call.
@@ -73,7 +73,7 @@ impl Memory {
         parent: u64,
         desc: CudaArray3dDescriptor,
     ) -> Result<(), Refused> {
-        let object = Object { kind: Kind::Array, real, context: call.header.context, parent, allocates: false };
+        let object = Object { kind: Kind::Array, real, context: call.owner(), parent, allocates: false };
         if !call.session.objects.insert(handle, object) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
@@ -88,7 +88,7 @@ impl Memory {
             return Err(Malformed("more levels than an array of this size has").into());
         }
         ensure_savable(&desc)?;
-        let (driver, context) = (call.driver(), call.header.context);
+        let (driver, context) = (call.driver(), call.owner());
         let all = (0..count).map(|level| bytes(&desc.level(level))).fold(0, u64::saturating_add);
         let real = self.make_counted(driver, call.session.device_of_context(context)?, all, || {
             let mut real = 0;

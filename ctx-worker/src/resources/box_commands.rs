@@ -58,7 +58,7 @@ impl Memory {
                 let owner = window::device_of(address).and_then(|d| self.devices.get(d));
                 let context = match owner {
                     Some(device) => device.primary,
-                    None => call.session.objects.get(call.header.context).map_or(0, |o| o.real),
+                    None => call.session.objects.get(call.owner()).map_or(0, |o| o.real),
                 };
                 let side = CudaMemcpy3dSide {
                     kind: CU_MEMORYTYPE_UNIFIED,
@@ -145,7 +145,7 @@ fn enqueue_box(
     arrays: [Option<u64>; 2],
     stream: CUstream,
 ) -> Result<(), Refused> {
-    let current = call.header.context;
+    let current = call.owner();
     if arrays.iter().flatten().all(|context| *context == current) {
         (copy.dst.context, copy.src.context) = (0, 0);
         // SAFETY: the descriptor lives through the call; both sides were checked.

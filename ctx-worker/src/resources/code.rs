@@ -132,12 +132,12 @@ impl Code {
             Some(loaded) => loaded.map_err(Refused::Code)?,
             None => options.load(call.driver(), kind, image).map_err(Refused::Code)?,
         };
-        let context = if kind == Kind::Module { call.header.context } else { 0 };
+        let context = if kind == Kind::Module { call.owner() } else { 0 };
         if !call.session.objects.insert(handle, Object { kind, real, context, parent: 0, allocates: false }) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
         let number = if kind == Kind::Module { command::MODULE_LOAD } else { command::LIBRARY_LOAD };
-        call.session.objects.record(number, handle, call.header.context, args.all(), Some(image.hash));
+        call.session.objects.record(number, handle, call.owner(), args.all(), Some(image.hash));
         if image.prints {
             self.prints.capture();
         }
@@ -195,7 +195,7 @@ impl Code {
         loading: &mut Loading<'_>,
         parent: u64,
     ) -> Result<(), Refused> {
-        let context = call.header.context;
+        let context = call.owner();
         if context == 0 || self.globals.contains_key(&(parent, context)) {
             return Ok(());
         }
@@ -244,7 +244,7 @@ impl Code {
     /// already. So the first use has its place in the log, and a restore loads the function there. Where the driver
     /// refuses, the call that uses the function gets the driver's answer.
     pub(crate) fn use_function(&mut self, call: &mut Call, loading: &mut Loading<'_>, handle: u64) {
-        if !call.session.objects.is_used(handle, call.header.context) {
+        if !call.session.objects.is_used(handle, call.owner()) {
             let _ = self.load_function(call, loading, handle);
         }
     }
@@ -265,7 +265,7 @@ impl Code {
         handle: u64,
     ) -> Result<(), Refused> {
         let object = *call.session.objects.get(handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
-        let context = call.header.context;
+        let context = call.owner();
         let mut function = object.real;
         if object.kind == Kind::Kernel {
             // The kernel becomes a function in a context.
@@ -302,12 +302,12 @@ impl Code {
         of_kind(call, parent, kind)?;
         self.instantiate(call, loading, parent)?;
         let (address, size) = place(call, parent, name)?;
-        let known = self.globals.entry((parent, call.header.context)).or_default();
+        let known = self.globals.entry((parent, call.owner())).or_default();
         if !known.iter().any(|g| g.address == address) {
             // The driver knows a variable that the image does not describe.
             known.push(Placed::new(name, (address, size)));
             let number = if kind == Kind::Module { command::MODULE_GLOBAL } else { command::LIBRARY_GLOBAL };
-            call.session.objects.record(number, parent, call.header.context, args.all(), None);
+            call.session.objects.record(number, parent, call.owner(), args.all(), None);
         }
         reply.word(address);
         reply.word(size);
@@ -329,11 +329,11 @@ impl Code {
             _ => parent,
         };
         let allocates = self.loaded.get(&origin).is_some_and(|i| i.allocating.contains(&*name.to_string_lossy()));
-        let context = if kind == Kind::Function { call.header.context } else { 0 };
+        let context = if kind == Kind::Function { call.owner() } else { 0 };
         if !call.session.objects.insert(handle, Object { kind, real, context, parent, allocates }) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
-        call.session.objects.record(number, handle, call.header.context, args.all(), None);
+        call.session.objects.record(number, handle, call.owner(), args.all(), None);
         Ok(())
     }
 
@@ -389,17 +389,12 @@ impl Code {
         let mut real = 0;
         // SAFETY: the out parameter is a local, the handle the driver's own.
         check(unsafe { (call.driver().cuKernelGetFunction)(&raw mut real, parent) })?;
-        let function = Object {
-            kind: Kind::Function,
-            real,
-            context: call.header.context,
-            parent: kernel,
-            allocates: object.allocates,
-        };
+        let function =
+            Object { kind: Kind::Function, real, context: call.owner(), parent: kernel, allocates: object.allocates };
         if !call.session.objects.insert(handle, function) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
-        call.session.objects.record(command::KERNEL_FUNCTION, handle, call.header.context, args.all(), None);
+        call.session.objects.record(command::KERNEL_FUNCTION, handle, call.owner(), args.all(), None);
         Ok(())
     }
 
@@ -415,7 +410,7 @@ impl Code {
         let mut real = 0;
         // SAFETY: the out parameter is a local, the handle the driver's own.
         check(unsafe { (call.driver().cuLibraryGetModule)(&raw mut real, parent) })?;
-        let context = call.header.context;
+        let context = call.owner();
         let module = Object { kind: Kind::Module, real, context, parent: library, allocates: false };
         if !call.session.objects.insert(handle, module) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());

@@ -62,7 +62,7 @@ impl Loading<'_> {
         if names.is_empty() {
             return;
         }
-        let Some(device) = self.memory.readable(&call.session, call.header.context) else { return };
+        let Some(device) = self.memory.readable(&call.session, call.owner()) else { return };
         let mut room = MOST;
         let mut wanted: Vec<&mut Placed> = placed.iter_mut().filter(|p| names.contains(p.name.as_c_str())).collect();
         wanted.retain(|p| match room.checked_sub(p.size) {

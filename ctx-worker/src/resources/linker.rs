@@ -55,7 +55,7 @@ impl Links {
         if result != CUDA_SUCCESS {
             return Ok(result);
         }
-        let context = call.header.context;
+        let context = call.owner();
         let object = Object { kind: Kind::Linker, real, context, parent: 0, allocates: false };
         if !call.session.objects.insert(handle, object) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
@@ -83,7 +83,7 @@ impl Links {
         let result = link_data(driver, (real, kind), data, name, options);
         self.answer(call, logs, handle, reply)?;
         if result == CUDA_SUCCESS {
-            call.session.objects.record(command::LINK_ADD, handle, call.header.context, parameters, Some(image.hash));
+            call.session.objects.record(command::LINK_ADD, handle, call.owner(), parameters, Some(image.hash));
         }
         Ok(result)
     }
@@ -116,7 +116,7 @@ impl Links {
         reply.word(link.output.len() as u64);
         self.answer(call, logs, handle, reply)?;
         if result == CUDA_SUCCESS {
-            call.session.objects.record(command::LINK_COMPLETE, handle, call.header.context, args.all(), None);
+            call.session.objects.record(command::LINK_COMPLETE, handle, call.owner(), args.all(), None);
         }
         Ok(result)
     }

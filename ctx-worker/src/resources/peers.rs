@@ -22,7 +22,7 @@ impl Memory {
         if result == CUDA_SUCCESS {
             let (driver, device) = (call.driver(), self.devices[here].device);
             let opened = self.devices[owner].memory.open_to(driver, device);
-            let context = call.header.context;
+            let context = call.owner();
             call.session.objects.record_change(command::PEER_ENABLE, context, context, args.all(), None);
             opened.map_err(|failed| Refused::Code(failed.code))?;
         }
@@ -38,7 +38,7 @@ impl Memory {
         if result == CUDA_SUCCESS {
             let mut enabled = Writer::new();
             PeerEnable { peer, flags: 0 }.write(&mut enabled);
-            call.session.objects.unrecord(command::PEER_ENABLE, call.header.context, enabled.bytes());
+            call.session.objects.unrecord(command::PEER_ENABLE, call.owner(), enabled.bytes());
             let (driver, device) = (call.driver(), self.devices[here].device);
             let closed = self.devices[owner].memory.close_to(driver, device);
             closed.map_err(|failed| Refused::Code(failed.code))?;

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use rekindle_cuda_abi::types::*;
 use rekindle_images::BlobKind;
 use rekindle_wire::codec::{Reader, Writer};
-use rekindle_wire::command::{self, Kind};
+use rekindle_wire::command;
 use rekindle_wire::layout::REPLY_BYTES;
 use tracing::{error, warn};
 
@@ -158,7 +158,7 @@ impl Prints {
         if self.files.is_none() {
             return;
         }
-        for context in call.session.objects.of_kind(Kind::Context) {
+        for context in call.session.objects.contexts() {
             if call.enter(context).is_ok() {
                 flush_driver(call, context);
             }

@@ -66,7 +66,7 @@ impl Textures {
         kind: Kind,
     ) -> Result<Outcome, Refused> {
         let value = self.make_with_value(call, descriptors, wanted.value)?;
-        let context = call.header.context;
+        let context = call.owner();
         let object = Object { kind, real: value, context, parent: descriptors.parent, allocates: false };
         if !call.session.objects.insert(wanted.handle, object) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
@@ -82,7 +82,7 @@ impl Textures {
 
     /// Makes an object, with the value `wanted` if that is not 0.
     fn make_with_value(&mut self, call: &Call, d: &Descriptors, wanted: u64) -> Result<u64, Refused> {
-        let (context, texture) = (call.header.context, d.texture.is_some());
+        let (context, texture) = (call.owner(), d.texture.is_some());
         let is_it = |f: &Filler| f.value == wanted && f.context == context && f.texture == texture;
         if let Some(at) = self.fillers.iter().position(is_it) {
             self.fillers.swap_remove(at);

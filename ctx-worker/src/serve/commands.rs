@@ -80,6 +80,7 @@ impl Executor {
             command::EVENT_SHARE..=command::EVENT_FENCE => {
                 self.memory.ipc_event_command(&mut self.call, number, args, reply)
             }
+            command::RESOURCE_OF_DEVICE..=command::CONTEXT_WAIT => self.green_command(number, args, reply),
             command::TENSOR_MAP => self.tensor_map(args, reply),
             command::MODULE_UNLOAD => self.unload(Kind::Module, args),
             command::LIBRARY_UNLOAD => self.unload(Kind::Library, args),
@@ -287,7 +288,7 @@ impl Executor {
 
     fn mem_alloc(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         let MemAlloc { bytes: size } = MemAlloc::read(args)?;
-        let (driver, context) = (self.driver(), self.call.header.context);
+        let (driver, context) = (self.driver(), self.call.owner());
         let ordinal = self.device_of_context(context)?;
         if size == 0 {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
@@ -337,7 +338,7 @@ impl Executor {
 
     fn pinned_map(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let PinnedMap { address, size, flags, serial } = PinnedMap::read(args)?;
-        let allocation = pinned::Allocation { size, flags, context: self.call.header.context };
+        let allocation = pinned::Allocation { size, flags, context: self.call.owner() };
         if let Err(refused) = self.memory.pinned_fits(size) {
             // Nobody waits for the memory any longer.
             self.memory.pinned.arrived.take(address, Some(serial));
@@ -413,7 +414,7 @@ impl Executor {
     }
 
     /// Waits until a context is idle, and removes the worker's data for it: all of its objects, as `take` does.
-    fn clear_context(
+    pub(super) fn clear_context(
         &mut self,
         handle: u64,
         take: impl FnOnce(&mut Objects) -> Vec<(u64, Object)>,
@@ -485,6 +486,7 @@ impl Executor {
     fn release_primary(&mut self, args: &mut Reader<'_>) -> Result<usize, Refused> {
         let EndContext { context: handle } = EndContext::read(args)?;
         let ordinal = self.device_of_context(handle)?;
+        self.end_green_contexts_of(handle)?;
         self.clear_context(handle, |objects| objects.remove_context(handle))?;
         self.call.session.objects.remove(handle);
         // The context of the command does not exist any more.

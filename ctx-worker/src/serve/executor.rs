@@ -360,7 +360,8 @@ impl Executor {
         if kind == Kind::Stream {
             self.scheduler.free_streams.created(handle, args);
         }
-        let context = self.call.header.context;
+        // A stream of a green context is its own; an event belongs to the primary context.
+        let context = if kind == Kind::Stream { self.call.header.context } else { self.call.owner() };
         if !self.call.session.objects.insert(handle, Object { kind, real, context, parent: 0, allocates: false }) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
@@ -382,7 +383,7 @@ impl Executor {
         if call == self.code.function_load {
             return;
         }
-        let context = self.call.header.context;
+        let context = self.call.owner();
         self.call.session.objects.record_change(
             call,
             if handle == 0 { context } else { handle },

@@ -4,7 +4,6 @@
 //! What the driver itself keeps of a process without contexts ends with the process. A keeper that must be rid of that too would
 //! execute a program of its own, with the descriptors of its client; the sandbox forbids that now (`sandbox/calls.rs`).
 
-use rekindle_wire::command::Kind;
 use tracing::warn;
 
 use crate::gpu::driver::{CallFailed, checked};
@@ -38,8 +37,15 @@ impl Executor {
         said("releasing the memory for hashes", self.checkpoint.hasher.leave(driver));
         let _ = self.call.gpu.enter(self.memory.first_primary());
         said("unregistering pinned memory", self.memory.pinned.unregister_all(driver));
+        for green in self.call.session.green.take_contexts() {
+            // SAFETY: the green context is one that GREEN_CONTEXT_CREATE has made, and is not used again.
+            said(
+                "destroying a green context",
+                checked("cuGreenCtxDestroy", unsafe { (driver.cuGreenCtxDestroy)(green.real) }),
+            );
+        }
         let objects = &self.call.session.objects;
-        let contexts = objects.of_kind(Kind::Context).into_iter().filter_map(|it| objects.get(it).map(|it| it.real));
+        let contexts = objects.contexts().into_iter().filter_map(|it| objects.get(it).map(|it| it.real));
         for real in contexts.filter(|real| devices.iter().all(|(_, primary)| primary != real)) {
             // SAFETY: the context is one that CONTEXT_CREATE has made, and is not used again.
             said("destroying a context", checked("cuCtxDestroy", unsafe { (driver.cuCtxDestroy_v2)(real) }));

@@ -10,6 +10,7 @@ pub(crate) mod deferral;
 pub(crate) mod executor;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod green;
 mod keeper;
 pub(crate) mod launch;
 mod leave;

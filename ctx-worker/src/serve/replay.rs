@@ -165,7 +165,7 @@ impl Placer for Executor {
 
     fn contexts(&self) -> Vec<(u64, u64)> {
         let objects = &self.call.session.objects;
-        let contexts = objects.of_kind(Kind::Context).into_iter();
+        let contexts = objects.contexts().into_iter();
         contexts.filter_map(|handle| Some((handle, objects.get(handle)?.parent))).collect()
     }
 

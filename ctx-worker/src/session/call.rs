@@ -33,6 +33,11 @@ impl Call {
         self.enter(self.header.context)
     }
 
+    /// The context that what the command makes belongs to; a stream, however, belongs to the command's own context.
+    pub(crate) fn owner(&self) -> u64 {
+        self.session.owner(self.header.context)
+    }
+
     /// The worker's number of the device that the command's context is on.
     pub(crate) fn device(&self) -> Result<usize, Refused> {
         self.session.device_of_context(self.header.context)

@@ -2,6 +2,7 @@
 
 pub(crate) mod call;
 pub mod failure;
+pub(crate) mod green;
 pub(crate) mod lives;
 pub(crate) mod memory_pressure;
 pub(crate) mod objects;
@@ -18,6 +19,7 @@ use rekindle_wire::command::Kind;
 use rekindle_wire::layout::Shared;
 use rekindle_wire::ring::CommandHeader;
 
+use self::green::Green;
 use self::objects::Objects;
 use self::outcome::Refused;
 use self::waiting::{StreamKey, Waiting};
@@ -31,6 +33,8 @@ pub(crate) struct Session {
     pub(crate) attached: Attached,
     /// The client's objects, and their log.
     pub(crate) objects: Objects,
+    /// What the client's green contexts are made of, and the driver's green contexts.
+    pub(crate) green: Green,
     /// The client's streams, and the actions that wait for them.
     pub(crate) waiting: Waiting,
     /// The client's shared memory, once there is a client.
@@ -48,6 +52,7 @@ impl Session {
             table,
             attached,
             objects: Objects::default(),
+            green: Green::default(),
             waiting: Waiting::default(),
             shared: None,
             staging: std::ptr::null_mut(),
@@ -70,6 +75,11 @@ impl Session {
             Some(o) if o.kind == Kind::Context => Ok(o.parent as usize),
             _ => Err(Refused::Code(CUDA_ERROR_INVALID_CONTEXT)),
         }
+    }
+
+    /// The context that what is made in a context belongs to: the context itself, or the primary one of a green context.
+    pub(crate) fn owner(&self, context: u64) -> u64 {
+        self.objects.get(context).map_or(context, |it| it.context)
     }
 
     /// The number of multiprocessors of a device.

@@ -18,7 +18,8 @@ pub(crate) struct Object {
     pub(crate) kind: Kind,
     /// The driver's handle.
     pub(crate) real: u64,
-    /// The context that the object belongs to; 0 for libraries and kernels, which belong to none.
+    /// The context that the object belongs to; 0 for libraries and kernels, which belong to none. A context belongs to itself,
+    /// unless it is a green one: that belongs to the primary context of its device.
     pub(crate) context: u64,
     /// The module, library or kernel that the object came from, or 0.
     pub(crate) parent: u64,
@@ -46,6 +47,21 @@ impl Objects {
     /// The handles of one kind.
     pub(crate) fn of_kind(&self, kind: Kind) -> Vec<u64> {
         self.by_handle.iter().filter(|(_, o)| o.kind == kind).map(|(handle, _)| *handle).collect()
+    }
+
+    /// The contexts that own what is in them: all but green ones.
+    pub(crate) fn contexts(&self) -> Vec<u64> {
+        let own =
+            |(handle, it): (&u64, &Object)| (it.kind == Kind::Context && it.context == *handle).then_some(*handle);
+        self.by_handle.iter().filter_map(own).collect()
+    }
+
+    /// The green contexts that belong to a primary context.
+    pub(crate) fn green_contexts(&self, primary: u64) -> Vec<u64> {
+        let green = |(handle, it): (&u64, &Object)| {
+            (it.kind == Kind::Context && it.context == primary && *handle != primary).then_some(*handle)
+        };
+        self.by_handle.iter().filter_map(green).collect()
     }
 
     pub(crate) fn log(&self) -> &[Record] {
@@ -241,6 +257,23 @@ mod tests {
         assert!(!objects.insert(Kind::Event.handle(9), object(Kind::Stream, 0)));
         assert_eq!(objects.remove(library).len(), 3);
         assert!(objects.log().is_empty());
+    }
+
+    #[test]
+    fn a_green_context_belongs_to_its_primary_one_and_owns_its_streams_alone() {
+        let mut objects = Objects::default();
+        let (primary, green) = (Kind::Context.handle(1), Kind::Context.handle(2));
+        let (stream, event) = (Kind::Stream.handle(3), Kind::Event.handle(4));
+        for handle in [primary, green] {
+            assert!(objects.insert(handle, Object { context: primary, ..object(Kind::Context, 0) }));
+        }
+        assert!(objects.insert(stream, Object { context: green, ..object(Kind::Stream, 0) }));
+        assert!(objects.insert(event, Object { context: primary, ..object(Kind::Event, 0) }));
+        assert_eq!((objects.contexts(), objects.green_contexts(primary)), (vec![primary], vec![green]));
+        let gone: Vec<_> = objects.remove_context(green).into_iter().map(|(handle, _)| handle).collect();
+        assert_eq!(gone, [stream]);
+        objects.remove(green);
+        assert!(objects.green_contexts(primary).is_empty() && objects.get(event).is_some());
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use rekindle_cuda_abi::types::*;
+use rekindle_wire::command::Kind;
 
 use crate::gpu::driver::Driver;
 
@@ -478,6 +479,15 @@ impl Waiting {
         let track = self.tracks.remove(&key)?;
         self.spare.entry(key.context).or_default().extend(track.ticks.iter().map(|t| t.1));
         Some(track.real)
+    }
+
+    /// The streams in a context that are the worker's own, and the private events there, for a context whose end ends neither.
+    pub(crate) fn own_streams(&self, context: u64) -> (Vec<CUstream>, Vec<CUevent>) {
+        let of_client = |k: &StreamKey| k.handle == CU_STREAM_LEGACY || Kind::Stream.owns(k.handle);
+        let here = || self.tracks.iter().filter(|(k, _)| k.context == context);
+        let streams = here().filter(|(k, _)| !of_client(k)).map(|(_, track)| track.real).collect();
+        let ticks = here().flat_map(|(_, track)| track.ticks.iter().map(|tick| tick.1));
+        (streams, self.spare.get(&context).into_iter().flatten().copied().chain(ticks).collect())
     }
 
     /// Forgets a context that is about to be reset or destroyed, in which nothing runs any more: actions that still wait

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{
-    CONTEXT_CREATE, CONTEXT_DESTROY, CONTEXT_SYNC, EndContext, Kind, MakeContext, SyncContext,
+    CONTEXT_CREATE, CONTEXT_DESTROY, CONTEXT_SYNC, EndContext, GREEN_CONTEXT_DESTROY, Kind, MakeContext, SyncContext,
 };
 
 use super::{check, code, put, put_if};
@@ -32,6 +32,16 @@ pub(super) fn forget(client: &Client, context: CUcontext) {
             registered => super::register::take_back(client, &registered),
         }
     }
+}
+
+/// Destroys a green context, and forgets its streams. The primary context's count stays as it is.
+pub(super) fn end_green(client: &'static Client, context: CUcontext) -> Result<(), CUresult> {
+    rekindle_cuda_abi::private::cls_reset(context);
+    let mut call = Call::unchecked(client, GREEN_CONTEXT_DESTROY, 0);
+    call.put(&EndContext { context });
+    check(call.wait().0)?;
+    forget(client, context);
+    Ok(())
 }
 
 /// Checks a context's flags: one way in which the CPU waits, and single bits.
@@ -73,7 +83,7 @@ fn create_for(version: Option<u32>, pctx: *mut CUcontext, flags: u32, dev: CUdev
     let drivers = reply.word().map_or(client.devices.api_version(), |word| word as u32);
     let api_version = version.unwrap_or(drivers);
     let id = handle & 0xffff_ffff | 1 << 32;
-    client.contexts.insert(handle, Context { device, flags, api_version, id, attached: 0 });
+    client.contexts.insert(handle, Context { device, flags, api_version, id, green: None, attached: 0 });
     if !contexts::push(handle) {
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     }
@@ -141,7 +151,7 @@ pub(crate) unsafe fn cuCtxAttach(pctx: *mut CUcontext, flags: u32) -> CUresult {
         if pctx.is_null() || flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let (handle, context) = client.contexts.current()?;
+        let (handle, context) = client.contexts.current_itself()?;
         client.contexts.insert(handle, Context { attached: context.attached + 1, ..context });
         // SAFETY: not null, writable by cuda.h's contract.
         unsafe { put(pctx, handle) }
@@ -151,7 +161,7 @@ pub(crate) unsafe fn cuCtxAttach(pctx: *mut CUcontext, flags: u32) -> CUresult {
 /// Takes a user from the current context; without any left it is destroyed.
 pub(crate) unsafe fn cuCtxDetach(ctx: CUcontext) -> CUresult {
     let last = client::get().and_then(|client| {
-        let (handle, context) = client.contexts.current()?;
+        let (handle, context) = client.contexts.current_itself()?;
         if handle != ctx || context.attached == 0 && Contexts::is_primary(ctx) {
             return Err(CUDA_ERROR_INVALID_CONTEXT);
         }
@@ -175,7 +185,10 @@ fn named_here(client: &Client, ctx: CUcontext) -> Result<Context, CUresult> {
 
 pub(crate) unsafe fn cuCtxDestroy_v2(ctx: CUcontext) -> CUresult {
     code(client::get().and_then(|client| {
-        named_here(client, ctx)?;
+        // A green context ends by `cuGreenCtxDestroy`.
+        if named_here(client, ctx)?.green.is_some() {
+            return Err(CUDA_ERROR_INVALID_CONTEXT);
+        }
         rekindle_cuda_abi::private::cls_reset(ctx);
         let mut call = Call::unchecked(client, CONTEXT_DESTROY, 0);
         call.put(&EndContext { context: ctx });
@@ -263,7 +276,7 @@ pub(crate) unsafe fn cuCtxGetFlags(flags: *mut u32) -> CUresult {
 
 pub(crate) unsafe fn cuCtxSetFlags(flags: u32) -> CUresult {
     code(client::get().and_then(|client| {
-        let (handle, context) = client.contexts.current()?;
+        let (handle, context) = client.contexts.current_itself()?;
         check_flags(flags)?;
         client.contexts.insert(handle, Context { flags, ..context });
         Ok(())
@@ -298,10 +311,12 @@ pub(crate) unsafe fn cuCtxGetStreamPriorityRange(least: *mut i32, greatest: *mut
 
 fn synchronize(ctx: CUcontext) -> Result<(), CUresult> {
     let client = client::get()?;
-    let handle = if ctx == 0 { client.contexts.current()?.0 } else { ctx };
+    let handle = if ctx == 0 { client.contexts.current_itself()?.0 } else { ctx };
     client.contexts.get(handle).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
-    rekindle_graphs::hook::context_asked(handle)?;
-    perform(CONTEXT_SYNC, &SyncContext { context: handle })
+    // Who waits for a primary context waits for its green contexts, too.
+    let all = || client.contexts.green_contexts(handle).into_iter().chain([handle]);
+    all().try_for_each(rekindle_graphs::hook::context_asked)?;
+    all().try_for_each(|context| perform(CONTEXT_SYNC, &SyncContext { context }))
 }
 
 pub(crate) unsafe fn cuCtxSynchronize() -> CUresult {

@@ -184,7 +184,7 @@ unsafe fn find(call: u16, kind: Kind, out: *mut u64, parent: u64, name: *const c
     let (result, mut reply) = call.wait();
     check(result)?;
     let params = parameter_layout(&mut reply)?;
-    let context = if kind == Kind::Function { contexts::current() } else { 0 };
+    let context = if kind == Kind::Function { client.contexts.owner(contexts::current()) } else { 0 };
     client.functions.insert(handle, Arc::new(Function::new(name.to_owned(), parent, context, params)));
     // SAFETY: as above.
     unsafe { put(out, handle) }

@@ -35,7 +35,8 @@ fn activate(client: &'static Client, device: usize, primary: Primary) -> Result<
     let (result, mut reply) = call.wait();
     check(result)?;
     let api_version = reply.word().unwrap_or(u64::from(client.devices.api_version())) as u32;
-    let context = Context { device, flags: primary.flags, api_version, id: device as u64 + 1, attached: 0 };
+    let context =
+        Context { device, flags: primary.flags, api_version, id: device as u64 + 1, green: None, attached: 0 };
     client.contexts.insert(handle, context);
     Ok(())
 }
@@ -81,9 +82,17 @@ pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
                 if client.connection.sticky_error().is_err() {
                     // The error stays, but the context is destroyed.
                     rekindle_cuda_abi::private::cls_reset(Contexts::primary_handle(device));
+                    client.contexts.green_contexts(Contexts::primary_handle(device)).into_iter().for_each(|green| {
+                        super::context::forget(client, green);
+                    });
                     gone(client, device);
                     primary.retained = 0;
                     return Ok(());
+                }
+                for green in client.contexts.green_contexts(Contexts::primary_handle(device)) {
+                    // Ends without the release that `cuGreenCtxDestroy` would make.
+                    super::context::end_green(client, green)?;
+                    primary.retained = primary.retained.saturating_sub(1);
                 }
                 reset(client, device)?;
                 // A retained context comes back empty at once; the driver makes it anew at its next use.

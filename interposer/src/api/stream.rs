@@ -8,6 +8,7 @@ use super::{check, code, put, put_if};
 use crate::call::{Call, remote, standing_error};
 use crate::operations::event;
 use crate::operations::stream::{context_of, named, synchronize};
+use crate::process::calling_thread::named_stream;
 use crate::state::client;
 use crate::state::contexts;
 use crate::state::idle;
@@ -85,22 +86,26 @@ pub(crate) unsafe fn cuStreamGetCtx(stream: CUstream, pctx: *mut CUcontext) -> C
     code(context_of(stream).and_then(|context| unsafe { put(pctx, context) }))
 }
 
-/// No stream belongs to a green context.
-pub(crate) unsafe fn cuStreamGetCtx_v2(stream: CUstream, pctx: *mut CUcontext, green: *mut u64) -> CUresult {
+/// A stream of a green context belongs to its primary context, too.
+pub(crate) unsafe fn cuStreamGetCtx_v2(stream: CUstream, pctx: *mut CUcontext, out: *mut CUgreenCtx) -> CUresult {
     code(context_of(stream).and_then(|context| {
+        let client = client::get()?;
+        let green = client.contexts.green(context);
+        if green != 0 && named_stream(stream) == CU_STREAM_PER_THREAD {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
+        }
         // SAFETY: the caller's promise by cuda.h.
         unsafe {
-            put(pctx, context)?;
-            put_if(green, 0);
+            put(pctx, client.contexts.owner(context))?;
+            put_if(out, green);
         }
         Ok(())
     }))
 }
 
-/// No stream belongs to a green context.
-pub(crate) unsafe fn cuStreamGetGreenCtx(stream: CUstream, green: *mut u64) -> CUresult {
+pub(crate) unsafe fn cuStreamGetGreenCtx(stream: CUstream, out: *mut CUgreenCtx) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    code(context_of(stream).and_then(|_| unsafe { put(green, 0) }))
+    code(context_of(stream).and_then(|context| unsafe { put(out, client::get()?.contexts.green(context)) }))
 }
 
 pub(crate) unsafe fn cuStreamGetDevice(stream: CUstream, device: *mut CUdevice) -> CUresult {

@@ -20,7 +20,8 @@ use crate::operations::host_box::{self, HostBox};
 use crate::operations::launch::{Origin, launch as launch_kernel};
 use crate::operations::{boxes, callback, event, fill, pinned, words};
 use crate::process::calling_thread::named_stream;
-use crate::state::{client, contexts};
+use crate::state::client;
+use crate::state::contexts::within;
 
 /// An executable graph.
 struct Sequence {
@@ -262,19 +263,6 @@ fn launch_gathered(what: Launch<'_>) -> Result<()> {
     unsafe {
         launch_kernel(Launch { parameters: &[], ..what }, std::ptr::null_mut(), extra.as_mut_ptr(), Origin::Parts)
     }
-}
-
-/// Runs `work` in a context.
-fn within(context: CUcontext, work: impl FnOnce() -> Result<()>) -> Result<()> {
-    if context == contexts::current() {
-        return work();
-    }
-    if !contexts::push(context) {
-        return Err(CUDA_ERROR_OUT_OF_MEMORY);
-    }
-    let done = work();
-    contexts::pop();
-    done
 }
 
 /// The function that the callback thread calls.

@@ -19,7 +19,7 @@ pub(crate) fn record(event: CUevent, stream: CUstream, flags: u32) -> Result<(),
     check_handle(event)?;
     // The driver checks at once that the event and its stream belong to the same context.
     let client = client::get()?;
-    let of_stream = stream::context_of(stream)?;
+    let of_stream = client.contexts.owner(stream::context_of(stream)?);
     if client.events.context(event).is_some_and(|of_event| of_event != of_stream) {
         return Err(CUDA_ERROR_INVALID_HANDLE);
     }

@@ -15,6 +15,7 @@ use rekindle_wire::command::{ATTRIBUTE_BYTES, COOPERATIVE, LAUNCH, Launch};
 
 use crate::call::Call;
 use crate::connection::prints;
+use crate::operations::stream;
 use crate::process::calling_thread::named_stream;
 use crate::state::functions::Function;
 use crate::state::{client, contexts};
@@ -113,9 +114,13 @@ unsafe fn node(
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
 ) -> Result<Kernel, CUresult> {
+    // A kernel in a green context's stream runs there, whatever context is current.
+    let of_stream = stream::context_of(what.stream)?;
+    let known = &client::get()?.contexts;
+    let is_at_home = known.owner(of_stream) == known.owner(contexts::current());
     let mut kernel = Kernel {
         function: what.function,
-        context: contexts::current(),
+        context: if is_at_home { of_stream } else { contexts::current() },
         grid: what.grid,
         block: what.block,
         shared_bytes: what.shared_bytes,

@@ -11,6 +11,7 @@ use super::contexts::Contexts;
 use super::devices::Devices;
 use super::events::Events;
 use super::functions::Functions;
+use super::green::Resources;
 use super::ipc::Opened;
 use super::managed::ManagedMemory;
 use super::memory::Memory;
@@ -33,6 +34,7 @@ pub(crate) struct Client {
     pub(crate) pools: Pools,
     pub(crate) functions: Functions,
     pub(crate) streams: Streams,
+    pub(crate) resources: Resources,
     pub(crate) arrays: Arrays,
     pub(crate) events: Events,
     next_handle: AtomicU64,
@@ -92,6 +94,7 @@ impl Client {
             pools: Pools::default(),
             functions: Functions::default(),
             streams: Streams::default(),
+            resources: Resources::default(),
             arrays: Arrays::default(),
             events: Events::default(),
             next_handle: AtomicU64::new(1),

@@ -57,6 +57,28 @@ pub(crate) fn pop() -> Option<CUcontext> {
     })
 }
 
+/// Runs `work` in a context.
+pub(crate) fn within<T>(context: CUcontext, work: impl FnOnce() -> Result<T, CUresult>) -> Result<T, CUresult> {
+    if context == current() {
+        return work();
+    }
+    if !push(context) {
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    let done = work();
+    pop();
+    done
+}
+
+/// What makes a context a green one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Green {
+    /// The primary context of its device, which all that is made in it belongs to, except for streams.
+    pub(crate) primary: CUcontext,
+    /// What it is made of.
+    pub(crate) descriptor: u64,
+}
+
 /// A context.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Context {
@@ -66,6 +88,8 @@ pub(crate) struct Context {
     pub(crate) api_version: u32,
     /// `cuCtxGetId`: unique in the process.
     pub(crate) id: u64,
+    /// Of a context that a green context was converted into.
+    pub(crate) green: Option<Green>,
     /// How many `cuCtxAttach` were not followed by a `cuCtxDetach`.
     pub(crate) attached: u32,
 }
@@ -101,12 +125,37 @@ impl Contexts {
         self.alive.read().ok()?.get(&context).copied()
     }
 
-    /// The current context and what is known of it.
+    /// What is known of the current context, and the context that what is made in it belongs to: itself, or the primary one of
+    /// a green context.
     pub(crate) fn current(&self) -> Result<(CUcontext, Context), CUresult> {
+        let (handle, context) = self.current_itself()?;
+        Ok((context.green.map_or(handle, |green| green.primary), context))
+    }
+
+    /// The current context and what is known of it.
+    pub(crate) fn current_itself(&self) -> Result<(CUcontext, Context), CUresult> {
         match current() {
             0 => Err(CUDA_ERROR_INVALID_CONTEXT),
             handle => Ok((handle, self.get(handle).ok_or(CUDA_ERROR_CONTEXT_IS_DESTROYED)?)),
         }
+    }
+
+    /// The context that what is made in a context belongs to.
+    pub(crate) fn owner(&self, context: CUcontext) -> CUcontext {
+        self.get(context).and_then(|it| it.green).map_or(context, |green| green.primary)
+    }
+
+    /// The green context that a context was converted from; 0 for a context of another kind.
+    pub(crate) fn green(&self, context: CUcontext) -> CUgreenCtx {
+        let is_green = self.get(context).is_some_and(|it| it.green.is_some());
+        if is_green { Kind::GreenContext.handle(context) } else { 0 }
+    }
+
+    /// The green contexts of a primary context.
+    pub(crate) fn green_contexts(&self, primary: CUcontext) -> Vec<CUcontext> {
+        let Ok(alive) = self.alive.read() else { return Vec::new() };
+        let is_its = |it: &Context| it.green.is_some_and(|green| green.primary == primary);
+        alive.iter().filter(|(_, it)| is_its(it)).map(|(handle, _)| *handle).collect()
     }
 
     pub(crate) fn insert(&self, handle: CUcontext, context: Context) {

@@ -6,6 +6,7 @@ pub(crate) mod contexts;
 pub(crate) mod devices;
 pub(crate) mod events;
 pub(crate) mod functions;
+pub(crate) mod green;
 pub(crate) mod idle;
 pub(crate) mod ipc;
 pub(crate) mod managed;

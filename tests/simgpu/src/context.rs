@@ -81,10 +81,9 @@ pub(crate) const FIRST_API_VERSION: u32 = 3010;
 impl Context {
     /// A new context on a device, under that handle.
     pub(crate) fn new(handle: u64, device: &'static Device, flags: u32) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             handle,
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            id: Self::next_id(),
             device,
             flags: AtomicU32::new(flags),
             api_version: AtomicU32::new(API_VERSION),
@@ -102,6 +101,12 @@ impl Context {
             channels: Channels::new(config().connections),
             order: Mutex::default(),
         }
+    }
+
+    /// An id that no context has, and no green one.
+    pub(crate) fn next_id() -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        NEXT.fetch_add(1, Ordering::Relaxed)
     }
 
     /// The error that the context, or the process, has failed with.
@@ -141,7 +146,16 @@ impl Context {
 
     /// Waits until every stream has done its present commands.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        let marks = self.order().unreached();
+        self.synchronize_streams(None)
+    }
+
+    /// The same for the streams of a green context, by its id.
+    pub(crate) fn synchronize_group(&self, green: u64) -> Result<()> {
+        self.synchronize_streams(Some(green))
+    }
+
+    fn synchronize_streams(&self, group: Option<u64>) -> Result<()> {
+        let marks = self.order().unreached(group);
         marks.iter().for_each(Mark::wait);
         release_pools();
         self.flush_prints();

@@ -45,6 +45,21 @@ pub(crate) fn create(handle: u64, device: &'static Device, flags: u32) -> Result
     Ok(context)
 }
 
+/// Retains a device's primary context, which is created where it is not active.
+pub(crate) fn retain(device: &'static Device) -> Result<Arc<Context>> {
+    let mut primary = primary(device);
+    let context = match &primary.active {
+        Some(context) => context.clone(),
+        None => {
+            crate::context::process_is_well()?;
+            create(device.primary, device, primary.flags)?
+        }
+    };
+    primary.active = Some(context.clone());
+    primary.retained += 1;
+    Ok(context)
+}
+
 /// Ends a device's primary context, if it is active. It stays active until it has ended: destructors of libraries' data still
 /// use it.
 pub(crate) fn end_primary(device: &Device) {

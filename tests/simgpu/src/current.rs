@@ -11,6 +11,7 @@ use rekindle_cuda_abi::types::{
 use crate::context::{Context, FIRST_API_VERSION};
 use crate::contexts::primary;
 use crate::device::devices;
+use crate::green::{Converted, Green};
 use crate::handles;
 use crate::status::Result;
 use crate::stream::Stream;
@@ -79,7 +80,15 @@ pub(crate) fn named(handle: u64) -> Result<Arc<Context>> {
             return primary(device).active.clone().ok_or(CUDA_ERROR_CONTEXT_IS_DESTROYED);
         }
     }
+    if let Ok(converted) = handles::get::<Converted>(handle) {
+        return converted.0.context();
+    }
     handles::get(handle).map_err(|_| CUDA_ERROR_INVALID_CONTEXT)
+}
+
+/// The green context that this thread's current context was converted from.
+pub(crate) fn green() -> Option<Arc<Green>> {
+    handles::get::<Converted>(handle()).ok().map(|it| it.0.clone())
 }
 
 /// Whether a handle can be made current. A primary context's can be while it is inactive: the runtime makes it current first
@@ -121,7 +130,13 @@ pub(crate) fn healthy() -> Result<Arc<Context>> {
 /// The stream that a handle means to this thread.
 pub(crate) fn stream(handle: u64) -> Result<Arc<Stream>> {
     let context = current()?;
-    stream_of(&context, handle, PER_THREAD_DEFAULT.get())
+    let per_thread = PER_THREAD_DEFAULT.get();
+    if (handle == CU_STREAM_LEGACY || handle == 0 && !per_thread)
+        && let Some(green) = green()
+    {
+        return streams::default_of(&context, &green);
+    }
+    stream_of(&context, handle, per_thread)
 }
 
 /// The stream that a handle means to this thread in a context.

@@ -122,7 +122,7 @@ fn body(values: &Values, it: &Conditional) -> Option<usize> {
 }
 
 fn run_bodies(context: &Arc<Context>, flat: &Arc<Flat>, place: usize, it: &Conditional) -> Result<()> {
-    let inner = Stream::new(context, 0, Role::NonBlocking, 0);
+    let inner = Stream::new(context, 0, Role::NonBlocking, 0, None);
     let run = || {
         while let Some(number) = body(&flat.values, it) {
             context.check()?;

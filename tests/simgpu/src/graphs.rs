@@ -53,7 +53,7 @@ impl Driver for Software {
             order::Role::NonBlocking => Role::Free,
         };
         // A stream's id is its own, the threads' default streams included.
-        let key = StreamKey { context: stream.context()?.handle, handle: stream.id, thread: 0 };
+        let key = StreamKey { context: stream.home()?, handle: stream.id, thread: 0 };
         Ok(Named { key, role, priority: stream.priority })
     }
 

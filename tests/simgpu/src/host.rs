@@ -5,6 +5,7 @@ use rekindle_cuda_abi::types::{CUcontext, CUdevice, CUfunction, CUmodule, CUresu
 
 use crate::config::config;
 use crate::device::{create, device};
+use crate::green::Converted;
 use crate::module::Module;
 use crate::{current, handles};
 
@@ -29,7 +30,8 @@ impl Host for SoftwareGpu {
     }
 
     fn context_id(&self, context: CUcontext) -> Result<u64, CUresult> {
-        Ok(current::named(context)?.id)
+        let known = current::named(context)?;
+        Ok(handles::get::<Converted>(context).map_or(known.id, |it| it.0.id))
     }
 
     fn stream_id(&self, context: CUcontext, stream: CUstream, per_thread: bool) -> Result<u64, CUresult> {

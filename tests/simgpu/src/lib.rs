@@ -42,6 +42,7 @@ mod fault;
 mod graph_parts;
 mod graph_steps;
 mod graphs;
+mod green;
 mod handles;
 mod host;
 mod image;

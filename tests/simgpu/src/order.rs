@@ -5,6 +5,8 @@
 //!   blocking stream         waits for the last command of the legacy default stream
 //!   non-blocking stream     waits for nothing but what cuStreamWaitEvent says
 //! ```
+//!
+//! The streams of each green context are a group of their own, with a default stream.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -26,6 +28,8 @@ pub(crate) enum Role {
 pub(crate) struct Timeline {
     /// The stream's kind.
     pub(crate) role: Role,
+    /// The id of the stream's green context, 0 for none.
+    group: u64,
     submitted: AtomicU64,
     done: AtomicU64,
     /// Set when the stream is destroyed, which may still have work.
@@ -42,9 +46,10 @@ pub(crate) struct Mark {
 }
 
 impl Timeline {
-    fn new(role: Role) -> Self {
+    fn new(role: Role, group: u64) -> Self {
         Self {
             role,
+            group,
             submitted: AtomicU64::new(0),
             done: AtomicU64::new(0),
             destroyed: AtomicBool::new(false),
@@ -99,8 +104,8 @@ pub(crate) struct Order(Vec<Arc<Timeline>>);
 
 impl Order {
     /// The timeline of a new stream.
-    pub(crate) fn add(&mut self, role: Role) -> Arc<Timeline> {
-        let timeline = Arc::new(Timeline::new(role));
+    pub(crate) fn add(&mut self, role: Role, group: u64) -> Arc<Timeline> {
+        let timeline = Arc::new(Timeline::new(role, group));
         self.0.push(timeline.clone());
         timeline
     }
@@ -111,9 +116,10 @@ impl Order {
         self.0.retain(|it| !it.destroyed.load(Ordering::SeqCst) || !it.last().reached());
     }
 
-    /// The last moments of the streams that have work left.
-    pub(crate) fn unreached(&self) -> Vec<Mark> {
-        self.0.iter().map(Timeline::last).filter(|mark| !mark.reached()).collect()
+    /// The last moments of the streams that have work left, of a group or of all.
+    pub(crate) fn unreached(&self, group: Option<u64>) -> Vec<Mark> {
+        let wanted = self.0.iter().filter(|it| group.is_none_or(|group| it.group == group));
+        wanted.map(Timeline::last).filter(|mark| !mark.reached()).collect()
     }
 
     /// The moments for which a new command of a stream waits.
@@ -123,7 +129,7 @@ impl Order {
             Role::Blocking => Role::Legacy,
             Role::Legacy => Role::Blocking,
         };
-        let others = self.0.iter().filter(|other| other.role == wanted);
+        let others = self.0.iter().filter(|other| other.role == wanted && other.group == timeline.group);
         others.map(Timeline::last).filter(|mark| !mark.reached()).collect()
     }
 }

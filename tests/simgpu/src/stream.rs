@@ -14,6 +14,7 @@ use rekindle_cuda_abi::types::{CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_OUT_O
 
 use crate::context::Context;
 use crate::device::release_pools;
+use crate::green::Green;
 use crate::handles::Object;
 use crate::order::{Mark, Role, Timeline};
 use crate::status::Result;
@@ -46,6 +47,8 @@ pub(crate) struct Stream {
     /// The attributes that `cuStreamSetAttribute` has set: hints, without an effect.
     pub(crate) attributes: Mutex<HashMap<u32, [u64; 8]>>,
     context: Weak<Context>,
+    /// The green context that it belongs to.
+    green: Option<Arc<Green>>,
     queue: Mutex<Queue>,
     changed: Condvar,
     timeline: Arc<Timeline>,
@@ -76,8 +79,15 @@ impl std::fmt::Debug for Command {
 }
 
 impl Stream {
-    /// A stream of a context, without a thread yet.
-    pub(crate) fn new(context: &Arc<Context>, handle: u64, role: Role, priority: i32) -> Arc<Self> {
+    /// A stream of a context, and perhaps of a green one, without a thread yet.
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        handle: u64,
+        role: Role,
+        priority: i32,
+        green: Option<Arc<Green>>,
+    ) -> Arc<Self> {
+        let group = green.as_ref().map_or(0, |it| it.id);
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Arc::new(Self {
             handle,
@@ -87,7 +97,8 @@ impl Stream {
             context: Arc::downgrade(context),
             queue: Mutex::default(),
             changed: Condvar::new(),
-            timeline: context.order().add(role),
+            timeline: context.order().add(role, group),
+            green,
         })
     }
 
@@ -96,8 +107,22 @@ impl Stream {
         self.timeline.role
     }
 
+    /// The green context that it belongs to.
+    pub(crate) fn green(&self) -> Option<&Arc<Green>> {
+        self.green.as_ref()
+    }
+
+    /// The handle of its context, or of the one that its green context is converted into.
+    pub(crate) fn home(&self) -> Result<u64> {
+        let context = self.context()?;
+        Ok(self.green.as_ref().map_or(context.handle, |it| it.converted))
+    }
+
     /// The context it belongs to.
     pub(crate) fn context(&self) -> Result<Arc<Context>> {
+        if let Some(green) = &self.green {
+            return green.context();
+        }
         self.context.upgrade().ok_or(CUDA_ERROR_CONTEXT_IS_DESTROYED)
     }
 
@@ -232,7 +257,7 @@ impl Stream {
 
 impl Object for Stream {
     fn belongs_to(&self, context: u64) -> bool {
-        self.context().is_ok_and(|it| it.handle == context)
+        self.context.upgrade().is_some_and(|it| it.handle == context)
     }
 }
 

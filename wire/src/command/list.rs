@@ -24,6 +24,8 @@ commands! {
         7 CONTEXT_RELEASE: ends_context(context);
         /// `cuCtxDestroy`. Waits.
         3 CONTEXT_DESTROY: ends_context(context);
+        /// `cuGreenCtxDestroy`, of the context that it was converted into. Waits.
+        613 GREEN_CONTEXT_DESTROY: ends_context(context);
 
     struct SyncContext { context: u64 }
         /// Waits for everything enqueued in a context so far.
@@ -575,4 +577,68 @@ commands! {
     struct GraphDestroy { exec: u64 }
         /// Ends it, once it has run to its end. Does not wait.
         580 GRAPH_DESTROY: alone(exec);
+
+    struct ResourceOfDevice {
+        /// A new handle.
+        resource: u64,
+        device: u64,
+        /// The multiprocessors that the resource must have: in the object log, which is replayed. 0 where it may have any.
+        expected: u64,
+    }
+        /// The multiprocessors of a device. -> a resource: `count smallest_part alignment`. Waits.
+        608 RESOURCE_OF_DEVICE;
+
+    struct ResourceOfContext {
+        /// A new handle.
+        resource: u64,
+        /// What a green context of this device would be made of.
+        descriptor: u64,
+        device: u64,
+        /// As of [`ResourceOfDevice`].
+        expected: u64,
+    }
+        /// The multiprocessors of green contexts that are made of a descriptor. -> as [`RESOURCE_OF_DEVICE`]. Waits.
+        609 RESOURCE_OF_CONTEXT;
+
+    struct ResourceSplit {
+        /// The resource to split.
+        resource: u64,
+        flags: u32,
+        least: u32,
+        /// A new handle for what is left, or 0.
+        rest: u64,
+        /// A new handle for each part; without any the driver only counts the parts that there would be.
+        parts: Vec<u64>,
+        /// As of [`ResourceOfDevice`], of each part and of the rest; or nothing.
+        expected: Vec<u64>,
+    }
+        /// `cuDevSmResourceSplitByCount`. -> the number of parts; then each part, and the rest, as of
+        /// [`RESOURCE_OF_DEVICE`]. Waits.
+        610 RESOURCE_SPLIT;
+
+    struct ResourceDescribe {
+        /// A new handle.
+        descriptor: u64,
+        resources: Vec<u64>,
+    }
+        /// `cuDevResourceGenerateDesc`. Waits.
+        611 RESOURCE_DESCRIBE;
+
+    struct MakeGreenContext {
+        /// A new handle, of the context that the green context is converted into.
+        context: u64,
+        /// The primary context of its device.
+        primary: u64,
+        descriptor: u64,
+        flags: u32,
+    }
+        /// `cuGreenCtxCreate`. Waits.
+        612 GREEN_CONTEXT_CREATE;
+
+    struct ContextEvent { context: u64, event: u64 }
+        /// `cuCtxRecordEvent`, or `cuGreenCtxRecordEvent` where the context is a green one's. Waits, so that nothing that is
+        /// deferred comes between it and what its caller does next.
+        614 CONTEXT_RECORD: after_everything;
+        /// `cuCtxWaitEvent`, or `cuGreenCtxWaitEvent`. Waits, as [`CONTEXT_RECORD`].
+        615 CONTEXT_WAIT: after_everything;
 }

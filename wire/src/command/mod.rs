@@ -179,6 +179,9 @@ pub enum Kind {
     MemPool = 0x1c,
     GraphExec = 0x1e,
     Piece = 0x20,
+    Resource = 0x21,
+    ResourceDescriptor = 0x22,
+    GreenContext = 0x23,
 }
 
 /// The handle of a device's default pool, which is there without being created.

@@ -189,6 +189,14 @@ fn every_command_lies_in_the_ring_as_when_it_was_written_by_hand() {
     same(seen, &GraphInStream { exec: 1, stream: 2 }, &[&1, &2]);
     same(seen, &GraphDestroy { exec: 1 }, &[&1]);
 
+    same(seen, &ResourceOfDevice { resource: 1, device: 2, expected: 3 }, &[&1, &2, &3]);
+    same(seen, &ResourceOfContext { resource: 1, descriptor: 2, device: 3, expected: 4 }, &[&1, &2, &3, &4]);
+    let split = ResourceSplit { resource: 1, flags: 2, least: 3, rest: 4, parts: vec![5, 6], expected: vec![7, 8, 9] };
+    same(seen, &split, &[&1, &2, &3, &4, &2, &5, &6, &3, &7, &8, &9]);
+    same(seen, &ResourceDescribe { descriptor: 1, resources: vec![2, 3] }, &[&1, &2, &2, &3]);
+    same(seen, &MakeGreenContext { context: 1, primary: 2, descriptor: 3, flags: 4 }, &[&1, &2, &3, &4]);
+    same(seen, &ContextEvent { context: 1, event: 2 }, &[&1, &2]);
+
     let missing: Vec<_> = DECLARED.iter().filter(|it| !seen.contains(&it.number)).map(|it| it.name).collect();
     assert_eq!(missing, [""; 0]);
 }

@@ -49,6 +49,8 @@ replace!(
     cuDevicePrimaryCtxSetFlags_v2,
     cuCtxCreate_v2,
     cuCtxDestroy_v2,
+    cuDeviceGetDevResource,
+    cuGreenCtxCreate,
     cuCtxEnablePeerAccess,
     cuCtxDisablePeerAccess,
     cuMemGetInfo_v2,
@@ -196,6 +198,16 @@ unsafe extern "C" fn cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device:
 
 unsafe extern "C" fn cuCtxDestroy_v2(context: CUcontext) -> CUresult {
     answer(|layer| layer.destroy_context(context))
+}
+
+unsafe extern "C" fn cuDeviceGetDevResource(device: CUdevice, resource: *mut CUdevResource, kind: u32) -> CUresult {
+    // SAFETY: the caller's pointers go to the driver as they are.
+    forward(device, |driver, real| unsafe { (driver.cuDeviceGetDevResource)(real, resource, kind) })
+}
+
+/// The virtual GPUs of one GPU share its multiprocessors, so none has some that could be set apart.
+unsafe extern "C" fn cuGreenCtxCreate(_: *mut CUgreenCtx, _: u64, device: CUdevice, _: u32) -> CUresult {
+    answer(|layer| layer.gpu(device).and(Err(CUDA_ERROR_NOT_SUPPORTED)))
 }
 
 unsafe extern "C" fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) -> CUresult {

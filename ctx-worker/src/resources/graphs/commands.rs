@@ -90,7 +90,7 @@ impl Code {
         if !Kind::GraphExec.owns(handle) || self.graphs.contains_key(&handle) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
-        let mut graph = Graph::new(call.header.context, flags, Program::from_bytes(&bytes)?);
+        let mut graph = Graph::new(call.owner(), flags, Program::from_bytes(&bytes)?);
         graph.made = Some(self.make_graph(call, loading, &graph.program, flags)?);
         self.graphs.insert(handle, graph);
         Ok(())

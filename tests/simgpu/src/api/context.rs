@@ -16,6 +16,7 @@ use crate::context::{Context, FIRST_API_VERSION};
 use crate::contexts;
 use crate::current;
 use crate::device::{device, devices};
+use crate::green::{self, Converted, Green};
 use crate::handles;
 use crate::memory::space::{self, Kind};
 use crate::status::{Result, ensure, read, status};
@@ -179,7 +180,11 @@ pub fn cuCtxGetDevice_v2(out: Out<CUdevice>, context: CUcontext) -> CUresult {
 }
 
 pub fn cuCtxGetId(context: CUcontext, id: Out<u64>) -> CUresult {
-    status(|| id.put(current::or_named(context)?.id))
+    status(|| {
+        let named = if context == 0 { current::handle() } else { context };
+        let known = current::or_named(context)?;
+        id.put(handles::get::<Converted>(named).map_or(known.id, |it| it.0.id))
+    })
 }
 
 pub fn cuCtxGetFlags(flags: Out<u32>) -> CUresult {
@@ -201,17 +206,23 @@ pub fn cuCtxGetApiVersion(context: CUcontext, version: Out<u32>) -> CUresult {
 pub fn cuCtxSynchronize() -> CUresult {
     status(|| {
         let context = current::current()?;
-        rekindle_graphs::hook::context_asked(context.handle)?;
-        context.synchronize()
+        synchronize(&context, current::green())
     })
 }
 
 pub fn cuCtxSynchronize_v2(context: CUcontext) -> CUresult {
     status(|| {
-        let context = current::or_named(context)?;
-        rekindle_graphs::hook::context_asked(context.handle)?;
-        context.synchronize()
+        let green = match context {
+            0 => current::green(),
+            context => handles::get::<Converted>(context).ok().map(|it| it.0.clone()),
+        };
+        synchronize(&*current::or_named(context)?, green)
     })
+}
+
+fn synchronize(context: &Context, green: Option<Arc<Green>>) -> Result<()> {
+    green::asked(context, green.as_deref(), rekindle_graphs::hook::context_asked)?;
+    green.map_or_else(|| context.synchronize(), |green| context.synchronize_group(green.id))
 }
 
 pub fn cuCtxGetLimit(value: Out<usize>, limit: u32) -> CUresult {

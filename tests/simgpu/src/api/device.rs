@@ -153,14 +153,9 @@ pub fn cuDeviceGetP2PAttribute(value: Out<i32>, attribute: u32, src: CUdevice, d
 pub fn cuDevicePrimaryCtxRetain(out: Out<CUcontext>, dev: CUdevice) -> CUresult {
     status(|| {
         let device = device(dev)?;
-        let mut primary = primary(device);
-        if primary.active.is_none() {
-            crate::context::process_is_well()?;
-            primary.active = Some(contexts::create(device.primary, device, primary.flags)?);
-        }
-        out.put(device.primary)?;
-        primary.retained += 1;
-        Ok(())
+        out.require()?;
+        contexts::retain(device)?;
+        out.put(device.primary)
     })
 }
 

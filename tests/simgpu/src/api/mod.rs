@@ -1,7 +1,7 @@
 //! The driver's functions, by their exported names. `cuda.h` describes them; comments here add only to that.
 //!
 //! The library refuses other functions with `CUDA_ERROR_NOT_SUPPORTED`: texture references, views of textures, external
-//! memory, green contexts, multicast. To export a function, add it to a file of this folder.
+//! memory, multicast. To export a function, add it to a file of this folder.
 //!
 //! Parameter types carry the C caller's promises about its pointers ([`rekindle_cuda_abi::arguments`]), so most functions are
 //! safe. A function is unsafe where `cuda.h` leaves the type or the length of pointed-to memory to another argument, or to code
@@ -19,6 +19,7 @@ mod device;
 mod event;
 mod fill;
 mod function;
+mod green;
 mod ipc;
 mod launch;
 mod legacy;
@@ -51,6 +52,7 @@ pub use device::*;
 pub use event::*;
 pub use fill::*;
 pub use function::*;
+pub use green::*;
 pub use ipc::*;
 pub use launch::*;
 pub use legacy::*;

@@ -4,8 +4,8 @@ use std::ffi::c_void;
 
 use rekindle_cuda_abi::arguments::Out;
 use rekindle_cuda_abi::types::{
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUcontext, CUdevice,
-    CUevent, CUresult, CUstream,
+    CU_STREAM_PER_THREAD, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUDA_SUCCESS,
+    CUcontext, CUdevice, CUevent, CUresult, CUstream,
 };
 
 use rekindle_graphs::hook;
@@ -29,7 +29,7 @@ pub fn cuStreamCreateWithPriority(out: Out<CUstream>, flags: u32, priority: i32)
         ensure(flags & !NON_BLOCKING == 0 && !out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let role = if flags & NON_BLOCKING == 0 { Role::Blocking } else { Role::NonBlocking };
         let priority = priority.clamp(PRIORITIES[1], PRIORITIES[0]);
-        out.put(streams::create(&current::healthy()?, role, priority)?)
+        out.put(streams::create(&current::healthy()?, role, priority, current::green())?)
     })
 }
 
@@ -150,20 +150,23 @@ pub fn cuStreamGetDevice(stream: CUstream, device: Out<CUdevice>) -> CUresult {
 }
 
 pub fn cuStreamGetCtx(stream: CUstream, context: Out<CUcontext>) -> CUresult {
-    status(|| context.put(current::stream(stream)?.context()?.handle))
+    status(|| context.put(current::stream(stream)?.home()?))
 }
 
 pub fn cuStreamGetGreenCtx(stream: CUstream, green: Out<u64>) -> CUresult {
     status(|| {
-        current::stream(stream)?.context()?;
-        green.put(0)
+        let stream = current::stream(stream)?;
+        stream.context()?;
+        green.put(stream.green().map_or(0, |it| it.handle))
     })
 }
 
 pub fn cuStreamGetCtx_v2(stream: CUstream, context: Out<CUcontext>, green: Out<u64>) -> CUresult {
     status(|| {
-        context.put(current::stream(stream)?.context()?.handle)?;
-        green.put_if(0);
+        let stream = current::stream(stream)?;
+        ensure(stream.handle != CU_STREAM_PER_THREAD || current::green().is_none(), CUDA_ERROR_INVALID_HANDLE)?;
+        context.put(stream.context()?.handle)?;
+        green.put_if(stream.green().map_or(0, |it| it.handle));
         Ok(())
     })
 }

@@ -100,7 +100,7 @@ fn serve(page: &Page) -> Result<()> {
 
 /// Whether all work of all contexts has ended.
 fn is_idle() -> bool {
-    let idle = |context: &Context| context.order().unreached().is_empty();
+    let idle = |context: &Context| context.order().unreached(None).is_empty();
     let primaries = devices().iter().filter_map(|device| primary(device).active.clone());
     primaries.into_iter().all(|it| idle(&it)) && handles::all::<Context>().iter().all(|it| idle(it))
 }
