@@ -118,6 +118,7 @@ GROUP(contexts) {
     TRY("of a green one", cuCtxSynchronize);
     SET(cuCtxSetCurrent, context);
     TRY("one", cuGreenCtxDestroy, green);
+    TRY("null", cuGreenCtxDestroy, NULL);
 }
 
 GROUP(streams) {
@@ -174,6 +175,12 @@ GROUP(events) {
     TRY("during a capture", cuGreenCtxRecordEvent, green, event);
     CUgraph graph;
     TRY("that a record has invalidated", cuStreamEndCapture, stream, &graph);
+    SET(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+    TRY("during a capture", cuGreenCtxWaitEvent, green, event);
+    TRY("that a wait has invalidated", cuStreamEndCapture, stream, &graph);
+    SET(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+    TRY("during a green context's capture", cuCtxWaitEvent, primary, event);
+    TRY("that all of the context has invalidated", cuStreamEndCapture, stream, &graph);
     SET(cuStreamDestroy_v2, stream);
     SET(cuGreenCtxDestroy, green);
 }
