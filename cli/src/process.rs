@@ -64,14 +64,18 @@ impl Process {
     /// not waited for, those of the groups and sessions that they led, and all that descend from any of these.
     pub(crate) fn holders_of(numbers: &[i32]) -> io::Result<Vec<i32>> {
         let mut left = Self::all()?;
-        let holds = |it: &mut Self| [it.pid, it.group, it.session].iter().any(|number| numbers.contains(number));
-        let mut found: Vec<_> = left.extract_if(.., holds).collect();
+        let mut found: Vec<_> = left.extract_if(.., |it| it.holds_one_of(numbers)).collect();
         let mut looked = 0;
         while let Some(parent) = found.get(looked).map(|it| it.pid) {
             found.extend(left.extract_if(.., |it| it.parent == parent));
             looked += 1;
         }
         Ok(found.iter().map(|it| it.pid).collect())
+    }
+
+    /// Whether it has one of these numbers itself, or as that of its group or session.
+    fn holds_one_of(&self, numbers: &[i32]) -> bool {
+        [self.pid, self.group, self.session].iter().any(|number| numbers.contains(number))
     }
 
     /// Whether all its threads have ended.
@@ -109,6 +113,14 @@ mod tests {
         for cut in ["9 (a", "9 (a)", "9 (a) S 1 9", "9 (a) S 1 9 9", "9 (a) S 1 9 x 0"] {
             assert_eq!(Process::parse(9, cut), None, "{cut}");
         }
+    }
+
+    #[test]
+    fn a_number_is_held_by_its_process_its_group_and_its_session() {
+        let process = Process::parse(9, "9 (a) S 1 8 7 0").unwrap();
+        let held = [9, 8, 7, 1, 0].map(|number| process.holds_one_of(&[99, number]));
+        assert_eq!(held, [true, true, true, false, false]);
+        assert!(process.is_child_of(1) && !process.holds_one_of(&[]));
     }
 
     #[test]

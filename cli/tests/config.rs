@@ -23,7 +23,9 @@ fn ran(command: &mut Command) -> (i32, String, String) {
 /// A copy of the program in a directory of its own, with a daemon's program beside it or not.
 fn installed(dir: &Path, daemon: Option<&str>) -> Command {
     let program = dir.join("rekindle");
-    std::fs::copy(env!("CARGO_BIN_EXE_rekindle"), &program).unwrap();
+    // By another process: one that another test starts meanwhile would inherit the file while it is open for writing.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_rekindle")).arg(&program).status().unwrap();
+    assert!(copied.success());
     if let Some(script) = daemon {
         executable(&dir.join("rekindled"), script);
     }

@@ -429,7 +429,9 @@ fn installed() -> TempDir {
         std::fs::create_dir_all(dir.path().join(sub)).unwrap();
     }
     let program = dir.path().join("bin/rekindle");
-    std::fs::copy(env!("CARGO_BIN_EXE_rekindle"), &program).unwrap();
+    // By another process: one that another test starts meanwhile would inherit the file while it is open for writing.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_rekindle")).arg(&program).status().unwrap();
+    assert!(copied.success());
     std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
     std::fs::write(dir.path().join("lib/rekindle/libcuda.so.1"), "").unwrap();
     dir

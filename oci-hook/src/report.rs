@@ -3,7 +3,7 @@
 //! one JSON object, and crun's stderr otherwise, so the message goes into both.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -21,7 +21,7 @@ const STDERR: RawFd = 2;
 /// if it is an OCI runtime.
 pub(crate) fn error(line: &str) {
     if stderr_is_null() && parents_stderr().is_some_and(|mut file| writeln!(file, "{line}").is_ok()) {
-        write_to_log(parent_id(), line);
+        write_to_log(parent_id(), line, File::options().append(true));
         return;
     }
     eprintln!("{line}");
@@ -29,14 +29,14 @@ pub(crate) fn error(line: &str) {
 
 /// Writes one line to stderr, and to the log that this process was told to keep as an OCI runtime.
 pub(crate) fn as_runtime(line: &str) {
-    write_to_log(process::id(), line);
+    write_to_log(process::id(), line, File::options().append(true).create(true));
     eprintln!("{line}");
 }
 
 /// Writes a line to the log that a process was told to keep, if it is an OCI runtime. Without it the engine says less.
-fn write_to_log(process: u32, line: &str) {
+fn write_to_log(process: u32, line: &str, options: &OpenOptions) {
     let Ok(command) = fs::read(format!("/proc/{process}/cmdline")) else { return };
-    let log = log_in(&command).and_then(|path| File::options().append(true).create(true).open(path).ok());
+    let log = log_in(&command).and_then(|path| options.open(path).ok());
     if let Some(mut log) = log {
         let _ = writeln!(log, "{}", json!({ "msg": line, "level": "error" }));
     }

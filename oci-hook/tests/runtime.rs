@@ -3,13 +3,16 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+fn run(command: &mut Command) {
+    assert!(command.status().unwrap().success(), "{command:?}");
+}
 
 /// A host with an interposer, a daemon and a runc that prints its arguments, and on it a bundle.
 struct Host {
@@ -24,10 +27,12 @@ impl Host {
         for name in ["bin", "lib/rekindle", "bundle/rootfs", "path"] {
             fs::create_dir_all(path(name)).unwrap();
         }
-        fs::copy(env!("CARGO_BIN_EXE_rekindle-oci-hook"), path("bin/rekindle-runc")).unwrap();
+        // Other processes write them: a process that another test starts meanwhile would inherit a file that this one has open for
+        // writing, and nobody could execute it as long.
+        run(Command::new("cp").arg(env!("CARGO_BIN_EXE_rekindle-oci-hook")).arg(path("bin/rekindle-runc")));
+        let script = "printf '#!/bin/sh\necho \"$@\"\n' >\"$0\" && chmod 755 \"$0\"";
+        run(Command::new("sh").args(["-c", script]).arg(path("path/runc")));
         fs::write(path("lib/rekindle/libcuda.so.1"), "").unwrap();
-        fs::write(path("path/runc"), "#!/bin/sh\necho \"$@\"\n").unwrap();
-        fs::set_permissions(path("path/runc"), fs::Permissions::from_mode(0o755)).unwrap();
         let daemon = UnixListener::bind(path("rekindled.sock")).unwrap();
         Self { dir, _daemon: daemon }
     }

@@ -28,14 +28,23 @@ pub struct Level {
     pub every: Option<f64>,
 }
 
-/// The number of the newest image, and the nearest level that is to get it now.
+/// The number of the newest image, and the nearest level that is to get it now. A level that has failed to get it is left out until there
+/// is a newer one, so that it does not hold up those behind it.
 #[must_use]
-pub fn due<'a>(levels: &'a [Level], copies: &Copies, shelf: &Shelf) -> Option<(u64, &'a Level)> {
+pub fn due<'a>(
+    levels: &'a [Level],
+    copies: &Copies,
+    shelf: &Shelf,
+    failed: &BTreeSet<Copy>,
+) -> Option<(u64, &'a Level)> {
     let newest = shelf.newest()?;
     let is_due = |level: &&Level| {
         let every = Duration::try_from_secs_f64(level.every.unwrap_or_default()).unwrap_or(Duration::MAX);
         let since = copies.newest_in(&level.url).map(|copied| newest.began_ms.saturating_sub(copied));
-        !copies.has(newest.number, &level.url) && since.is_none_or(|ms| Duration::from_millis(ms) >= every)
+        let copy = Copy { number: newest.number, url: level.url.clone() };
+        !copies.has(copy.number, &copy.url)
+            && !failed.contains(&copy)
+            && since.is_none_or(|ms| Duration::from_millis(ms) >= every)
     };
     levels.iter().find(is_due).map(|level| (newest.number, level))
 }
@@ -50,7 +59,8 @@ pub struct Copy {
 }
 
 /// The newest image that only stores have in good order, if it is newer than the good ones of the directory, in the nearest store that
-/// has it; not those that were tried in vain. An image whose bytes are good and that cannot be restored is no better in a store.
+/// has it; not those that were tried in vain. An image whose bytes are good and that cannot be restored is no better in a store. Where
+/// nobody has a good image, that includes copies of which nobody has seen the end: the store may have all of them.
 #[must_use]
 pub fn source(levels: &[Level], copies: &Copies, shelf: &Shelf, in_vain: &BTreeSet<Copy>) -> Option<Copy> {
     let own = shelf.newest().map_or(0, |it| it.number);
@@ -58,12 +68,16 @@ pub fn source(levels: &[Level], copies: &Copies, shelf: &Shelf, in_vain: &BTreeS
         let standing = shelf.get(it.number).map(|image| &image.standing);
         it.number > own && matches!(standing, None | Some(Standing::Damaged(_))) && !in_vain.contains(it)
     };
-    let found = levels.iter().filter_map(|level| {
-        let all = copies.whole_in(&level.url).map(|number| Copy { number, url: level.url.clone() });
-        all.filter(is_wanted).max_by_key(|it| it.number)
-    });
-    // Of equals the first is taken: the nearest.
-    found.reduce(|best, it| if it.number > best.number { it } else { best })
+    let newest_of = |numbers: &dyn Fn(&str) -> Vec<u64>| {
+        let found = levels.iter().filter_map(|level| {
+            let all = numbers(&level.url).into_iter().map(|number| Copy { number, url: level.url.clone() });
+            all.filter(is_wanted).max_by_key(|it| it.number)
+        });
+        // Of equals the first is taken: the nearest.
+        found.reduce(|best, it| if it.number > best.number { it } else { best })
+    };
+    let whole = newest_of(&|url| copies.whole_in(url).collect());
+    whole.or_else(|| newest_of(&|url| copies.begun_in(url).collect()).filter(|_| own == 0))
 }
 
 #[cfg(test)]
@@ -73,6 +87,11 @@ mod tests {
 
     fn level(url: &str, every: Option<f64>) -> Level {
         Level { url: url.to_owned(), keep: None, every }
+    }
+
+    fn whole(copies: &mut Copies, number: u64, began_ms: u64, url: &str) {
+        copies.begin(number, began_ms, "id", url);
+        copies.whole(number, url);
     }
 
     /// Images that began at so many seconds, numbered from 1.
@@ -89,20 +108,27 @@ mod tests {
         let levels = [level("/near", None), level("/far", Some(10.0))];
         let mut copies = Copies::default();
         let due_at = |copies: &Copies, seconds: &[u64]| {
-            due(&levels, copies, &shelf(seconds)).map(|(number, level)| (number, level.url.clone()))
+            due(&levels, copies, &shelf(seconds), &BTreeSet::new()).map(|(number, level)| (number, level.url.clone()))
         };
         assert_eq!(due_at(&copies, &[]), None);
         assert_eq!(due_at(&copies, &[0]), Some((1, "/near".to_owned())));
-        copies.whole(1, 0, "/near");
+        whole(&mut copies, 1, 0, "/near");
         assert_eq!(due_at(&copies, &[0]), Some((1, "/far".to_owned())), "it has none yet");
-        copies.whole(1, 0, "/far");
-        copies.whole(2, 9000, "/near");
+        whole(&mut copies, 1, 0, "/far");
+        whole(&mut copies, 2, 9000, "/near");
         assert_eq!(due_at(&copies, &[0, 9]), None);
         assert_eq!(due_at(&copies, &[0, 9, 10]), Some((3, "/near".to_owned())));
-        copies.whole(3, 10_000, "/near");
+        whole(&mut copies, 3, 10_000, "/near");
         assert_eq!(due_at(&copies, &[0, 9, 10]), Some((3, "/far".to_owned())));
-        copies.begin(3, 10_000, "/far");
+        copies.begin(3, 10_000, "id", "/far");
         assert_eq!(due_at(&copies, &[0, 9, 10]), Some((3, "/far".to_owned())), "what was begun is not there");
+        let failed = BTreeSet::from([Copy { number: 1, url: "/near".to_owned() }]);
+        let due_after = |seconds: &[u64]| {
+            due(&levels, &Copies::default(), &shelf(seconds), &failed)
+                .map(|(number, level)| (number, level.url.clone()))
+        };
+        assert_eq!(due_after(&[0]), Some((1, "/far".to_owned())), "the farther one does not wait");
+        assert_eq!(due_after(&[0, 1]), Some((2, "/near".to_owned())), "it is tried again with the next image");
     }
 
     #[test]
@@ -111,7 +137,7 @@ mod tests {
         let (mut copies, mut shelf, mut in_vain) = (Copies::default(), shelf(&[0, 1, 2]), BTreeSet::new());
         let copy = |number: u64, url: &str| Some(Copy { number, url: url.to_owned() });
         for (number, url) in [(1, "/near"), (2, "/near"), (3, "/far"), (2, "/far"), (9, "/unknown")] {
-            copies.whole(number, 0, url);
+            whole(&mut copies, number, 0, url);
         }
         assert_eq!(source(&levels, &copies, &shelf, &in_vain), None, "3 is good in the directory");
         shelf.damaged(3, "a byte has changed");
@@ -127,5 +153,10 @@ mod tests {
         assert_eq!(source(&levels, &copies, &shelf, &in_vain), copy(2, "/near"), "the directory has none of it");
         in_vain.extend([copy(2, "/near"), copy(2, "/far")].into_iter().flatten());
         assert_eq!(source(&levels, &copies, &shelf, &in_vain), copy(1, "/near"));
+        in_vain.extend(copy(1, "/near"));
+        copies.begin(1, 0, "id", "/far");
+        assert_eq!(source(&levels, &copies, &shelf, &in_vain), copy(1, "/far"), "its upload may have come to its end");
+        shelf.fetched(1, 0);
+        assert_eq!(source(&levels, &copies, &shelf, &in_vain), None);
     }
 }

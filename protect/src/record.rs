@@ -94,7 +94,6 @@ pub struct Wishes {
     /// Where the images are.
     pub images: PathBuf,
     /// The stores that get images, the nearest first.
-    #[serde(default)]
     pub levels: Vec<Level>,
     /// The file with the stores' key.
     pub key: Option<PathBuf>,

@@ -197,8 +197,8 @@ fn level(options: &Options, folder: &Folder, level: &Level) -> Result<Level, Fai
     let mut images = store.images()?.into_iter().flatten();
     if let Some(taken) = images.find(|it| stored_number(&folder.name(), &it.name).is_some()) {
         return Err(Failure::refused(anyhow!(
-            "{url} has an image {} of a protection of this name: choose another name with --name, or remove the image with \
-             `rekindle images rm`",
+            "{url} has an image {} of a protection of this name: choose another name with --name. `rekindle restore` restores \
+             that image; if nobody needs it, remove it with `rekindle images rm`",
             taken.name
         )));
     }

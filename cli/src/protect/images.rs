@@ -100,6 +100,8 @@ impl<'a> Images<'a> {
         };
         let clear = || on_disk("cannot remove what came before", fs::remove_dir_all(&incoming));
         clear()?;
+        // The directory may be gone with its images.
+        on_disk("cannot make the directory of the images", fs::create_dir_all(self.images))?;
         let fetched = || {
             let came = self.verbs.fetch(url, name, &incoming)?;
             if came != incoming {

@@ -66,20 +66,22 @@ pub(super) fn tree(root: i32) -> Vec<Process> {
     pids.into_iter().filter_map(ended::process).collect()
 }
 
+/// Since when a job has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Since {
+    /// It was seen alive shortly before: nobody else has its numbers yet.
+    Now,
+    /// Its numbers may have been given to others and freed again.
+    Long,
+}
+
 /// Kills those of the processes that are still there, with what they have started and what is left of their groups and sessions,
-/// and waits until all are gone, so that a restore can have their numbers. False if they do not end.
-pub(super) fn kill(processes: &[Process], guard: i32) -> bool {
+/// and waits until all are gone, so that a restore can have their numbers. Of a job that has ended long ago, the guard inherits such
+/// remainders. False if they do not end.
+pub(super) fn kill(processes: &[Process], guard: i32, since: Since) -> bool {
     let began = Instant::now();
-    // Another process with the number of one that has ended is none of the job's, unless a restore has left it: the guard is its
-    // parent then.
-    let is_own = |it: &&Process| match ended::process(it.pid) {
-        Some(now) if now != **it => Tree::find(it.pid).is_some_and(|it| it.is_child_of(guard)),
-        _ => true,
-    };
     loop {
-        let own = processes.iter().filter(is_own);
-        let numbers: Vec<_> = own.map(|it| it.pid).collect();
-        match Tree::holders_of(&numbers) {
+        match remainders(processes, guard, since) {
             Ok(left) if left.is_empty() => return true,
             Ok(left) => {
                 for pid in left.into_iter().filter_map(rustix::process::Pid::from_raw) {
@@ -95,10 +97,35 @@ pub(super) fn kill(processes: &[Process], guard: i32) -> bool {
     }
 }
 
+/// The numbers of what is left of a job.
+fn remainders(processes: &[Process], guard: i32, since: Since) -> std::io::Result<Vec<i32>> {
+    let is_guards = |pid: i32| Tree::find(pid).is_some_and(|it| it.is_child_of(guard));
+    let (mut numbers, mut free) = (Vec::new(), Vec::new());
+    for process in processes {
+        match ended::process(process.pid) {
+            Some(now) if now == *process => numbers.push(process.pid),
+            // A restore has left it; any other process with this number is none of the job's.
+            Some(_) if is_guards(process.pid) => numbers.push(process.pid),
+            Some(_) => {}
+            None => free.push(process.pid),
+        }
+    }
+    match since {
+        Since::Now => numbers.extend(free),
+        Since::Long => numbers.extend(Tree::holders_of(&free)?.into_iter().filter(|it| is_guards(*it))),
+    }
+    Tree::holders_of(&numbers)
+}
+
 impl Job {
     /// Watches a job.
     pub(super) fn watch(process: Process) -> Self {
         Self { process, root: Watched::new(process), workers: Vec::new(), looked: None }
+    }
+
+    /// Whether it was there when somebody began to watch it.
+    pub(super) fn was_seen(&self) -> bool {
+        self.root.is_some()
     }
 
     pub(super) fn process(&self) -> Process {
@@ -218,10 +245,14 @@ mod tests {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let process = ended::process(child.id().cast_signed()).unwrap();
         let later = Process { started: process.started + 1, ..process };
-        assert!(kill(&[later], 1) && ended::is_alive(process));
+        assert!(kill(&[later], 1, Since::Now) && ended::is_alive(process));
         let waiting = std::thread::spawn(move || child.wait());
-        assert!(kill(&[process], 1));
+        assert!(kill(&[process], 1, Since::Now));
         waiting.join().unwrap().unwrap();
+    }
+
+    fn own() -> i32 {
+        std::process::id().cast_signed()
     }
 
     #[test]
@@ -230,13 +261,13 @@ mod tests {
         let left = ended::process(child.id().cast_signed()).unwrap();
         let former = Process { started: left.started + 1, ..left };
         let waiting = std::thread::spawn(move || child.wait());
-        assert!(kill(&[former], std::process::id().cast_signed()) && !ended::is_alive(left));
+        assert!(kill(&[former], own(), Since::Long) && !ended::is_alive(left));
         waiting.join().unwrap().unwrap();
     }
     #[test]
     fn what_a_job_has_started_unseen_is_killed_with_it() {
-        // The shell that leads the session ends, and one of its two children is in another group.
-        const SCRIPT: &str = "set -m; sleep 600 & echo $!; set +m; sleep 600 & echo $!; read x";
+        // The shell that leads the session ends, and its children go on.
+        const SCRIPT: &str = "sleep 600 & echo $!; sleep 600 & echo $!; read x";
         // This process inherits and awaits them, as a guard does.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
         let mut command = Command::new("setsid");
@@ -253,7 +284,9 @@ mod tests {
             let pids = awaited.into_iter().filter_map(rustix::process::Pid::from_raw);
             pids.map(|it| rustix::process::waitpid(Some(it), WaitOptions::empty())).collect::<Vec<_>>()
         });
-        assert!(kill(&[root], 1));
+        // Nobody can tell later whose they are, unless the guard is their parent.
+        assert!(kill(&[root], 1, Since::Long) && children.iter().all(|it| ended::process(*it).is_some()));
+        assert!(kill(&[root], own(), Since::Long));
         assert!(waiting.join().unwrap().iter().all(Result::is_ok));
         assert_eq!(Tree::holders_of(&[root.pid]).unwrap(), Vec::<i32>::new());
     }

@@ -30,7 +30,7 @@ use super::ended;
 use super::folder::{Folder, append};
 use super::guard::{GUARD, own};
 use super::images::{Found, Images};
-use super::job::{self, Clients, Job};
+use super::job::{self, Clients, Job, Since};
 use super::uploads::{self, Uploaded, Uploads};
 use super::verbs::{Failed, Verbs};
 use crate::failure::Failure;
@@ -56,6 +56,7 @@ pub(super) fn supervise(path: &Path) -> Result<(), Failure> {
     let mut supervisor = Supervisor {
         guard: guard.map_or(0, |it| it.as_raw_nonzero().get()),
         uploads: Uploads::default(),
+        failed_uploads: BTreeSet::new(),
         job: None,
         not_before: Instant::now(),
         failed_image: (0, 0),
@@ -109,6 +110,8 @@ struct Supervisor {
     /// The copies that were asked of stores since the job has failed.
     fetched: BTreeSet<Copy>,
     uploads: Uploads,
+    /// The uploads of the newest image that have failed.
+    failed_uploads: BTreeSet<Copy>,
     /// Whether the record on the disk is older than this one.
     unwritten: bool,
 }
@@ -207,8 +210,12 @@ impl Supervisor {
         if rules.is_failure(ending) {
             self.record.failures.seen += 1;
         }
-        self.job = None;
+        let was_seen = self.job.take().is_some_and(|it| it.was_seen());
         self.happens(Event::Ended(ending), format!("the job has ended: {ending}"));
+        if was_seen && matches!(self.record.phase, Phase::Restoring { .. }) {
+            // What does not end now, the restore finds.
+            let _ = job::kill(&self.record.tree, self.guard, Since::Now);
+        }
     }
 
     /// Makes the next image.
@@ -262,9 +269,12 @@ impl Supervisor {
             said.into_iter().for_each(|it| self.note(it));
         }
         let Record { wishes, copies, shelf, .. } = &self.record;
-        if let Some((number, level)) = levels::due(&wishes.levels, copies, shelf) {
-            let (level, began_ms) = (level.clone(), self.began_ms(number));
-            self.record.copies.begin(number, began_ms, &level.url);
+        if let Some((number, level)) = levels::due(&wishes.levels, copies, shelf, &self.failed_uploads) {
+            let (level, began_ms) = (level.clone(), shelf.get(number).map_or(0, |it| it.began_ms));
+            let dir = Images::of(&self.record, &self.verbs).dir(number);
+            // One that cannot be read is found out by the upload.
+            let checkpoint = uploads::checkpoint_in(&dir).unwrap_or_default();
+            self.record.copies.begin(number, began_ms, &checkpoint, &level.url);
             if self.save() {
                 self.uploads.begin(&self.folder.name(), &self.record, &self.verbs, number, &level);
             }
@@ -274,9 +284,11 @@ impl Supervisor {
     fn uploaded(&mut self, done: Uploaded) {
         let Uploaded { number, url, stored, removed, said } = done;
         if stored {
-            let began_ms = self.record.copies.began_ms(number, &url).unwrap_or_default();
-            self.record.copies.whole(number, began_ms, &url);
+            self.record.copies.whole(number, &url);
             self.note(format!("{url} has image {number}"));
+        } else {
+            self.failed_uploads.retain(|it| it.number == number);
+            self.failed_uploads.insert(Copy { number, url: url.clone() });
         }
         removed.iter().for_each(|it| self.record.copies.removed(*it, &url));
         said.into_iter().for_each(|it| self.note(format!("{url}: {it}")));
@@ -287,6 +299,10 @@ impl Supervisor {
         if let Some(left) = self.not_before.checked_duration_since(Instant::now()).filter(|it| !it.is_zero()) {
             std::thread::sleep(left.min(LOOK));
             return;
+        }
+        // The store may have by now what is damaged here.
+        if let Some(done) = self.uploads.ended() {
+            self.uploaded(done);
         }
         let Record { wishes, copies, shelf, .. } = &self.record;
         let newest = shelf.newest().map(|it| it.number);
@@ -311,7 +327,7 @@ impl Supervisor {
             self.fetched.clear();
             return self.not_restored(number, "no store has given an image");
         };
-        if !job::kill(&self.record.tree, self.guard) {
+        if !job::kill(&self.record.tree, self.guard, Since::Long) {
             return self.not_restored(newest, "processes of the job do not end");
         }
         self.folder.forget_end();
@@ -350,10 +366,6 @@ impl Supervisor {
         self.fetched.insert(copy);
     }
 
-    fn began_ms(&self, number: u64) -> u64 {
-        self.record.shelf.get(number).map_or(0, |it| it.began_ms)
-    }
-
     /// The job, if a restore of the former supervisor has gone on to its end after that was killed: this one had to wait for the lock
     /// until then. The job's number then belongs to a client that was not there when the job failed.
     fn restored_before(&self) -> Option<Process> {
@@ -378,13 +390,11 @@ impl Supervisor {
     fn runs_again(&mut self, process: Process, what: String) {
         self.record.job = Some(process);
         self.fetched.clear();
-        let mut tree = job::tree(process.pid);
-        if tree.is_empty() {
-            // It has ended already. The restored processes have the numbers of those before.
-            let again = |it: &Process| ended::process(it.pid).unwrap_or(*it);
-            tree = self.record.tree.iter().map(again).collect();
+        let tree = job::tree(process.pid);
+        // Of one that has ended already, something may be left with the numbers of those before.
+        if !tree.is_empty() {
+            self.record.tree = tree;
         }
-        self.record.tree = tree;
         self.record.restores = self.record.restores.saturating_add(1);
         // The interval counts from here on.
         self.not_before = Instant::now() + choice(&self.record).interval();

@@ -65,7 +65,7 @@ impl Uploads {
     }
 }
 
-fn upload(verbs: &Verbs, protection: &str, number: u64, dir: &Path, url: String, old: &[u64]) -> Uploaded {
+fn upload(verbs: &Verbs, protection: &str, number: u64, dir: &Path, url: String, old: &[(u64, String)]) -> Uploaded {
     let name = |number: u64| stored_name(protection, number);
     let mut done = Uploaded { number, ..Uploaded::default() };
     match verbs.upload(dir, &url, &name(number)) {
@@ -74,16 +74,20 @@ fn upload(verbs: &Verbs, protection: &str, number: u64, dir: &Path, url: String,
         Err(_) if is_there(verbs, dir, &url, &name(number)) => done.stored = true,
         Err(failed) => done.said.push(failed.why),
     }
-    if done.stored {
-        for number in old {
-            match verbs.remove_stored(&url, &name(*number)) {
-                Ok(()) => done.removed.push(*number),
-                // It was never there, or somebody has removed it.
-                Err(_) if verbs.stored(&url).is_ok_and(|it| !it.contains_key(&name(*number))) => {
-                    done.removed.push(*number)
+    if done.stored && !old.is_empty() {
+        match verbs.stored(&url) {
+            Ok(there) => {
+                for (number, checkpoint) in old {
+                    let name = name(*number);
+                    // It was never there, somebody has removed it, or the name is that of another host's image.
+                    let is_own = there.get(&name) == Some(checkpoint);
+                    match if is_own { verbs.remove_stored(&url, &name) } else { Ok(()) } {
+                        Ok(()) => done.removed.push(*number),
+                        Err(failed) => done.said.push(failed.why),
+                    }
                 }
-                Err(failed) => done.said.push(failed.why),
             }
+            Err(failed) => done.said.push(failed.why),
         }
         if !done.removed.is_empty()
             && let Err(failed) = verbs.collect(&url)
@@ -96,8 +100,13 @@ fn upload(verbs: &Verbs, protection: &str, number: u64, dir: &Path, url: String,
 
 /// Whether the store has this image under this name. Another host may use the same names.
 fn is_there(verbs: &Verbs, dir: &Path, url: &str, name: &str) -> bool {
-    let Ok(image) = OnDisk::open(dir) else { return false };
-    verbs.stored(url).is_ok_and(|it| it.get(name) == Some(&image.manifest().id.to_string()))
+    let Some(checkpoint) = checkpoint_in(dir) else { return false };
+    verbs.stored(url).is_ok_and(|it| it.get(name) == Some(&checkpoint))
+}
+
+/// The name of the checkpoint in a directory.
+pub(super) fn checkpoint_in(dir: &Path) -> Option<String> {
+    Some(OnDisk::open(dir).ok()?.manifest().id.to_string())
 }
 
 #[cfg(test)]

@@ -115,6 +115,8 @@ fn release(client: &'static Client, device: usize) -> Result<(), CUresult> {
     call.put(&EndContext { context: handle });
     // Pinned memory must not be unmapped here before the worker has let it go.
     check(if client.memory.has_pinned(handle) { call.wait().0 } else { call.send() })?;
+    // They end with it in the worker.
+    client.contexts.green_contexts(handle).into_iter().for_each(|green| super::context::forget(client, green));
     super::context::forget(client, handle);
     Ok(())
 }

@@ -121,7 +121,7 @@ impl Drop for Incus<'_> {
 #[test]
 fn a_container_of_incus_is_stopped_with_its_state_started_snapshot_and_moved() -> Result {
     let node = Node::at_default_socket()?;
-    if !is_installed("incus", "incus") {
+    if !is_installed("incus", "incus") || !is_installed(DAEMON, "incus-base") {
         return node.finish();
     }
     let here = Incus::start(&node, "here")?;

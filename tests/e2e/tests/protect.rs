@@ -461,10 +461,7 @@ fn a_job_comes_back_from_the_nearest_level_that_is_whole() -> Result {
         }
         Ok(all_have.then(|| (supervisor, newest(&now))))
     })?;
-    let images = node.path("state/protect/job/images");
-    for image in fs::read_dir(&images)? {
-        fs::remove_dir_all(image?.path())?;
-    }
+    fs::remove_dir_all(node.path("state/protect/job/images"))?;
     for file in files_below(&near)?.iter().filter(|it| it.metadata().is_ok_and(|it| it.len() > 4096)) {
         let file = File::options().write(true).open(file)?;
         file.write_all_at(&[0x55; 64], file.metadata()?.len() / 2)?;
