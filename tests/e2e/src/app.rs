@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -125,14 +126,8 @@ impl App {
     /// The progress that the program reports.
     pub fn progress(&self) -> Result<u64> {
         let file = self.identity.progress.as_ref().context("this program does not say how far it is")?;
-        // The file is empty for a moment whenever the program rewrites it, and longer only before the first write.
-        for _ in 0..50 {
-            if let Some(progress) = fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()) {
-                return Ok(progress);
-            }
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-        Ok(0)
+        let text = fs::read_to_string(file)?;
+        text.trim().parse().with_context(|| format!("{} has {text:?}", file.display()))
     }
 
     /// Waits until the program reports this progress.
@@ -158,7 +153,7 @@ impl App {
     pub fn position(&self) -> Result<u64> {
         self.lift();
         let file = self.identity.progress.as_ref().context("this program does not say how far it is")?;
-        fs::write(file, "")?;
+        no_progress(file)?;
         until(&format!("{} says where it is", self.identity.name), || {
             self.must_run()?;
             Ok(Some(self.progress()?).filter(|progress| *progress > 0))
@@ -245,6 +240,13 @@ impl Drop for App {
 
 /// Programs without the option `--progress`, by which all others report their progress.
 const WITHOUT_PROGRESS: [&str; 8] = ["counter", "bad", "broken", "firstkernel", "micro", "moment", "never", "visible"];
+
+/// Writes into a file that a program has made no progress yet. The file is as long as a program will leave it: CRIU restores a
+/// process only if a file that it had open at the dump has the size of then.
+pub fn no_progress(file: &Path) -> Result {
+    let file = File::options().write(true).create(true).truncate(false).open(file)?;
+    Ok(file.write_all_at(format!("{:20}\n", 0).as_bytes(), 0)?)
+}
 
 /// Whether a program can report its progress.
 pub(crate) fn says_progress(name: &str) -> bool {

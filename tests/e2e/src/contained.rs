@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, ensure};
 
-use crate::app::{Hold, undisturbed};
+use crate::app::{self, Hold, undisturbed};
 use crate::wait::until_true;
 use crate::{Node, Result, stage};
 
@@ -72,7 +72,7 @@ impl Contained {
 
     /// Forgets the progress of a program that has ended, so that only one that goes on reports any.
     pub fn forget_progress(&self) -> Result {
-        Ok(fs::write(self.shared.join("progress"), "")?)
+        app::no_progress(&self.shared.join("progress"))
     }
 
     /// Lets the program go on to its end, and checks that it has printed what a program prints that nobody disturbs.

@@ -287,11 +287,7 @@ impl Bench {
             self.node.is_idle()?;
         }
         if committed {
-            let progress = image.app.progress.as_ref().context("steady says how far it is")?;
-            // CRIU refuses an image that holds the progress file open, since the size of that file has changed.
-            if !image.holds_open(progress)? {
-                self.app = Some(self.node.restore(&image)?);
-            }
+            self.app = Some(self.node.restore(&image)?);
         } else if victim != Victim::Daemon {
             until("the daemon has removed what it wrote", || Ok(image.files()?.is_empty().then_some(())))?;
         }

@@ -64,13 +64,6 @@ impl Image {
         Ok(())
     }
 
-    /// Whether the process had this file open when it was dumped, according to CRIU's `files.img`.
-    pub fn holds_open(&self, file: &Path) -> Result<bool> {
-        let files = fs::read(self.path("files.img"))?;
-        let name = file.as_os_str().as_encoded_bytes();
-        Ok(files.windows(name.len()).any(|bytes| bytes == name))
-    }
-
     /// Copies the image to a new directory, to be damaged there.
     pub fn copy(&self, dir: PathBuf) -> Result<Self> {
         fs::create_dir(&dir)?;

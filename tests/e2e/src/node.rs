@@ -379,6 +379,7 @@ impl Node {
         command.args(arguments);
         let progress = app::says_progress(name).then(|| base.with_extension("progress"));
         if let Some(file) = &progress {
+            app::no_progress(file)?;
             command.arg("--progress").arg(file);
         }
         App::start(&mut command, &base, progress)
@@ -418,29 +419,22 @@ impl Node {
         Ok((criu, image))
     }
 
-    /// Dumps a program, which goes on. A restore by CRIU requires that each file open at the dump still has its size.
-    /// The progress file changes all the time, so a dump that found it open is repeated.
+    /// Dumps a program, which goes on.
     pub fn dump(&self, app: &App) -> Result<Image> {
-        until("an image that holds no file open that changes", || {
-            let (criu, image) = self.start_dump(app, Fate::Running)?;
-            criu.wait()?.succeeds()?;
-            let open = app.identity().progress.as_ref().map(|file| image.holds_open(file));
-            Ok((!open.unwrap_or(Ok(false))?).then_some(image))
-        })
+        let (criu, image) = self.start_dump(app, Fate::Running)?;
+        criu.wait()?.succeeds()?;
+        Ok(image)
     }
 
     /// Dumps a program as [`dump`](Self::dump) does, into an image that builds on `base`.
     pub fn dump_on(&self, app: &App, base: &Image) -> Result<Image> {
         let name = base.dir.file_name().context("an image's directory has a name")?;
-        until("an image that holds no file open that changes", || {
-            let dir = self.fresh("image");
-            fs::create_dir(&dir)?;
-            symlink(Path::new("..").join(name), dir.join("rekindle-parent"))?;
-            let (criu, image) = self.start_dump_into(dir, app, Fate::Running)?;
-            criu.wait()?.succeeds()?;
-            let open = app.identity().progress.as_ref().map(|file| image.holds_open(file));
-            Ok((!open.unwrap_or(Ok(false))?).then_some(image))
-        })
+        let dir = self.fresh("image");
+        fs::create_dir(&dir)?;
+        symlink(Path::new("..").join(name), dir.join("rekindle-parent"))?;
+        let (criu, image) = self.start_dump_into(dir, app, Fate::Running)?;
+        criu.wait()?.succeeds()?;
+        Ok(image)
     }
 
     /// Dumps a program, which CRIU then kills, and returns when the program is gone.

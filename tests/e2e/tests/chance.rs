@@ -30,22 +30,16 @@ enum Dumped {
 
 /// Dumps a program that runs, and so may reach its end before CRIU stops it.
 fn dump(node: &Node, app: &App, fate: Fate) -> Result<Dumped> {
-    loop {
-        let (criu, image) = node.start_dump(app, fate)?;
-        let outcome = criu.wait()?;
-        if !outcome.status.success() {
-            ensure!(image.files()?.is_empty(), "something is left of an image that is none");
-            return match outcome.failure_kind() {
-                Some(FailureKind::Mispredicted) => Ok(Dumped::Mispredicted),
-                Some(FailureKind::LostPeer) => Ok(Dumped::Ended),
-                _ => bail!("{outcome:?}"),
-            };
-        }
-        let progress = image.app.progress.as_ref().context("it says how far it is")?;
-        // A restore by CRIU requires that the progress file still has its size if it was open at the dump.
-        if fate == Fate::Killed || !image.holds_open(progress)? {
-            return Ok(Dumped::Saved(Box::new(image)));
-        }
+    let (criu, image) = node.start_dump(app, fate)?;
+    let outcome = criu.wait()?;
+    if outcome.status.success() {
+        return Ok(Dumped::Saved(Box::new(image)));
+    }
+    ensure!(image.files()?.is_empty(), "something is left of an image that is none");
+    match outcome.failure_kind() {
+        Some(FailureKind::Mispredicted) => Ok(Dumped::Mispredicted),
+        Some(FailureKind::LostPeer) => Ok(Dumped::Ended),
+        _ => bail!("{outcome:?}"),
     }
 }
 

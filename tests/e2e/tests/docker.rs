@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 
 use anyhow::{Context, ensure};
-use rekindle_e2e::app::{Hold, undisturbed};
+use rekindle_e2e::app::{Hold, no_progress, undisturbed};
 use rekindle_e2e::contained::{is_installed, root_archive};
 use rekindle_e2e::process::signal;
 use rekindle_e2e::wait::until_true;
@@ -187,7 +187,7 @@ fn a_container_of_docker_is_checkpointed_while_it_runs_stopped_and_restored() ->
     let (code, _, err) = rekindle(&node, "restore", &[&job[..], &["--checkpoint", "three"]].concat())?;
     assert!(code == 1 && err.contains("three"), "{code} {err}");
     hold.lift();
-    fs::write(&file, "")?;
+    no_progress(&file)?;
     let (code, out, err) = rekindle(&node, "restore", &[&job[..], &["--checkpoint", "two"]].concat())?;
     assert_eq!((code, out.as_str()), (0, "restored container job from two\n"), "{err}");
     until_true("progress after the restore", || Ok(progress(&file)? >= stopped))?;

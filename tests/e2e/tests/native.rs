@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::ensure;
-use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::app::{Hold, undisturbed};
 use rekindle_e2e::native::{self, Stranger};
 use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{App, Fate, Gate, Image, Moment, Node, Result, process, stage, until};
@@ -108,7 +108,10 @@ impl Mixed {
         command.args(["-c", script]).arg(node.path("mixed"));
         command.args(Self::PROGRAMS.map(stage::app).into_iter().collect::<Result<Vec<_>>>()?);
         command.arg(stage::software_gpu()?).arg(node.path("devices").join("nvidia0"));
-        let app = App::start(&mut command, &node.fresh("shell"), None)?;
+        // Both are dumped in their middle, however long that takes.
+        let hold = Hold::new(node.fresh("hold"), 140)?;
+        command.envs([hold.variable()]);
+        let app = App::start(&mut command, &node.fresh("shell"), None)?.held(Some(hold));
         let mixed = Self { node, app, expected };
         mixed.reach(100)?;
         Ok(mixed)
