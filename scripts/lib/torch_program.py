@@ -84,6 +84,8 @@ class Program:
             before = os.environ.get("LD_LIBRARY_PATH")
             env["LD_LIBRARY_PATH"] = f"{self.opts.stage}/lib/rekindle" + (f":{before}" if before else "")
             env.update(REKINDLE_SOCKET=self.socket, TRITON_LIBCUDA_PATH=f"{self.opts.stage}/lib/rekindle")
+        elif self.opts.virtual > 1:
+            env["RANKS_ALONE"] = "1"
         elif self.opts.driver:
             env["LD_LIBRARY_PATH"] = os.path.dirname(os.path.abspath(self.opts.driver))
             if self.opts.native:  # the software GPU's place for the driver's devices

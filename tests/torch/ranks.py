@@ -1,6 +1,9 @@
 """What the programs of NCCL with several ranks share: a process for each GPU, all in one tree, that reduce and gather.
 
 NCCL reads its variables once in a process, so each way in which ranks reach each other's memory is a program of its own.
+
+With RANKS_ALONE set, one process computes what the ranks would, without NCCL: what they must print, where one GPU is shown as
+several. NCCL itself refuses two ranks on one GPU.
 """
 import os
 import sys
@@ -51,8 +54,34 @@ def rank(number, ranks, store, graph):
     dist.destroy_process_group()
 
 
+def alone(graph):
+    """What two ranks print. The sum of two numbers is the same in every order."""
+    assert RANKS == 2
+    xs = []
+    for number in range(RANKS):
+        torch = deterministic(number + 1)
+        xs.append(torch.randn(1 << 20, device="cuda"))
+
+    def step():
+        total = xs[0] + xs[1]
+        for number, x in enumerate(xs):
+            x.copy_(torch.tanh(total * 0.3) + 0.1 * (number + 1))
+        return torch.cat([total] * RANKS)
+
+    if graph:
+        step()
+    for i in range(1, count(200) + 1):
+        y = step()
+        if i % 50 == 0:
+            say(i, digest(xs[0]))
+        hold(i)
+    say("all", *(digest(x, y) for x in xs))
+
+
 def main(graph=False, **variables):
     os.environ.update({"NCCL_NVLS_ENABLE": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", **variables})
+    if os.environ.get("RANKS_ALONE"):
+        return alone(graph)
     import torch.multiprocessing as processes
 
     with tempfile.TemporaryDirectory() as folder:
