@@ -1,5 +1,7 @@
 //! `rekindle ps`.
 
+use std::time::Duration;
+
 use clap::Args;
 use rekindle_wire::control::{ClientInfo, Reply, Request};
 
@@ -47,7 +49,19 @@ pub(crate) fn ps(options: &Options) -> Result<(), Failure> {
 }
 
 fn table(clients: &[ClientInfo]) -> String {
-    let heads = ["PID", "WORKER", "STATE", "GPU MEMORY", "PINNED", "COMMANDS", "PROTOCOL", "USER", "CONTAINER", "NAME"];
+    let heads = [
+        "PID",
+        "WORKER",
+        "STATE",
+        "GPU MEMORY",
+        "GPU TIME",
+        "PINNED",
+        "COMMANDS",
+        "PROTOCOL",
+        "USER",
+        "CONTAINER",
+        "NAME",
+    ];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     rows.extend(clients.iter().map(|client| {
         let memory = client.device_memory.iter().copied().map(output::size);
@@ -56,8 +70,9 @@ fn table(clients: &[ClientInfo]) -> String {
             client.pid.to_string(),
             client.worker.to_string(),
             state(client),
-            // One size for each GPU.
+            // One size for each GPU, and one time for all.
             memory.join(" + "),
+            gpu_time(&client.gpu_time_ns),
             output::size(client.pinned_memory),
             client.commands.to_string(),
             output::plain(if client.protocol.is_empty() { "-" } else { &client.protocol }),
@@ -67,7 +82,20 @@ fn table(clients: &[ClientInfo]) -> String {
             output::plain(&client.command),
         ]
     }));
-    output::table(&rows, &[0, 1, 3, 4, 5])
+    output::table(&rows, &[0, 1, 3, 4, 5, 6])
+}
+
+/// The sum of the times on all GPUs, as `top` and `ps` write such times, or `-` where the worker does not count.
+fn gpu_time(nanoseconds: &[u64]) -> String {
+    if nanoseconds.is_empty() {
+        return "-".to_owned();
+    }
+    let hundredths = nanoseconds.iter().sum::<u64>() / 10_000_000;
+    let (minutes, seconds) = (hundredths / 6000, hundredths / 100 % 60);
+    match minutes {
+        0..60 => format!("{minutes}:{seconds:02}.{:02}", hundredths % 100),
+        _ => format!("{}:{:02}:{seconds:02}", minutes / 60, minutes % 60),
+    }
 }
 
 /// The name of a user, as this machine knows it, or the number where it has no name.
@@ -99,7 +127,7 @@ fn state(client: &ClientInfo) -> String {
         None => {}
     }
     let Some(dump) = &client.dump else { return state };
-    let rate = output::rate(dump.done, std::time::Duration::from_millis(dump.elapsed_ms));
+    let rate = output::rate(dump.done, Duration::from_millis(dump.elapsed_ms));
     let (phase, done, bytes) = (output::plain(&dump.phase), output::size(dump.done), output::size(dump.bytes));
     format!("{state}: {phase}, {done} of {bytes}, {rate}")
 }
@@ -117,6 +145,7 @@ mod tests {
             command: command.to_owned(),
             state: "running".to_owned(),
             device_memory: device_memory.to_vec(),
+            gpu_time_ns: if pid == 9 { vec![3_500_000_000, 500_000_000] } else { Vec::new() },
             pinned_memory: 0,
             commands: 7,
             protocol: if pid == 9 { "auto".to_owned() } else { String::new() },
@@ -149,12 +178,21 @@ mod tests {
     }
 
     #[test]
+    fn gpu_time_reads_as_that_of_processors() {
+        assert_eq!(gpu_time(&[]), "-");
+        assert_eq!(gpu_time(&[0]), "0:00.00");
+        assert_eq!(gpu_time(&[61_234_999_999]), "1:01.23");
+        assert_eq!(gpu_time(&[3_599_999_999_999, 1]), "1:00:00");
+        assert_eq!(gpu_time(&[360_059_000_000_000]), "100:00:59");
+    }
+
+    #[test]
     fn one_line_to_a_process() {
         let clients = [client(9, &[3 << 30, 0], "python3"), client(31_415, &[1 << 20], "bad\x1b[2Jname")];
         let expected = "  \
-              PID  WORKER  STATE       GPU MEMORY  PINNED  COMMANDS  PROTOCOL  USER   CONTAINER     NAME
-    9      10  running  3.0 GiB + 0 B     0 B         7  auto      65533  0123456789ab  python3
-31415   31416  running        1.0 MiB     0 B         7  -         65533  0123456789ab  bad\u{fffd}[2Jname
+              PID  WORKER  STATE       GPU MEMORY  GPU TIME  PINNED  COMMANDS  PROTOCOL  USER   CONTAINER     NAME
+    9      10  running  3.0 GiB + 0 B   0:04.00     0 B         7  auto      65533  0123456789ab  python3
+31415   31416  running        1.0 MiB         -     0 B         7  -         65533  0123456789ab  bad\u{fffd}[2Jname
 ";
         assert_eq!(table(&clients), expected);
         let suspended = |hold, waits_for_room| ClientInfo {

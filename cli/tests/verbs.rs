@@ -61,6 +61,7 @@ fn ps_lists_for_people_and_for_programs() {
         command: "train".to_owned(),
         state: "running".to_owned(),
         device_memory: vec![1 << 30],
+        gpu_time_ns: vec![2_500_000_000],
         pinned_memory: 4096,
         commands: 99,
         protocol: "cow".to_owned(),
@@ -77,8 +78,8 @@ fn ps_lists_for_people_and_for_programs() {
     let (code, out, _) = ran(&mut ps(dir.path()));
     assert!(matches!(daemon.join().unwrap(), Request::List));
     assert_eq!(code, 0);
-    let expected = "PID  WORKER  STATE    GPU MEMORY   PINNED  COMMANDS  PROTOCOL  USER  CONTAINER  NAME\n \
-                    12      13  running     1.0 GiB  4.0 KiB        99  cow       root  -          train\n";
+    let expected = "PID  WORKER  STATE    GPU MEMORY  GPU TIME   PINNED  COMMANDS  PROTOCOL  USER  CONTAINER  NAME\n \
+                    12      13  running     1.0 GiB   0:02.50  4.0 KiB        99  cow       root  -          train\n";
     assert_eq!(out, expected);
 
     let dir = TempDir::new().unwrap();

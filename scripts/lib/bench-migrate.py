@@ -4,9 +4,10 @@
     copy      what one does without it: `rekindle checkpoint --kill` into memory, a copy to the other host, `rekindle restore`
 
 The other host is a pid namespace of this machine with a daemon of its own, so the figures are those of the machine, without a network:
-what is sent goes through pipes. A program tells its progress in a file. `still` is the time between its last step here and its first
-one there, `total` that from the command's start to that first step, in milliseconds; `sent` and `needed` are MiB: of files, and what
-the program has of GPU memory. Ways take turns, and each move is a program of its own.
+what is sent goes through pipes. The program has as much memory of its own as GPU memory, and tells its progress in a file. `still` is
+the time between its last step here and its first one there, `total` that from the command's start to that first step, in
+milliseconds; `sent` and `needed` are MiB: of files, and what the program has of GPU memory. Ways take turns, and each move is a
+program of its own.
 """
 
 import json
@@ -19,13 +20,15 @@ import threading
 import time
 
 import sinks
-from bench_common import Daemon, about, criu_of, criu_version, parser, spread, write_json
+from bench_common import Daemon, about, criu_of, criu_version, is_real, parser, spread, write_json
 from checkpoint_runs import read
 
 MIB = 1 << 20
 WAYS = ("migrate", "copy")
-# MiB of memory that stays what it is, thousands of words that each step changes, and microseconds between steps.
+# MiB of memory that stays what it is, thousands of words that each step changes, and microseconds between steps: on the software GPU,
+# and on a GPU.
 SIZES = ((16, 1, 2000), (64, 1, 2000), (64, 64, 0))
+SIZES_OF_GPU = ((256, 1000, 2000), (2048, 1000, 2000), (2048, 16000, 0))
 # The first process of the other host's pid namespace: starts the daemon, and waits for orphans.
 FIRST = """
 import os, subprocess, sys, time
@@ -166,7 +169,7 @@ def main():
             place["env"]["PATH"] = os.path.dirname(criu) + ":" + os.environ["PATH"]
         place["there"] = Elsewhere(o, folder, here.socket)
         document = dict(about(o, "migrate"), criu=criu_version(criu), images=sinks.describe(images), results=[])
-        for size in SIZES:
+        for size in SIZES_OF_GPU if is_real(o.driver) else SIZES:
             runs = {way: [] for way in WAYS}
             for _ in range(o.rounds):
                 for way in WAYS:

@@ -133,6 +133,7 @@ fn info(daemon: &Daemon, pid: i32, client: &Client, described: Description) -> C
         command: client.attach.command.clone(),
         state: state.to_owned(),
         device_memory: described.device_memory,
+        gpu_time_ns: described.gpu_time_ns,
         pinned_memory: described.pinned_memory,
         commands: described.commands,
         protocol: protocol.as_str().to_owned(),

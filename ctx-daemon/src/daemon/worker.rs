@@ -173,6 +173,8 @@ pub(crate) struct Description {
     pub(crate) refused_calls: Option<u64>,
     /// When the worker executed its client's first command; none before that, and where it is of an older release.
     pub(crate) first_command: Option<Instant>,
+    /// Nanoseconds of work on each device. Empty where the worker is of an older release.
+    pub(crate) gpu_time_ns: Vec<u64>,
 }
 
 /// How far a worker is with the content of a restored client.

@@ -470,6 +470,7 @@ impl Worker {
                     physical: vec![if self.suspended.is_some() { 0 } else { MEMORY as u64 }],
                     refused_calls: Some(3),
                     first_command_ago_ns: Some(1),
+                    gpu_time_ns: vec![1_500_000_000],
                 });
             }
             WorkerRequest::ConfirmQuiesced if self.is("went-on") => self.failed("it has gone on by itself"),

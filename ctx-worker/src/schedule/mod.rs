@@ -8,6 +8,7 @@ pub(crate) mod deferred_settings;
 pub(crate) mod deferred_state;
 pub(crate) mod dependencies;
 pub(crate) mod event_fields;
+pub(crate) mod gpu_time;
 pub(crate) mod rest;
 pub(crate) mod times;
 

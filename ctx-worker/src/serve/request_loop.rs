@@ -30,6 +30,7 @@ use crate::checkpoint::engine::{StageError, small_thread};
 use crate::checkpoint::save::Wanted;
 use crate::resources::code_store::Image;
 use crate::resources::pinned::{is_sealed, map_at};
+use crate::schedule::gpu_time::GpuTime;
 use crate::schedule::rest::{self, Rest};
 use crate::serve::channel::{self, Asker, Channel, Event};
 use crate::serve::executor::Executor;
@@ -86,6 +87,7 @@ pub(super) struct Server {
     last_work: Instant,
     /// When the client's first command, of those that this worker executes, was executed.
     first_command: Option<Instant>,
+    gpu_time: GpuTime,
 }
 
 /// Serves until the client or the daemon of a spare worker is gone.
@@ -148,6 +150,7 @@ impl Server {
     fn new(executor: Executor, channel: Arc<Channel>) -> Self {
         let few_cores = crate::cores::cores() < CORES_TO_SPIN;
         Self {
+            gpu_time: GpuTime::new(executor.memory.devices.len()),
             executor,
             channel,
             spin: if few_cores { Duration::ZERO } else { WORKER_SPIN },
@@ -214,6 +217,7 @@ impl Server {
     /// Executes commands and completes waiting work until there is news; sleeps when there is nothing to do.
     fn work(&mut self, consumer: &mut Consumer) {
         let mut last_command = Instant::now();
+        self.gpu_time.restart(last_command);
         loop {
             let mut worked = false;
             for _ in 0..BATCH {
@@ -231,29 +235,44 @@ impl Server {
             if self.executor.is_waiting() {
                 self.executor.poll();
             }
+            let now = Instant::now();
+            if self.gpu_time.is_due(now) {
+                self.gpu_time.sample(now, &mut self.executor.call);
+            }
             if worked || self.executor.is_waiting() {
-                self.last_work = Instant::now();
+                self.last_work = now;
             }
             if worked {
-                self.first_command.get_or_insert(self.last_work);
+                self.first_command.get_or_insert(now);
             }
             if self.channel.news.load(Ordering::Acquire) {
                 break;
             }
             self.executor.checkpoint.discarded.beside_commands();
             if worked {
-                last_command = Instant::now();
+                last_command = now;
             } else if self.executor.is_waiting() {
-                if last_command.elapsed() < HOT_WAIT && !self.spin.is_zero() {
+                if now - last_command < HOT_WAIT && !self.spin.is_zero() {
                     std::hint::spin_loop();
                 } else if !self.executor.checkpoint.discarded.step() {
                     self.sleep(consumer, PAUSE);
                 }
-            } else if last_command.elapsed() < self.spin {
+            } else if now - last_command < self.spin {
                 std::hint::spin_loop();
             } else if !self.executor.checkpoint.discarded.step() {
-                self.sleep(consumer, Duration::from_secs(5));
+                self.rest(consumer, now);
             }
+        }
+    }
+
+    /// Sleeps until there is something to do, or a sample of the GPU's time is due.
+    fn rest(&mut self, consumer: &Consumer, now: Instant) {
+        const LONG: Duration = Duration::from_secs(5);
+        if self.executor.call.session.waiting.has_work() {
+            self.sleep(consumer, self.gpu_time.next().saturating_duration_since(now).min(LONG));
+        } else {
+            self.sleep(consumer, LONG);
+            self.gpu_time.restart(Instant::now());
         }
     }
 
@@ -664,6 +683,7 @@ impl Server {
                 idle_ms: self.idle_for(state).as_millis() as u64,
                 physical: self.executor.memory.physical(),
                 refused_calls: Some(self.executor.call.session.shared.as_ref().map_or(0, calls::refusals)),
+                gpu_time_ns: self.gpu_time.nanoseconds(),
                 first_command_ago_ns: self
                     .first_command
                     .map(|it| u64::try_from(it.elapsed().as_nanos()).unwrap_or(u64::MAX)),

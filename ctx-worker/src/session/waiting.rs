@@ -286,6 +286,11 @@ impl Waiting {
         }
     }
 
+    /// Whether something may still run.
+    pub(crate) fn has_work(&self) -> bool {
+        self.tracks.values().any(|it| !it.is_idle())
+    }
+
     /// Streams of a context (of all, for 0) in which something may still run.
     pub(crate) fn busy(&self, context: u64) -> Vec<StreamKey> {
         self.tracks

@@ -313,10 +313,11 @@ fn synchronize(ctx: CUcontext) -> Result<(), CUresult> {
     let client = client::get()?;
     let handle = if ctx == 0 { client.contexts.current_itself()?.0 } else { ctx };
     client.contexts.get(handle).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    // Streams of green contexts that capture do not stand in the way (driver 580).
+    rekindle_graphs::hook::context_asked(handle)?;
     // Who waits for a primary context waits for its green contexts, too.
-    let all = || client.contexts.green_contexts(handle).into_iter().chain([handle]);
-    all().try_for_each(rekindle_graphs::hook::context_asked)?;
-    all().try_for_each(|context| perform(CONTEXT_SYNC, &SyncContext { context }))
+    let mut all = client.contexts.green_contexts(handle).into_iter().chain([handle]);
+    all.try_for_each(|context| perform(CONTEXT_SYNC, &SyncContext { context }))
 }
 
 pub(crate) unsafe fn cuCtxSynchronize() -> CUresult {

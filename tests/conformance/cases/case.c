@@ -103,6 +103,8 @@ static void refill(CUdeviceptr memory, size_t bytes) {
     unsigned char *content = malloc(bytes);
     for (size_t i = 0; i < bytes; i++) content[i] = (unsigned char)i;
     SET(cuMemcpyHtoD_v2, memory, content, bytes);
+    // It may arrive after the call: streams that wait for no other must see it too.
+    SET(cuCtxSynchronize, );
     free(content);
 }
 

@@ -75,12 +75,7 @@ GROUP(descriptors) {
     TRY("of one", cuDevResourceGenerateDesc, &descriptor, parts, 1);
     TRY("of two", cuDevResourceGenerateDesc, &descriptor, parts, 2);
     TRY("of a device", cuDevResourceGenerateDesc, &descriptor, &whole, 1);
-    TRY("of none", cuDevResourceGenerateDesc, &descriptor, parts, 0);
-    TRY("of null", cuDevResourceGenerateDesc, &descriptor, NULL, 1);
-    TRY("to null", cuDevResourceGenerateDesc, NULL, parts, 1);
-    CUdevResource none;
-    memset(&none, 0, sizeof none);
-    TRY("of nothing", cuDevResourceGenerateDesc, &descriptor, &none, 1);
+    // The driver (580) crashes where it gets none, or null.
 }
 
 GROUP(contexts) {
@@ -180,7 +175,13 @@ GROUP(events) {
     TRY("that a wait has invalidated", cuStreamEndCapture, stream, &graph);
     SET(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
     TRY("during a green context's capture", cuCtxWaitEvent, primary, event);
-    TRY("that all of the context has invalidated", cuStreamEndCapture, stream, &graph);
+    TRY("that a wait of the primary context leaves", cuStreamEndCapture, stream, &graph);
+    SET(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+    TRY("during a green context's capture", cuCtxRecordEvent, primary, event);
+    TRY("that a record of the primary context leaves", cuStreamEndCapture, stream, &graph);
+    SET(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+    TRY("during a green context's capture", cuCtxSynchronize);
+    TRY("that a wait for the primary context has met", cuStreamEndCapture, stream, &graph);
     SET(cuStreamDestroy_v2, stream);
     SET(cuGreenCtxDestroy, green);
 }

@@ -23,6 +23,7 @@ mod dump;
 mod failures;
 mod foreign;
 mod full_disks;
+mod gpu_time;
 mod harness;
 mod host_memory;
 mod images;

@@ -21,7 +21,7 @@ const HIDDEN: [(&str, &str); 5] = [
     ("graph", "turn"),
 ];
 /// The number of dumps to try: a dump may hit a moment in which nothing is written.
-const TRIES: usize = 20;
+const TRIES: usize = 200;
 
 /// Runs `hidden`, calls `work` on it, lets the program end, and checks every word of its memory.
 fn way(node: &Node, name: &str, protocol: &str, work: impl FnOnce(&App, &Source) -> Result) -> Result {

@@ -111,9 +111,7 @@ impl Processors {
 
     /// Parts of equal size, at most so many, and the rest.
     pub(crate) fn split(mut self, most: Option<u32>, flags: u32, least: u32) -> Result<(Vec<Self>, Self)> {
-        let known =
-            CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING | CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE;
-        ensure(flags & !known == 0 && least <= self.count(), CUDA_ERROR_INVALID_VALUE)?;
+        ensure(least <= self.count(), CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION)?;
         // A part is split again only when a green context has been made of it.
         ensure(self.instance == 0, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION)?;
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -200,16 +198,6 @@ impl Object for Converted {
     fn belongs_to(&self, context: u64) -> bool {
         self.0.primary == context
     }
-}
-
-/// Checks that no stream of a context captures; of a primary context, also none of its green contexts'.
-pub(crate) fn asked(context: &Context, green: Option<&Green>, ask: impl Fn(CUcontext) -> Result<()>) -> Result<()> {
-    if let Some(green) = green {
-        return ask(green.converted);
-    }
-    let all = handles::all::<Green>();
-    let mine = all.iter().filter(|it| it.primary == context.handle).map(|it| it.converted);
-    mine.chain([context.handle]).try_for_each(ask)
 }
 
 #[cfg(test)]

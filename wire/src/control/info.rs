@@ -19,6 +19,10 @@ pub struct ClientInfo {
     pub state: String,
     /// Bytes of device memory per device, by the worker's numbering.
     pub device_memory: Vec<u64>,
+    /// Nanoseconds in which the client had unfinished work on each device, since its worker serves it. The worker samples this: see
+    /// `ctx-worker/src/schedule/gpu_time.rs`. Empty where the worker is of an older release.
+    #[serde(default)]
+    pub gpu_time_ns: Vec<u64>,
     /// Bytes of pinned host memory.
     pub pinned_memory: u64,
     /// Commands executed so far.

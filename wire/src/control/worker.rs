@@ -577,6 +577,9 @@ pub enum WorkerReply {
         /// field.
         #[serde(default)]
         first_command_ago_ns: Option<u64>,
+        /// See [`super::ClientInfo`]. Empty from workers before this field.
+        #[serde(default)]
+        gpu_time_ns: Vec<u64>,
     },
     /// To `Suspend`: the memory has gone back to the devices.
     Suspended {

@@ -1,11 +1,12 @@
-//! The gauges: read from the daemon's state at each scrape, so that they end with what they are about.
+//! The gauges, and what workers count for their clients: read from the daemon's state at each scrape, so that they end with what they
+//! are about.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use rekindle_wire::gpus;
 
@@ -17,7 +18,7 @@ use super::super::worker::{Description, describe_at_a_glance};
 /// The most characters of a label's value that comes from outside, such as a command's name.
 const TEXT_MAX: usize = 64;
 
-/// A gauge: its name without the prefix, and its meaning.
+/// A gauge, or a counter if its name ends with `_total`: its name without the prefix, and its meaning. A counter has labels.
 struct About {
     name: &'static str,
     help: &'static str,
@@ -41,6 +42,7 @@ gauges! {
     GPU_ALLOCATED = "gpu_memory_allocated_bytes", "Memory that programs have allocated on each GPU, suspended ones included";
     GPU_RESIDENT = "gpu_memory_resident_bytes", "Memory that programs have on each GPU now, without what is given back while they are suspended";
     CLIENT_MEMORY = "client_gpu_memory_bytes", "Memory that a program has allocated on a GPU, also while it is suspended";
+    CLIENT_GPU_TIME = "client_gpu_seconds_total", "Time in which a program had unfinished work on a GPU, since its worker serves it (sampled)";
     CLIENT_SUSPENDED = "client_suspended_bytes", "GPU memory that a suspended program has given back";
     CLIENT_REFUSED = "client_refused_calls", "Driver calls of a program that were refused because Rekindle does not support them";
     SUSPENDED = "suspended_bytes", "GPU memory that all suspended programs have given back";
@@ -57,7 +59,7 @@ gauges! {
     CONNECTIONS = "connections", "Open connections at the daemon's sockets, by the kind of peer";
 }
 
-/// Reads the gauges from a daemon.
+/// Reads all this from a daemon.
 #[derive(Debug)]
 pub(super) struct Gauges {
     daemon: Weak<Daemon>,
@@ -111,11 +113,15 @@ impl Page {
     fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         for about in ALL {
             let Some(series) = self.0.get(about.name) else { continue };
-            // The registry adds the prefix.
-            let mut metric = encoder.encode_descriptor(about.name, about.help, None, MetricType::Gauge)?;
+            // The registry adds the prefix, and the suffix of counters.
+            let counter = about.name.strip_suffix("_total");
+            let kind = if counter.is_some() { MetricType::Counter } else { MetricType::Gauge };
+            let mut metric = encoder.encode_descriptor(counter.unwrap_or(about.name), about.help, None, kind)?;
             for (labels, value) in series {
                 if labels.is_empty() {
                     metric.encode_gauge(value)?;
+                } else if counter.is_some() {
+                    metric.encode_family(labels)?.encode_counter::<NoLabelSet, _, f64>(value, None)?;
                 } else {
                     metric.encode_family(labels)?.encode_gauge(value)?;
                 }
@@ -167,7 +173,8 @@ fn clients(daemon: &Daemon, page: &mut Page) {
 
 /// The memory of a client, if its worker has ever told it.
 fn memory(page: &mut Page, client: &Client, described: Option<Description>) {
-    let Some(Description { device_memory, suspended, physical, refused_calls, .. }) = described else { return };
+    let Some(description) = described else { return };
+    let Description { device_memory, suspended, physical, refused_calls, gpu_time_ns, .. } = description;
     let user = process::user(client.process.pid).map(|it| it.to_string()).unwrap_or_default();
     let container = client.allowed.container.as_deref().map_or("", |it| &*it.id);
     let pid = client.process.pid.to_string();
@@ -177,6 +184,10 @@ fn memory(page: &mut Page, client: &Client, described: Option<Description>) {
         let [pid, command, user, container] = labels;
         if *bytes > 0 {
             page.add(&CLIENT_MEMORY, [pid, command, user, container, ("gpu", &gpu)], *bytes);
+        }
+        if let Some(time) = gpu_time_ns.get(place).filter(|it| **it > 0) {
+            let labels = [pid, command, user, container, ("gpu", &*gpu)];
+            page.at_least(&CLIENT_GPU_TIME, labels, Duration::from_nanos(*time).as_secs_f64());
         }
         page.add(&GPU_ALLOCATED, [("gpu", &gpu)], *bytes);
         // Of older workers only this is known.

@@ -125,6 +125,7 @@ impl Worker {
             physical,
             refused_calls,
             first_command_ago_ns,
+            gpu_time_ns,
         } = answered.reply
         else {
             return None;
@@ -140,6 +141,7 @@ impl Worker {
             physical,
             refused_calls,
             first_command,
+            gpu_time_ns,
         };
         *lock(&self.described) = Some(description.clone());
         Some(description)

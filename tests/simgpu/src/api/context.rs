@@ -16,7 +16,7 @@ use crate::context::{Context, FIRST_API_VERSION};
 use crate::contexts;
 use crate::current;
 use crate::device::{device, devices};
-use crate::green::{self, Converted, Green};
+use crate::green::{Converted, Green};
 use crate::handles;
 use crate::memory::space::{self, Kind};
 use crate::status::{Result, ensure, read, status};
@@ -221,7 +221,8 @@ pub fn cuCtxSynchronize_v2(context: CUcontext) -> CUresult {
 }
 
 fn synchronize(context: &Context, green: Option<Arc<Green>>) -> Result<()> {
-    green::asked(context, green.as_deref(), rekindle_graphs::hook::context_asked)?;
+    // Streams of green contexts that capture do not stand in the way of a wait for the primary context.
+    rekindle_graphs::hook::context_asked(green.as_ref().map_or(context.handle, |it| it.converted))?;
     green.map_or_else(|| context.synchronize(), |green| context.synchronize_group(green.id))
 }
 

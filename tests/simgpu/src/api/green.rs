@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::contexts;
 use crate::device::device;
 use crate::event::Event;
-use crate::green::{self, Converted, Green, Processors};
+use crate::green::{Converted, Green, Processors};
 use crate::order::Role;
 use crate::status::{Result, check, ensure, put, status, values};
 use crate::{current, handles, streams};
@@ -148,14 +148,14 @@ fn record(context: &Arc<Context>, green: Option<&Green>, event: CUevent) -> Resu
     let known = handles::get::<Event>(event)?;
     let home = known.context.upgrade().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
     ensure(home.id == context.id, CUDA_ERROR_INVALID_HANDLE)?;
-    green::asked(context, green, |it| hook::record_in_context(event, it))?;
+    hook::record_in_context(event, green.map_or(context.handle, |it| it.converted))?;
     streams::record(context, green.map(|it| it.id), &known)
 }
 
 fn wait(context: &Arc<Context>, green: Option<&Green>, event: CUevent) -> Result<()> {
     context.check()?;
     let known = handles::get::<Event>(event)?;
-    green::asked(context, green, |it| hook::wait_in_context(it, event))?;
+    hook::wait_in_context(green.map_or(context.handle, |it| it.converted), event)?;
     known.mark().map_or(Ok(()), |mark| streams::hold(context, green.map(|it| it.id), &mark))
 }
 
