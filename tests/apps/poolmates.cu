@@ -208,14 +208,15 @@ int main(int argc, char **argv) {
     CU(cuMemsetD8Async, middle, 3, MIDDLE * 8, in);
     CU(cuMemsetD8Async, large, 4, (size_t)LARGE * 8, in);
     CHECK(cudaStreamSynchronize(stream));
-    CU(cuMemPoolExportPointer, &handles.small, small);
-    CU(cuMemPoolExportPointer, &handles.middle, middle);
-    CU(cuMemPoolExportPointer, &handles.large, large);
     cudaEvent_t turned, done;
     CHECK(cudaEventCreateWithFlags(&turned, cudaEventInterprocess | cudaEventDisableTiming));
     CHECK(cudaIpcGetEventHandle(&handles.turned, turned));
     int file = -1;
+    // Before its memory: otherwise that has no name.
     CU(cuMemPoolExportToShareableHandle, &file, pool, FILES, 0);
+    CU(cuMemPoolExportPointer, &handles.small, small);
+    CU(cuMemPoolExportPointer, &handles.middle, middle);
+    CU(cuMemPoolExportPointer, &handles.large, large);
     pass(link, &handles, file);
     close(file);
     cudaIpcEventHandle_t handle;

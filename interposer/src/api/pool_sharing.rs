@@ -33,6 +33,7 @@ pub(crate) unsafe fn cuMemPoolExportToShareableHandle(
         }
         let token = name(POOL_EXPORT, &PoolExport { pool })?;
         let file = file_of(&ipc::handle(Named::Pool, &token)).map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
+        client.pools.lock().exported(pool);
         // SAFETY: not null, and a place for a descriptor by cuda.h's contract.
         unsafe { put(handle_out.cast::<i32>(), file.into_raw_fd()) }
     }))
@@ -74,7 +75,8 @@ pub(crate) unsafe fn cuMemPoolExportPointer(shareData_out: *mut c_void, ptr: CUd
             Some(Allocation::Pooled { base, pool, .. }) if base == ptr => pool,
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         };
-        if shareData_out.is_null() || client.pools.lock().handle_types(pool) == 0 {
+        // The driver (580) refuses memory of a pool that has no handle yet.
+        if shareData_out.is_null() || !client.pools.lock().is_exported(pool) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let mut call = Call::new(POOL_MEMORY_EXPORT)?;

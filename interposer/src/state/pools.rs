@@ -70,10 +70,17 @@ impl Imported {
     }
 }
 
+/// A pool that other processes may have.
+#[derive(Debug)]
+struct ForOthers {
+    handle_types: u32,
+    is_exported: bool,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// The types of handles that pools of this process were created for, if any.
-    for_others: BTreeMap<u64, u32>,
+    /// The pools of this process that were created for others.
+    for_others: BTreeMap<u64, ForOthers>,
     imported: BTreeMap<u64, Imported>,
     /// Reservations whose mappings are about to end.
     pub(crate) leaving: Vec<Placed>,
@@ -106,7 +113,7 @@ impl Pools {
 impl State {
     /// Notes the types of handles that a pool was created for.
     pub(crate) fn created(&mut self, pool: u64, handle_types: u32) {
-        self.for_others.insert(pool, handle_types);
+        self.for_others.insert(pool, ForOthers { handle_types, is_exported: false });
     }
 
     /// Forgets a pool of this process.
@@ -116,7 +123,19 @@ impl State {
 
     /// The types of handles that a pool may be exported as.
     pub(crate) fn handle_types(&self, pool: u64) -> u32 {
-        self.for_others.get(&pool).copied().unwrap_or(0)
+        self.for_others.get(&pool).map_or(0, |it| it.handle_types)
+    }
+
+    /// Notes that a pool has a handle.
+    pub(crate) fn exported(&mut self, pool: u64) {
+        if let Some(pool) = self.for_others.get_mut(&pool) {
+            pool.is_exported = true;
+        }
+    }
+
+    /// Whether a pool was ever given a handle.
+    pub(crate) fn is_exported(&self, pool: u64) -> bool {
+        self.for_others.get(&pool).is_some_and(|it| it.is_exported)
     }
 
     /// The pool of another process that the application's handle names.

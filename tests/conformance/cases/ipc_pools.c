@@ -100,6 +100,10 @@ GROUP(exported) {
     SET(cuDeviceGetAttribute, &types, CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, device);
     YES(cuDeviceGetAttribute, "handles of pools may be files", types & FILES);
     CUmemoryPool pool = make(FILES), plain = make(CU_MEM_HANDLE_TYPE_NONE);
+    CUdeviceptr early = 0;
+    CUmemPoolPtrExportData data;
+    SET(cuMemAllocFromPoolAsync, &early, SMALL, pool, NULL);
+    TRY("of memory of a pool without a handle", cuMemPoolExportPointer, &data, early);
     TRY("of a pool for files", cuMemPoolExportToShareableHandle, &file, pool, FILES, 0);
     YES(cuMemPoolExportToShareableHandle, "of a pool for files, is a descriptor", file >= 0);
     close(file);
@@ -109,7 +113,6 @@ GROUP(exported) {
     TRY("with flags", cuMemPoolExportToShareableHandle, &file, pool, FILES, 1);
     TRY("of no type", cuMemPoolExportToShareableHandle, &file, pool, CU_MEM_HANDLE_TYPE_NONE, 0);
     CUdeviceptr memory = 0, other = 0, no_pool = 0;
-    CUmemPoolPtrExportData data;
     uint64_t of = 0;
     SET(cuMemAllocFromPoolAsync, &memory, SMALL, pool, NULL);
     SET(cuMemAllocFromPoolAsync, &other, SMALL, plain, NULL);

@@ -2,7 +2,7 @@
 //! steps, as the driver's does, and is released when the program waits for a command.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rekindle_cuda_abi::types::CUDA_ERROR_INVALID_VALUE;
@@ -58,6 +58,8 @@ pub(crate) struct Pool {
     pub(crate) handle: u64,
     /// The types of handles for other processes that it was created for.
     pub(crate) handle_types: u32,
+    /// Whether a handle was ever made, without which no allocation has one.
+    pub(crate) is_exported: AtomicBool,
     /// Where it came from, if it is another process's. Nothing is allocated from it then.
     pub(crate) source: Option<Source>,
     /// The attributes 1 to 4: three ways of reuse, and the release threshold.
@@ -80,6 +82,7 @@ impl Pool {
         Arc::new(Self {
             handle,
             handle_types,
+            is_exported: AtomicBool::new(false),
             source,
             settings,
             used: zero(),

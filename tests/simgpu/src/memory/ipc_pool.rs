@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
 use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN};
@@ -40,6 +41,7 @@ pub(crate) fn export(owner: &Device, pool: &Pool) -> Result<OwnedFd> {
     let file = pages::memfd(c"simgpu-pool", ipc::BYTES as u64).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
     let file = File::from(file);
     file.write_all_at(&ipc::bytes(&words), 0).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+    pool.is_exported.store(true, Ordering::SeqCst);
     Ok(file.into())
 }
 
@@ -63,7 +65,7 @@ pub(crate) fn handle(address: u64) -> Result<Handle> {
     let region = space::find(address).filter(|r| r.base == address && r.kind == Kind::Device);
     let region = region.ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let owner = device(region.device as i32)?;
-    let pool = owner.pools.pool_of(region.base).filter(|pool| pool.handle_types != 0);
+    let pool = owner.pools.pool_of(region.base).filter(|pool| pool.is_exported.load(Ordering::SeqCst));
     let pool = pool.ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let block = owner.block(region.base).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let inside = region.base - block.base;
@@ -85,7 +87,7 @@ pub(crate) fn open(owner: &'static Device, pool: std::sync::Arc<Pool>, handle: &
         let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
         let reserved = vmm::reserve(len, 0, 0)?;
         let base = reserved + inside;
-        let devices = 1 << owner.ordinal | pool.access.load(std::sync::atomic::Ordering::SeqCst);
+        let devices = 1 << owner.ordinal | pool.access.load(Ordering::SeqCst);
         let region = Region {
             base,
             len: size,
