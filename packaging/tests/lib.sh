@@ -15,9 +15,11 @@ fail() {
     ! have journalctl || journalctl -u rekindled --no-pager -n 40 >&2 || true
     exit 1
 }
+# For $patience tenths of a second at most.
+patience=600
 until_ok() {
     local i
-    for ((i = 0; i < 600; i++)); do
+    for ((i = 0; i < patience; i++)); do
         "$@" >/dev/null 2>&1 && return 0
         sleep 0.1
     done

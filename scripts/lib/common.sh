@@ -12,7 +12,8 @@ docker_layer=$root/.trixie/docker   # files of Docker, a layer over the tree
 incus_layer=$root/.trixie/incus     # files of LXC, Incus and a registry of images, a layer over the tree
 nccl=$root/.trixie/nccl          # NCCL's library
 bookworm=$root/.trixie/bookworm  # a Debian bookworm root directory, which has no CRIU that does
-: "$target" "$toolchain" "$tree" "$criu_next" "$mpi_layer" "$systemd_layer" "$docker_layer" "$incus_layer" "$nccl" "$bookworm"
+machine=$root/.trixie/machine    # the disk of a virtual machine, with its kernel
+: "$target" "$toolchain" "$tree" "$criu_next" "$mpi_layer" "$systemd_layer" "$docker_layer" "$incus_layer" "$nccl" "$bookworm" "$machine"
 
 # Name of the running script, for messages.
 me=${0##*/}

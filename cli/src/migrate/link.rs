@@ -18,6 +18,11 @@ const BUFFER: usize = 1 << 20;
 const POLLS: u32 = 200;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
+/// Options of ssh: it asks nothing, and a host that is silent is lost after a while. The processes stand still meanwhile, and the kernel
+/// would wait for hours.
+const SSH: [&str; 8] =
+    ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"];
+
 /// A way to open connections to another host.
 pub(super) trait Way: Sync {
     /// Opens one more connection.
@@ -40,7 +45,7 @@ impl Via {
         if host.starts_with('-') {
             return Err(Failure::usage(anyhow!("{host} is no host")));
         }
-        let mut arguments: Vec<OsString> = ["-o", "BatchMode=yes", "--", host].map(Into::into).to_vec();
+        let mut arguments: Vec<OsString> = SSH.into_iter().chain(["--", host]).map(Into::into).collect();
         arguments.extend(words.iter().map(|it| quoted(it).into()));
         Ok(Self { host: host.to_owned(), program: "ssh", arguments })
     }
@@ -137,9 +142,10 @@ mod tests {
         let via = Via::command("there", "printf '%s|'", &words);
         assert_eq!(said(via.program, &via.arguments), "a b|it's|$HOME|-x|");
         let ssh = Via::ssh("there", &words).unwrap();
-        assert_eq!(ssh.arguments[..4], ["-o", "BatchMode=yes", "--", "there"]);
+        let (options, rest) = ssh.arguments.split_at(SSH.len());
+        assert_eq!((options, &rest[..2]), (&SSH.map(OsString::from)[..], &["--", "there"].map(OsString::from)[..]));
         // ssh joins its arguments by spaces, and a shell reads them.
-        let joined = ssh.arguments[4..].join(&OsString::from(" "));
+        let joined = rest[2..].join(&OsString::from(" "));
         let mut script = OsString::from("printf '%s|' ");
         script.push(joined);
         assert_eq!(said("sh", &["-c".into(), script]), "a b|it's|$HOME|-x|");

@@ -216,24 +216,24 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
         if let Some(grants) = grants.upgrade() {
             grants.release(&allowed, pid);
         }
+        let starved = charges.starved(process);
         charges.left(process);
         if let Some(records) = records.upgrade() {
             records.forget(process);
         }
         if let Some(client) = client {
             // The worker's own log lines say more, and come first, when the worker has failed.
-            let reason = client.worker.death().to_string();
-            let alive = lost.upgrade().is_some_and(|it| it.note(&client, reason));
+            let death = client.worker.death().to_string();
+            let reason = starved.map_or(death.clone(), |why| format!("{death}: {why}"));
+            let alive = lost.upgrade().is_some_and(|it| it.note(&client, reason.clone()));
             if alive {
                 metrics.worker_lost();
             }
-            info!(
-                pid = client.process.pid,
-                command = client.attach.command,
-                worker = pid,
-                "{}",
-                if alive { "it has lost its worker" } else { "gone, and its worker with it" }
-            );
+            let said = match alive {
+                true => format!("it has lost its worker: {reason}"),
+                false => "gone, and its worker with it".to_owned(),
+            };
+            info!(pid = client.process.pid, command = client.attach.command, worker = pid, "{said}");
         }
     });
 }

@@ -12,10 +12,13 @@
 //! A worker that cannot be moved stays in the daemon's cgroup and serves its client all the same; the log says why, once for each
 //! reason. The kernel charges memory to the cgroup in which a process is when it gets the memory, so what a worker had before it
 //! had a client stays with the daemon.
+//!
+//! Where the pod or slice has no memory left, the kernel ends the process in it that has most, and then the client hears why.
 
 mod place;
+mod shortage;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
@@ -105,8 +108,19 @@ pub(crate) struct Charges {
 struct Inner {
     /// The cgroups that the daemon, or one before it, has made, by their paths in the hierarchy.
     made: BTreeSet<String>,
+    /// The workers in them.
+    members: HashMap<Process, Member>,
     /// What the log has said.
     said: HashSet<String>,
+}
+
+/// A worker beside its container.
+#[derive(Debug)]
+struct Member {
+    /// The path of its cgroup.
+    path: String,
+    /// How many processes of that cgroup the kernel had ended for want of memory by then.
+    ended: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -125,7 +139,7 @@ impl Charges {
 
     fn at(charge: Charge, root: Option<PathBuf>, dir: PathBuf) -> Self {
         let made = kept(&dir);
-        let charges = Self { charge, root, dir, inner: Mutex::new(Inner { made, said: HashSet::new() }) };
+        let charges = Self { charge, root, dir, inner: Mutex::new(Inner { made, ..Inner::default() }) };
         charges.sweep();
         if charge == Charge::Parent
             && let Err(error) = charges.probe()
@@ -169,7 +183,25 @@ impl Charges {
         let now = now.lines().find_map(|line| line.strip_prefix("0::"));
         // The engine's own counts first: a client may be able to make cgroups below it, and name them as it likes.
         let path = place::beside(container.unified().chain(now), &container.id)?;
-        self.join(root, &path, worker)
+        self.join(root, &path, worker)?;
+        if let Err(error) = shortage::weigh_as(client, worker) {
+            debug!(worker = worker.pid, %error, "cannot give a worker the oom_score_adj of its client");
+        }
+        Ok(())
+    }
+
+    /// Why a worker has died, if the kernel has ended it because its pod or slice had no memory left.
+    pub(crate) fn starved(&self, worker: Process) -> Option<String> {
+        let root = self.root.as_deref()?;
+        let mut inner = lock(&self.inner);
+        let Member { path, ended } = inner.members.remove(&worker)?;
+        let now = shortage::ended(&root.join(path.trim_start_matches('/')));
+        // The others in that cgroup have not been ended by that.
+        for other in inner.members.values_mut().filter(|it| it.path == path) {
+            other.ended = now;
+        }
+        let parent = path.rsplit_once('/').map_or("/", |it| it.0);
+        (now > ended).then(|| format!("the kernel has ended it, since {parent} has no memory left (memory.max)"))
     }
 
     /// Moves a worker into the cgroup with this path, which is made if necessary.
@@ -197,7 +229,9 @@ impl Charges {
                 enter(&folder, worker)
             }
         };
-        if joined.is_err() {
+        if joined.is_ok() {
+            inner.members.insert(worker, Member { path: path.to_owned(), ended: shortage::ended(&folder) });
+        } else {
             self.sweep_all(&mut inner);
         }
         joined
@@ -205,6 +239,7 @@ impl Charges {
 
     /// Removes the cgroup of a worker that is dying if no other worker is in it, as soon as the worker has ended.
     pub(crate) fn left(self: &Arc<Self>, worker: Process) {
+        lock(&self.inner).members.remove(&worker);
         self.sweep();
         if lock(&self.inner).made.is_empty() {
             return;
@@ -217,7 +252,7 @@ impl Charges {
             }
             for _ in 0..LOOKS {
                 charges.sweep();
-                if !charges.has_empty() {
+                if !charges.is_left(worker) {
                     break;
                 }
                 std::thread::sleep(LOOK);
@@ -251,11 +286,12 @@ impl Charges {
         }
     }
 
-    /// Whether a cgroup is left without a process.
-    fn has_empty(&self) -> bool {
+    /// Whether a cgroup has no process, or only this one, which has ended: the kernel may take it out of its cgroup a moment later.
+    fn is_left(&self, worker: Process) -> bool {
         let Some(root) = &self.root else { return false };
-        let members = |path: &String| fs::read(root.join(path.trim_start_matches('/')).join("cgroup.procs"));
-        lock(&self.inner).made.iter().any(|path| members(path).is_ok_and(|it| it.is_empty()))
+        let members = |path: &String| fs::read_to_string(root.join(path.trim_start_matches('/')).join("cgroup.procs"));
+        let only_it = |members: String| members.lines().all(|it| it.parse() == Ok(worker.pid));
+        lock(&self.inner).made.iter().any(|path| members(path).is_ok_and(only_it))
     }
 
     fn keep(&self, inner: &Inner) -> Result<(), ChargeError> {
@@ -437,7 +473,7 @@ mod tests {
         let dir = state.path().join(FOLDER);
         let charges = Charges::at(Charge::Parent, None, dir.clone());
         let made = BTreeSet::from(["/p/rekindle-1".to_owned()]);
-        charges.keep(&Inner { made: made.clone(), said: HashSet::new() }).unwrap();
+        charges.keep(&Inner { made: made.clone(), ..Inner::default() }).unwrap();
         assert_eq!(kept(&dir), made);
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
         assert!(kept(&dir).is_empty());

@@ -2,14 +2,12 @@
 
 use thiserror::Error;
 
-use super::super::grants::{SCOPE, bears};
+use super::super::grants::{CRUN_INNER, SCOPE, bears};
 
 /// What the names of the daemon's cgroups begin with. The rest names the container.
 const PREFIX: &str = "rekindle-";
 /// The longest container's name; the kernel's limit for a cgroup's is 255 bytes.
 const LONGEST_NAME: usize = 200;
-/// The cgroup that crun makes for the processes of a container, inside the container's scope.
-const CRUN_INNER: &str = "container";
 
 /// Why workers of a container have no cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

@@ -19,6 +19,9 @@ pub(crate) type Uuid = [u8; 16];
 /// The ending of systemd's cgroups for processes that others have started.
 pub(crate) const SCOPE: &str = ".scope";
 
+/// The cgroup that crun makes for the processes of a container, inside the container's scope.
+pub(crate) const CRUN_INNER: &str = "container";
+
 /// What LXC's and Incus's cgroups for processes of containers begin with.
 const LXC: &str = "lxc.payload.";
 
@@ -169,7 +172,9 @@ impl Cgroups {
     /// The prefixes of cgroups that engines name after their container.
     pub(super) fn name(&self) -> Option<&str> {
         let deepest = self.0.values().max_by_key(|path| path.len())?;
-        let name = deepest.rsplit('/').next()?;
+        let (above, name) = deepest.rsplit_once('/')?;
+        let scope = above.rsplit('/').next().and_then(|it| it.strip_suffix(SCOPE));
+        let name = scope.filter(|_| name == CRUN_INNER).unwrap_or(name);
         Some(name.strip_prefix(LXC).unwrap_or(name)).filter(|name| !name.is_empty())
     }
 
@@ -207,6 +212,9 @@ mod tests {
         assert_eq!(name("/lxc.payload.job-1").as_deref(), Some("job-1"));
         assert_eq!(name("/pod/libpod-c1").as_deref(), Some("libpod-c1"));
         assert_eq!((name("/lxc.payload."), name("/")), (None, None));
+        // crun's processes are below the scope, which has the name.
+        assert_eq!(name("/jobs.slice/libpod-c1.scope/container").as_deref(), Some("libpod-c1"));
+        assert_eq!(name("/pod/container").as_deref(), Some("container"));
         assert!(
             bears("lxc.payload.job", "job") && !bears("lxc.payload.my.job", "job") && !bears("lxc.monitor.job", "job")
         );

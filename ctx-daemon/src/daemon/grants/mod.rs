@@ -27,7 +27,7 @@ use thiserror::Error;
 use tracing::{debug, info, warn};
 
 use self::container::Place;
-pub(crate) use self::container::{Container, SCOPE, Uuid, bears};
+pub(crate) use self::container::{CRUN_INNER, Container, SCOPE, Uuid, bears};
 pub(crate) use self::select::SelectError;
 pub(crate) use self::serve::{Asked, contained, grant, revoke};
 use super::pidns::{self, Identity};
