@@ -4,8 +4,9 @@
 //! the daemon's work: so what podman puts into its archive afterwards fits, and the container goes on at once if anything fails. It
 //! is removed when it runs on the other host, as `podman rm` does, and its volumes stay.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -85,12 +86,14 @@ impl Container {
         })
     }
 
-    /// Has podman's checkpoint of the container go to the migration's directory.
-    pub(super) fn link(&self, dir: &Path, last: &str) -> Result<(), Failure> {
+    /// Has podman's checkpoint of the container go to the migration's directory, which is open. The link leads nowhere when this process
+    /// has ended: no other checkpoint builds on images there, which have lost their content.
+    pub(super) fn link(&self, dir: &File, last: &str) -> Result<(), Failure> {
         let podman::Container { id, name, static_dir, .. } = &self.found;
         let (podman, id) = (self.engine.program.clone(), id.clone());
         let note = Note { podman, id, name: name.clone(), static_dir: static_dir.clone() };
-        self.place.make(dir)?;
+        let dir = format!("/proc/{}/fd/{}", std::process::id(), dir.as_raw_fd());
+        self.place.make(Path::new(&dir))?;
         self.place.note(&serde_json::to_vec(&note).context("cannot write JSON")?)?;
         let checkpoint = static_dir.join(CHECKPOINT);
         let linked = || -> io::Result<()> {
@@ -153,17 +156,12 @@ pub(super) fn settle(migration: &str, moved: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether a migration's directory, whose command was killed, can go: not while podman may restore the container from it. Otherwise
-/// podman's next checkpoint goes where its checkpoints go.
-pub(super) fn can_be_swept(migration: &str) -> bool {
+/// The command of a migration was killed: podman's next checkpoint of the container goes where its checkpoints go.
+pub(super) fn sweep(migration: &str) {
     let place = Place::of(migration);
-    let Some(Note { podman, id, static_dir, .. }) = noted(&place) else { return true };
-    let is_linked = fs::read_link(static_dir.join(CHECKPOINT)).is_ok_and(|it| leads_to(&it, &place));
-    if is_linked && Engine::podman(Some(&podman)).runs(&id).is_ok_and(|runs| !runs) {
-        return false;
+    if let Some(note) = noted(&place) {
+        unlink(&note.static_dir, &place);
     }
-    unlink(&static_dir, &place);
-    true
 }
 
 fn noted(place: &Place) -> Option<Note> {

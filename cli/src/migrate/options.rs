@@ -107,3 +107,34 @@ impl Options {
         [rekindle, "migrate", "--receive", "--dir", dir, "--podman", podman].map(ToString::to_string).to_vec()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    /// What moves and where to, as the words say.
+    fn meant(words: &str) -> Option<(String, String)> {
+        let line = Line::try_parse_from(["migrate"].into_iter().chain(words.split_whitespace())).ok()?;
+        line.options.subject().ok().map(|(subject, host)| (format!("{subject:?}"), host.to_owned()))
+    }
+
+    #[test]
+    fn a_process_or_a_container_moves_to_a_host() {
+        let is = |subject: &str| Some((subject.to_owned(), "gpu2".to_owned()));
+        assert_eq!(meant("812 gpu2"), is("Process(812)"));
+        assert_eq!(meant("--container job gpu2"), is("Container(\"job\")"));
+        assert_eq!(meant("gpu2 --container job"), is("Container(\"job\")"));
+        for words in ["", "812", "job gpu2", "--container job", "--container job 812 gpu2", "1 a b", "--settle m"] {
+            assert_eq!(meant(words), None, "{words}");
+        }
+        assert_eq!(meant("--container job gpu2 --allow-other-gpu"), None);
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   podman's directory of the container/checkpoint ──► /run/rekindle-migrations/MIGRATION/files/last
-//!   /run/rekindle-migrations/MIGRATION/files ──► the migration's directory on this host
+//!   /run/rekindle-migrations/MIGRATION/files ──► the migration's directory on this host; at the source as long as the command lives
 //!                                     /container    at the source: what is removed there in the end
 //! ```
 //!

@@ -69,7 +69,7 @@ pub(super) struct Source<'a> {
     name: String,
     /// Its directory, which is removed with this, and which others know by the lock to be in use.
     dir: PathBuf,
-    _lock: File,
+    lock: File,
     /// The connection for messages, and those for content.
     link: Link,
     streams: Vec<Link>,
@@ -122,7 +122,7 @@ impl<'a> Source<'a> {
         };
         let streams = (0..options.streams).map(|_| stream()).collect::<Result<_, _>>()?;
         let report = Report::new(&name, pid, container.as_ref().map(Container::name), way.host());
-        Ok(Self { options, way, socket, pid, container, name, dir, _lock: lock, link, streams, report })
+        Ok(Self { options, way, socket, pid, container, name, dir, lock, link, streams, report })
     }
 
     /// Moves the processes. The report says where they are, whatever has happened.
@@ -227,7 +227,7 @@ impl<'a> Source<'a> {
         let mut command = match &self.container {
             None => by_criu(self.options, self.pid, &dir, &log)?,
             Some(container) => {
-                container.link(&self.dir, LAST)?;
+                container.link(&self.lock, LAST)?;
                 container.checkpoint(&self.make(ARCHIVE)?.join(ARCHIVE), self.options.kept)
             }
         };
@@ -365,7 +365,8 @@ fn make_own(parent: &Path, name: &str) -> Result<(PathBuf, File), Failure> {
     let before = fs::read_dir(parent).into_iter().flatten().flatten().map(|it| it.path()).filter(is_own);
     for dir in before {
         let migration = dir.file_stem().unwrap_or_default().to_string_lossy();
-        if File::open(&dir).is_ok_and(|it| it.try_lock().is_ok()) && container::can_be_swept(&migration) {
+        if File::open(&dir).is_ok_and(|it| it.try_lock().is_ok()) {
+            container::sweep(&migration);
             let _ = fs::remove_dir_all(&dir);
         }
     }

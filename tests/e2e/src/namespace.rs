@@ -22,23 +22,16 @@ pub struct Namespace {
     cgroup: Option<PathBuf>,
 }
 
-/// Makes a cgroup the root of a cgroup namespace, and there the mounts of a host with a podman of its own. `$1` is the cgroup, `$2` the
-/// folder that has the daemon's socket.
+/// Makes a cgroup the root of a cgroup namespace. All its processes are then in one below, since a cgroup with processes gives its
+/// children no controllers. `$1` is the cgroup, `$2` the folder that has the daemon's socket, `$3` what goes on in there.
 const HOST: &str = r#"
     set -e
     mkdir -p "$1/init"
-    for each in $(cat "$1/cgroup.controllers"); do echo "+$each" >"$1/cgroup.subtree_control" || true; done
     echo 0 >"$1/cgroup.procs"
-    exec unshare --pid --cgroup --fork --mount-proc --kill-child=SIGKILL sh -ec '
+    exec unshare --cgroup sh -ec '
         echo 0 >"$1/init/cgroup.procs"
-        umount /sys/fs/cgroup
-        mount -t cgroup2 none /sys/fs/cgroup
-        mount -t tmpfs -o mode=755 tmpfs /run
-        mkdir /run/rekindle
-        mount --bind "$2" /run/rekindle
-        mount -t tmpfs -o mode=1777 tmpfs /dev/shm
-        mount -t tmpfs -o size=75% tmpfs /var/lib/containers
-        exec catatonit -P' sh "$@"
+        for each in $(cat "$1/cgroup.controllers"); do echo "+$each" >"$1/cgroup.subtree_control"; done
+        exec unshare --pid --mount --fork --mount-proc --kill-child=SIGKILL sh -ec "$3" sh "$@"' sh "$@"
 "#;
 
 impl Namespace {
@@ -55,7 +48,7 @@ impl Namespace {
         let name = format!("rekindle-host-{}", socket_dir.file_name().unwrap_or_default().display());
         let cgroup = Path::new("/sys/fs/cgroup").join(name);
         let mut command = Command::new("sh");
-        command.args(["-c", HOST, "sh"]).arg(&cgroup).arg(socket_dir);
+        command.args(["-c", HOST, "sh"]).arg(&cgroup).arg(socket_dir).arg(MOUNTS);
         Self::start(command, Some(cgroup))
     }
 
@@ -93,6 +86,18 @@ impl Drop for Namespace {
         }
     }
 }
+
+/// The mounts of a host with a podman of its own.
+const MOUNTS: &str = r#"
+    umount /sys/fs/cgroup
+    mount -t cgroup2 none /sys/fs/cgroup
+    mount -t tmpfs -o mode=755 tmpfs /run
+    mkdir /run/rekindle
+    mount --bind "$2" /run/rekindle
+    mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+    mount -t tmpfs -o size=75% tmpfs /var/lib/containers
+    exec catatonit -P
+"#;
 
 /// The way into a pid namespace, its mount namespace, and its cgroup namespace where it has one.
 #[derive(Clone, Debug)]
