@@ -1,6 +1,6 @@
 //! A container of podman's at the host that it goes to: what podman must have there, and its restore from the archive.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::anyhow;
@@ -26,7 +26,7 @@ impl Imported {
     pub(super) fn restore(&self, dir: &Path, options: &[String]) -> Command {
         let mut command = Command::new(&self.engine.program);
         command.args(["container", "restore", "--ignore-volumes"]).args(options);
-        command.arg("--import").arg(dir.join(ARCHIVE).join(ARCHIVE));
+        command.arg("--import").arg(archive(dir));
         command
     }
 
@@ -44,6 +44,11 @@ impl Imported {
             );
         }
     }
+}
+
+/// podman's archive among a migration's files.
+pub(super) fn archive(dir: &Path) -> PathBuf {
+    dir.join(ARCHIVE).join(ARCHIVE)
 }
 
 /// Whether this host's podman can take a container.

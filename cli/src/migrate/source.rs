@@ -109,8 +109,8 @@ impl<'a> Source<'a> {
             }
         };
         protect::must_not_be_protected(&socket, pid)?;
-        let container_needs = container.as_ref().map(Container::needs).transpose()?;
-        let what = What { container: container_needs, ..what(options, &socket, pid)? };
+        let needs = container.as_ref().map(Container::needs).transpose()?.map(Box::new);
+        let what = What { container: needs, ..what(options, &socket, pid)? };
         let (dir, lock) = make_own(&options.dir, &name)?;
         let mut link = way.open()?;
         let begin = Begin { version: VERSION, migration: name.clone(), what };

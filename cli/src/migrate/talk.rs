@@ -85,7 +85,7 @@ pub(super) struct What {
     pub(super) other_gpu: bool,
     /// What podman must have, if a container moves.
     #[serde(default)]
-    pub(super) container: Option<Needs>,
+    pub(super) container: Option<Box<Needs>>,
 }
 
 /// What the other host's podman must have for a container.

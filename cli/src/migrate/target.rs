@@ -33,7 +33,7 @@ use rekindle_wire::control::{FailureKind, Reply, Request};
 
 use super::compare;
 use super::held::{Held, Host, name};
-use super::imported::Imported;
+use super::imported::{Imported, archive};
 use super::options::Options;
 use super::place::Place;
 use super::stream;
@@ -290,10 +290,13 @@ fn restore_kept(dir: &Path, host: &Host) -> ToSource {
             Reply::Arrival(None) => {}
             Reply::Arrival(Some(true)) => return Ok(()),
             Reply::Arrival(Some(false)) => {
+                let again = match read_restore(dir)?.container {
+                    Some(_) => format!("podman container restore --ignore-volumes --import {}", archive(dir).display()),
+                    None => format!("rekindle restore -d {}", dir.join("last").display()),
+                };
                 return Err(Failure::refused(anyhow!(
-                    "they were let run here and have ended since, or were killed at that moment. If they have not run, `rekindle \
-                     restore -d {}` restores them",
-                    dir.join("last").display()
+                    "they were let run here and have ended since, or were killed at that moment. If they have not run, `{again}` \
+                     restores them"
                 )));
             }
             _ => return Err(daemon::unexpected_answer().into()),

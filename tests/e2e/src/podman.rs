@@ -75,10 +75,10 @@ impl Podman {
 
     /// Writes a program that calls podman as this does.
     pub fn program(&self, path: &Path) -> Result {
-        let (lib, hooks) = (stage::repository()?.join("scripts/lib/podman.sh"), self.hooks.display());
-        let (lib, runtime) = (lib.display(), self.runtime);
-        let script =
-            format!("#!/bin/bash\n. '{lib}'\nREKINDLE_RUNTIME={runtime} podman_ --hooks-dir '{hooks}' \"$@\"\n");
+        // As `podman_` there, but the program becomes podman.
+        let (runtime, hooks) = (self.runtime, self.hooks.display());
+        let options = "--cgroup-manager cgroupfs --storage-driver overlay --log-level error";
+        let script = format!("#!/bin/sh\nexec podman {options} --runtime {runtime} --hooks-dir '{hooks}' \"$@\"\n");
         stage::write_script(path, &script)
     }
 

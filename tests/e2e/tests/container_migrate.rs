@@ -180,25 +180,25 @@ fn a_container_that_has_moved_ends_as_it_would_have_here() -> Result {
 #[test]
 fn a_container_stays_where_it_is_if_the_other_host_lacks_something() -> Result {
     let hosts = Hosts::start()?;
-    let data = hosts.here.path("data");
-    fs::create_dir(&data)?;
-    let bind = format!("{}:/data", data.display());
+    // Each host has a folder of that name for itself.
+    let data = "/dev/shm/data";
+    fs::create_dir(data)?;
+    let bind = format!("{data}:/data");
     hosts.podman.call(&["volume", "create", "kept"])?;
     hosts.run(&["--volume", "kept:/kept", "--volume", &bind])?;
     let refuses = |reason: &str| -> Result {
         let output = hosts.migrate(&[])?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() == Some(3) && said.contains(reason), "{}: {said}", output.status);
-        ensure!(hosts.is_on_one()? == Place::Here);
-        Ok(())
+        ensure!(Hosts::state(&hosts.podman)? == "running");
+        hosts.goes_on()
     };
     refuses("its volume kept is not there")?;
     hosts.podman_there.call(&["volume", "create", "kept"])?;
-    fs::remove_dir(&data)?;
-    refuses("which it has from the host, is not there")?;
-    fs::create_dir(&data)?;
+    refuses("/dev/shm/data, which it has from the host, is not there")?;
+    ensure!(hosts.there.inside("mkdir").arg(data).status()?.success());
     hosts.podman_there.call(&["tag", "rekindle-e2e", "other"])?;
-    hosts.podman_there.call(&["untag", "rekindle-e2e"])?;
+    hosts.podman_there.call(&["untag", "other", "rekindle-e2e"])?;
     refuses("its image localhost/rekindle-e2e:latest is not there")?;
     hosts.podman_there.call(&["tag", "other", "rekindle-e2e"])?;
     hosts.podman_there.call(&["create", "--name", NAME, "rekindle-e2e", "/bin/sh"])?;
@@ -208,9 +208,11 @@ fn a_container_stays_where_it_is_if_the_other_host_lacks_something() -> Result {
     assert_eq!(hosts.is_on_one()?, Place::There);
     report(&hosts.migrate_back()?)?;
     for podman in [&hosts.podman, &hosts.podman_there] {
-        podman.call(&["volume", "rm", "--force", "kept"])?;
+        podman.call(&["rm", "--force", "--ignore", "--time", "0", NAME])?;
+        podman.call(&["volume", "rm", "kept"])?;
     }
-    hosts.finish()
+    fs::remove_dir(data)?;
+    hosts.leave()
 }
 
 /// A podman that does something else when it has checkpointed.
@@ -286,7 +288,7 @@ impl Hosts {
     /// Starts daemons again that were killed.
     fn heal(&mut self) -> Result {
         for node in [&mut self.here, self.there.node_mut()] {
-            if process::is_gone(node.daemon_pid()?) || is_zombie(node.daemon_pid()?) {
+            if !process_runs(node.daemon_pid()?) {
                 node.kill_daemon()?;
                 node.start_daemon(&[])?;
             }
@@ -359,10 +361,10 @@ impl Hosts {
     }
 }
 
-/// Whether a process has ended, and nobody has waited for it.
-fn is_zombie(pid: i32) -> bool {
+/// Whether a process exists and has not ended.
+fn process_runs(pid: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    status.lines().any(|it| it.starts_with("State:") && (it.contains("zombie") || it.contains("dead")))
+    status.lines().any(|it| it.starts_with("State:") && !it.contains("zombie") && !it.contains("dead"))
 }
 
 #[test]
@@ -371,6 +373,8 @@ fn whatever_ends_at_whatever_moment_the_container_goes_on_on_exactly_one_host() 
         .into_iter()
         .flat_map(|victim| ["before", "after"].map(|when| (victim, when)))
         .flat_map(|(victim, when)| MESSAGES.map(|message| (victim, when, message)))
+        // A container whose podman is killed just as it is let run ends with conmon, as it would at any later time.
+        .filter(|(victim, _, message)| *victim != Victim::PodmanThere || !["\"Own\"", "\"Running\""].contains(message))
         .collect();
     let mut hosts = Hosts::start()?;
     hosts.run(&[])?;
