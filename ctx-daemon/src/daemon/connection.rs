@@ -233,10 +233,9 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             drop(pending);
             dump::pre_copy(daemon, &stream, (peer, body.wire), root, fds);
         }
-        Request::Migrate { root, migration, container, span } => {
+        Request::Migrate { root, migration, span } => {
             drop(pending);
-            let asked = migrate::Asked { root, name: &migration, is_container: container };
-            migrate::serve(daemon, &stream, (peer, party), asked, span);
+            migrate::serve(daemon, &stream, (peer, party), (root, &migration), span);
         }
         Request::Migration { migration } => {
             message::reply(&stream, &Reply::Migration(daemon.migrations.state(&migration)));
