@@ -18,6 +18,7 @@ mod link;
 #[cfg(test)]
 mod model;
 mod options;
+mod parent;
 mod report;
 mod rounds;
 mod settle;

@@ -311,7 +311,7 @@ impl<'a> Source<'a> {
 /// Makes the directory of a migration from here, and locks it. Removes those of commands that were killed.
 fn make_own(parent: &Path, name: &str) -> Result<(PathBuf, File), Failure> {
     let make = |dir: &Path| fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    make(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    super::parent::make(parent)?;
     let is_own = |path: &PathBuf| path.extension().is_some_and(|it| it == OWN);
     let before = fs::read_dir(parent).into_iter().flatten().flatten().map(|it| it.path()).filter(is_own);
     for dir in before {

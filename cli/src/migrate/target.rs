@@ -139,11 +139,11 @@ impl Target {
         compared: impl FnOnce() -> Result<(), Failure>,
     ) -> Result<Self, Failure> {
         let dir = directory(options, migration).ok_or_else(|| Failure::refused(anyhow!("a bad name")))?;
-        let make = |dir: &Path, recursive| fs::DirBuilder::new().recursive(recursive).mode(0o700).create(dir);
-        make(&options.dir, true).with_context(|| format!("cannot make {}", options.dir.display()))?;
+        super::parent::make(&options.dir)?;
         compared()?;
         sweep(&options.dir);
-        make(&dir, false).with_context(|| format!("cannot make {}", dir.display()))?;
+        let made = fs::DirBuilder::new().mode(0o700).create(&dir);
+        made.with_context(|| format!("cannot make {}", dir.display()))?;
         let (sender, events) = mpsc::channel();
         let target = Self { socket: options.daemon.socket()?, dir, events, held: None };
         let listening = within(&target.dir, DECISION, UnixListener::bind);

@@ -17,6 +17,8 @@ use crate::session::call::Call;
 
 /// The mean time between samples.
 const MEAN: Duration = Duration::from_millis(5);
+/// The time without a sample where nothing can run any more.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// The time of one client.
 #[derive(Debug)]
@@ -53,7 +55,11 @@ impl GpuTime {
     /// Samples.
     pub(crate) fn sample(&mut self, now: Instant, call: &mut Call) {
         let more = self.passed(now);
-        let busy = busy_devices(call, self.used.len());
+        let Found { busy, is_broken } = look(call, self.used.len());
+        if is_broken && !busy.contains(&true) {
+            // Streams of a broken context never become idle.
+            self.next = now + PAUSE;
+        }
         for (used, is_busy) in self.used.iter_mut().zip(busy) {
             if is_busy {
                 *used += more;
@@ -88,13 +94,24 @@ impl GpuTime {
     }
 }
 
-/// Which devices have unfinished work.
-fn busy_devices(call: &mut Call, devices: usize) -> Vec<bool> {
-    let mut busy = vec![false; devices];
+/// What a sample finds.
+struct Found {
+    /// Whether a device has unfinished work.
+    busy: Vec<bool>,
+    /// Whether the driver has answered with an error, which the next command finds as well.
+    is_broken: bool,
+}
+
+fn look(call: &mut Call, devices: usize) -> Found {
+    let (mut busy, mut is_broken) = (vec![false; devices], false);
     for key in call.session.waiting.busy(0) {
         let Ok(device) = call.session.device_of_context(key.context) else { continue };
         let Some(is_busy) = busy.get_mut(device) else { continue };
-        if *is_busy || call.enter(key.context).is_err() {
+        if *is_busy {
+            continue;
+        }
+        if call.enter(key.context).is_err() {
+            is_broken = true;
             continue;
         }
         let Some(real) = call.session.waiting.real(key) else { continue };
@@ -102,11 +119,10 @@ fn busy_devices(call: &mut Call, devices: usize) -> Vec<bool> {
         match unsafe { (call.driver().cuStreamQuery)(real) } {
             CUDA_SUCCESS => call.session.waiting.all_done(key),
             CUDA_ERROR_NOT_READY => *is_busy = true,
-            // The context is broken, which the next command finds.
-            _ => {}
+            _ => is_broken = true,
         }
     }
-    busy
+    Found { busy, is_broken }
 }
 
 #[cfg(test)]

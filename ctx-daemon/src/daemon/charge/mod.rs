@@ -196,12 +196,15 @@ impl Charges {
         let mut inner = lock(&self.inner);
         let Member { path, ended } = inner.members.remove(&worker)?;
         let now = shortage::ended(&root.join(path.trim_start_matches('/')));
-        // The others in that cgroup have not been ended by that.
+        if now <= ended {
+            return None;
+        }
+        // That one was this worker: another one in the same cgroup needs another.
         for other in inner.members.values_mut().filter(|it| it.path == path) {
-            other.ended = now;
+            other.ended += 1;
         }
         let parent = path.rsplit_once('/').map_or("/", |it| it.0);
-        (now > ended).then(|| format!("the kernel has ended it, since {parent} has no memory left (memory.max)"))
+        Some(format!("the kernel has ended it, since {parent} (memory.max), or the host, has no memory left"))
     }
 
     /// Moves a worker into the cgroup with this path, which is made if necessary.

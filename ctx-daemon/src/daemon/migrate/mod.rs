@@ -249,6 +249,8 @@ impl MigrationGuard<'_> {
             return Err(MigrationError::Closed);
         }
         if let Err(error) = self.migrations.records.write(name, Decision::HandedOver, tree) {
+            // What was written may be there all the same, and would be believed.
+            self.migrations.records.withdraw(name);
             tree.iter().for_each(Process::go_on);
             return Err(MigrationError::Record(error));
         }

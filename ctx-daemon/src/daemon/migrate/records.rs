@@ -91,6 +91,15 @@ impl Records {
         File::open(&self.dir)?.sync_all()
     }
 
+    /// Removes what a failed [`write`](Self::write) may have left.
+    pub(super) fn withdraw(&self, name: &str) {
+        if let Err(error) = fs::remove_file(self.path(name))
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            warn!("cannot remove {}, which says that a migration was handed over: {error}", self.path(name).display());
+        }
+    }
+
     /// The record of a migration, if it was one of this machine since it has started.
     pub(super) fn read(&self, name: &str) -> Option<Record> {
         is_name(name).then(|| read(&self.path(name)))?
