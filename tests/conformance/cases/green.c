@@ -75,7 +75,10 @@ GROUP(descriptors) {
     TRY("of one", cuDevResourceGenerateDesc, &descriptor, parts, 1);
     TRY("of two", cuDevResourceGenerateDesc, &descriptor, parts, 2);
     TRY("of a device", cuDevResourceGenerateDesc, &descriptor, &whole, 1);
-    // The driver (580) crashes where it gets none, or null.
+    // The driver (580) crashes where it gets none.
+    CUdevResource none;
+    memset(&none, 0, sizeof none);
+    TRY("of nothing", cuDevResourceGenerateDesc, &descriptor, &none, 1);
 }
 
 GROUP(contexts) {
@@ -182,6 +185,12 @@ GROUP(events) {
     SET(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
     TRY("during a green context's capture", cuCtxSynchronize);
     TRY("that a wait for the primary context has met", cuStreamEndCapture, stream, &graph);
+    CUstream own;
+    SET(cuStreamCreate, &own, CU_STREAM_NON_BLOCKING);
+    SET(cuStreamBeginCapture_v2, own, CU_STREAM_CAPTURE_MODE_RELAXED);
+    TRY("during a capture", cuCtxWaitEvent, primary, event);
+    TRY("that a wait of its context has invalidated", cuStreamEndCapture, own, &graph);
+    SET(cuStreamDestroy_v2, own);
     SET(cuStreamDestroy_v2, stream);
     SET(cuGreenCtxDestroy, green);
 }
