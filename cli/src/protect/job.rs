@@ -148,7 +148,10 @@ impl Job {
 
     /// Waits for the end of the job or of a worker, and returns how the job has ended, if it has.
     pub(super) fn wait(&mut self, folder: &Folder, socket: &Path, at_most: Duration) -> Option<Ending> {
-        let Some(root) = &self.root else { return Some(folder.end_of(self.process.pid).unwrap_or(Ending::Unseen)) };
+        let Some(root) = &self.root else {
+            // The guard may be about to note it.
+            return Some(until_known(|| folder.end_of(self.process.pid)).unwrap_or(Ending::Unseen));
+        };
         let mut fds = vec![PollFd::new(root.fd(), PollFlags::IN)];
         fds.extend(self.workers.iter().map(|it| PollFd::new(it.fd(), PollFlags::IN)));
         let timeout = Timespec::try_from(at_most).unwrap_or_default();

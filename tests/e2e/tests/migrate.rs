@@ -191,17 +191,17 @@ impl Hosts {
 
     /// Starts a daemon again that was killed.
     fn heal(&mut self) -> Result {
-        let (here, there) = (self.here.daemon_pid()?, self.there.node().daemon_pid()?);
-        if !process_runs(here) {
+        let (here, there) = (serves(&self.here)?, serves(self.there.node())?);
+        if !here {
             self.here.kill_daemon()?;
             self.here.start_daemon(&[])?;
         }
-        if !process_runs(there) {
+        if !there {
             self.there.node_mut().kill_daemon()?;
             self.there.node_mut().start_daemon(&[])?;
         }
         // Either socket may be another file now.
-        if process_runs(here) && process_runs(there) { Ok(()) } else { self.there.finds_daemon() }
+        if here && there { Ok(()) } else { self.there.finds_daemon() }
     }
 
     /// Settles what migrations have left there, until nobody there waits for anything.
@@ -273,6 +273,11 @@ impl Hosts {
         self.app = Some(App::adopt(identity));
         Ok(Place::There)
     }
+}
+
+/// Whether a daemon serves. One that was killed may take a while to end.
+fn serves(node: &Node) -> Result<bool> {
+    Ok(process_runs(node.daemon_pid()?) && node.status().is_ok())
 }
 
 /// Whether a process exists and has not ended.
