@@ -204,32 +204,41 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
         (Arc::downgrade(&daemon.clients.registry), Arc::downgrade(&daemon.clients.lost), worker.pid());
     let (grants, stage) = (Arc::downgrade(&daemon.grants), Arc::downgrade(&daemon.copying.stage));
     let (records, process) = (Arc::downgrade(&daemon.clients.records), worker.process());
+    let process_of_client = client.process;
     let (charges, oversubscription) = (Arc::clone(&daemon.charges), Arc::clone(&daemon.oversubscription));
     let metrics = Arc::clone(&daemon.metrics);
     let gpus: Vec<_> = worker.attached().devices.iter().map(|it| it.uuid).collect();
     worker.on_death(move || {
         oversubscription.ends(process, gpus.clone());
+        let starved = charges.starved(process);
+        let known = registry.upgrade().and_then(|it| it.of_worker(pid));
+        // Before the client is removed, so that whoever lists clients finds it in one of both.
+        let loss = known.as_ref().map(|client| {
+            // The worker's own log lines say more, and come first, when the worker has failed.
+            let death = client.worker.death().to_string();
+            let reason = starved.map_or(death.clone(), |why| format!("{death}: {why}"));
+            (lost.upgrade().is_some_and(|it| it.note(client, reason.clone())), reason)
+        });
         let client = registry.upgrade().and_then(|it| it.remove(pid));
+        if client.is_none() && loss.is_some() {
+            // Another worker has taken it over meanwhile.
+            lost.upgrade().inspect(|it| it.found(process_of_client));
+        }
         if let Some(stage) = stage.upgrade() {
             stage.take_back(pid);
         }
         if let Some(grants) = grants.upgrade() {
             grants.release(&allowed, pid);
         }
-        let starved = charges.starved(process);
         charges.left(process);
         if let Some(records) = records.upgrade() {
             records.forget(process);
         }
-        if let Some(client) = client {
-            // The worker's own log lines say more, and come first, when the worker has failed.
-            let death = client.worker.death().to_string();
-            let reason = starved.map_or(death.clone(), |why| format!("{death}: {why}"));
-            let alive = lost.upgrade().is_some_and(|it| it.note(&client, reason.clone()));
-            if alive {
+        if let (Some(client), Some((is_loss, reason))) = (client, loss) {
+            if is_loss {
                 metrics.worker_lost();
             }
-            let said = match alive {
+            let said = match is_loss {
                 true => format!("it has lost its worker: {reason}"),
                 false => "gone, and its worker with it".to_owned(),
             };

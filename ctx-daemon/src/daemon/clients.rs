@@ -304,6 +304,11 @@ impl Registry {
         Some(inner.clients.swap_remove(at))
     }
 
+    /// The client that has this worker.
+    pub(crate) fn of_worker(&self, worker: i32) -> Option<Arc<Client>> {
+        lock(&self.inner).clients.iter().find(|it| it.worker.pid() == worker).cloned()
+    }
+
     /// Holds the tree: until the result is dropped no process of it becomes a client, and nobody else holds a tree that has a
     /// process in common with it. Waits as long as one is held, `waits` says so to who holds it and how long this has waited. An
     /// error is who holds it.

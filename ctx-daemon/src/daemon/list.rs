@@ -42,9 +42,11 @@ pub(crate) fn clients(daemon: &Daemon, peer: Credentials) -> Reply {
         ClientInfo { suspended_for: for_whom, ..info(daemon, *pid, client, described) }
     });
     let mut infos: Vec<_> = infos.collect();
-    infos.extend(
-        daemon.clients.lost.all().into_iter().filter_map(|lost| Some(without_worker(visible(lost.process.pid)?, lost))),
-    );
+    // A client that loses its worker right now is in both.
+    let lost = daemon.clients.lost.all();
+    let lost: Vec<_> = lost.into_iter().filter_map(|it| Some(without_worker(visible(it.process.pid)?, it))).collect();
+    infos.retain(|it| !lost.iter().any(|lost| lost.worker == it.worker));
+    infos.extend(lost);
     infos.sort_by_key(|it| it.pid);
     Reply::Clients(infos)
 }
