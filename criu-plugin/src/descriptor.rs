@@ -5,7 +5,8 @@ use std::ptr;
 
 use crate::hooks;
 use crate::numbers::{
-    self, CHECKPOINT_DEVICES, DUMP_UNIX_SK, HOOKS, PAUSE_DEVICES, RESTORE_UNIX_SK, RESUME_DEVICES_LATE,
+    self, CHECKPOINT_DEVICES, DUMP_EXT_FILE, DUMP_UNIX_SK, HOOKS, PAUSE_DEVICES, RESTORE_EXT_FILE, RESTORE_UNIX_SK,
+    RESUME_DEVICES_LATE,
 };
 
 /// CRIU's `CRIU_PLUGIN_VERSION`, the same in all its releases from 3.0 on.
@@ -38,6 +39,8 @@ pub static mut CR_PLUGIN_DESC: Descriptor = Descriptor {
         let mut hooks = [ptr::null(); HOOKS];
         hooks[DUMP_UNIX_SK] = hooks::dump_unix_sk as Hook2 as *const c_void;
         hooks[RESTORE_UNIX_SK] = hooks::restore_unix_sk as Hook1 as *const c_void;
+        hooks[DUMP_EXT_FILE] = hooks::dump_ext_file as Hook2 as *const c_void;
+        hooks[RESTORE_EXT_FILE] = hooks::restore_ext_file as Hook1 as *const c_void;
         hooks[RESUME_DEVICES_LATE] = hooks::resume_devices_late as Hook1 as *const c_void;
         hooks[PAUSE_DEVICES] = hooks::pause_devices as Hook1 as *const c_void;
         hooks[CHECKPOINT_DEVICES] = hooks::checkpoint_devices as Hook1 as *const c_void;

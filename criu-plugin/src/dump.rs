@@ -25,6 +25,7 @@ use crate::alarm::SuspendedAlarm;
 use crate::answer::{Answer, Exit};
 use crate::daemon::{self, Daemon, DaemonError};
 use crate::host::{self, Control, Fate, HostError};
+use crate::managed::{self, UserfaultError};
 use crate::natives::{NativeError, Natives};
 use crate::socket::{self, SocketError};
 use crate::{competition, log, numbers};
@@ -41,6 +42,9 @@ pub enum DumpError {
     /// A process that the driver checkpoints is not checkpointed.
     #[error(transparent)]
     Native(#[from] NativeError),
+    /// A process has a userfaultfd that cannot be dumped.
+    #[error(transparent)]
+    Userfault(#[from] UserfaultError),
     /// A socket of the application cannot be examined.
     #[error(transparent)]
     Socket(#[from] SocketError),
@@ -94,6 +98,8 @@ pub struct Saving {
     natives: Natives,
     /// Whether the daemon has accepted the connections that the tasks had begun when they were frozen.
     accepted: bool,
+    /// The number of userfaultfds that CRIU has asked about.
+    userfaults: usize,
 }
 
 impl Dump {
@@ -165,6 +171,19 @@ impl Dump {
                 Ok(Answer::NotOurs)
             }
         }
+    }
+
+    /// DUMP_EXT_FILE: a descriptor that CRIU does not know. Descriptors of one file come once.
+    pub fn external_file(&mut self, fd: RawFd) -> Result<Answer, DumpError> {
+        let Self::Saving(saving) = self else { return Ok(Answer::NotOurs) };
+        if !managed::is_userfault(fd) {
+            return Ok(Answer::NotOurs);
+        }
+        saving.userfaults += 1;
+        if saving.userfaults > managed::count(&saving.pids)? {
+            return Err(UserfaultError::Foreign.into());
+        }
+        Ok(Answer::Done)
     }
 
     /// exit(DUMP): CRIU has written all of its image, or given up.
@@ -249,7 +268,7 @@ fn pause_tree(root: i32) -> Result<Dump, DumpError> {
         Reply::Paused { pids } if pids.is_empty() => {
             let natives = Natives::default();
             let saving =
-                control.map(|(fate, control)| Saving { daemon, control, fate, pids, natives, accepted: false });
+                control.map(|(fate, control)| Saving { daemon, control, fate, pids, natives, accepted: false, userfaults: 0 });
             return Ok(Dump::Foreign(saving.ok()));
         }
         Reply::Paused { pids } => (pids, Natives::default()),
@@ -268,7 +287,7 @@ fn pause_tree(root: i32) -> Result<Dump, DumpError> {
     if !natives.is_empty() {
         host::add_to_inventory(crate::NAME_OF_NATIVES)?;
     }
-    Ok(Dump::Saving(Saving { daemon, control, fate, pids, natives, accepted: false }))
+    Ok(Dump::Saving(Saving { daemon, control, fate, pids, natives, accepted: false, userfaults: 0 }))
 }
 
 fn inactive(error: DaemonError) -> Dump {

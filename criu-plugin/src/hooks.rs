@@ -117,6 +117,19 @@ pub extern "C" fn restore_unix_sk(id: c_int) -> c_int {
     }))
 }
 
+/// A descriptor of a kind that CRIU does not know.
+pub extern "C" fn dump_ext_file(fd: c_int, _id: c_int) -> c_int {
+    in_dump(|dump| dump.external_file(fd))
+}
+
+/// CRIU recreates a descriptor that [`dump_ext_file`] took.
+pub extern "C" fn restore_ext_file(_id: c_int) -> c_int {
+    answer(guarded(|stage| match stage {
+        Stage::Restore(restore) => restore.external_file(),
+        _ => Ok(Answer::NotOurs),
+    }))
+}
+
 /// A restored task is complete.
 pub extern "C" fn resume_devices_late(pid: c_int) -> c_int {
     let result = guarded(|stage| match stage {

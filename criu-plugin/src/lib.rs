@@ -17,6 +17,7 @@
 //! - [`natives`], [`thread`]: processes that the driver checkpoints, and the thread of theirs that it needs
 //! - [`daemon`]: the connection; [`socket`]: the application's sockets
 //! - [`host`]: CRIU's own functions and variables, which it exports as [`symbols`]; [`log`]: its log
+//! - [`managed`]: the descriptors of processes with managed memory
 //! - [`competition`]: another plugin that takes GPU processes
 //! - [`guard`]: what keeps processes from running without pages that CRIU brings later
 //! - [`alarm`]: CRIU's alarm, suspended during a wait
@@ -34,6 +35,7 @@ pub mod guard;
 pub mod hooks;
 pub mod host;
 pub mod log;
+pub mod managed;
 pub mod natives;
 pub mod numbers;
 pub mod restore;

@@ -11,6 +11,10 @@ const OLDEST_HOOKS: u32 = 10;
 pub const DUMP_UNIX_SK: usize = 0;
 /// CRIU recreates a socket.
 pub const RESTORE_UNIX_SK: usize = 1;
+/// A descriptor is of a kind that CRIU does not know.
+pub const DUMP_EXT_FILE: usize = 2;
+/// CRIU recreates such a descriptor.
+pub const RESTORE_EXT_FILE: usize = 3;
 /// A restored task is complete.
 pub const RESUME_DEVICES_LATE: usize = 9;
 /// A task is about to be stopped.

@@ -12,17 +12,19 @@
 
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, Reply, Request, RestoredSocket};
+use rekindle_wire::userfault::Userfault;
 use thiserror::Error;
 
 use crate::answer::{Answer, Exit};
 use crate::daemon::{self, Daemon, DaemonError};
 use crate::guard::{self, GuardError};
 use crate::host::{self, Inventory};
+use crate::managed::UserfaultError;
 use crate::natives::{self, NativeError};
 use crate::socket::{self, SocketError};
 use crate::{log, tree};
@@ -56,6 +58,9 @@ pub enum RestoreError {
     /// A request to the daemon failed.
     #[error(transparent)]
     Daemon(#[from] DaemonError),
+    /// A process with managed memory cannot be restored here.
+    #[error(transparent)]
+    Userfault(#[from] UserfaultError),
     /// A new socket cannot be examined.
     #[error(transparent)]
     Socket(#[from] SocketError),
@@ -148,6 +153,16 @@ impl Restore {
         };
         let socket = reattach(loading.restore, dumped)?;
         Ok(Answer::Descriptor(socket.into_raw_fd()))
+    }
+
+    /// RESTORE_EXT_FILE: a userfaultfd of the process that is being restored, in which this runs. It has no effect until the
+    /// process's worker uses it.
+    pub fn external_file(&self) -> Result<Answer, RestoreError> {
+        if !matches!(self, Self::Loading(_)) {
+            return Ok(Answer::NotOurs);
+        }
+        let made = Userfault::new().map_err(UserfaultError::Refused)?;
+        Ok(Answer::Descriptor(OwnedFd::from(made).into_raw_fd()))
     }
 
     /// RESUME_DEVICES_LATE: the process is complete, but stopped.

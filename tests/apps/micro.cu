@@ -3,13 +3,21 @@
 //   micro [--repeats N] [--burst N] [--max-mib N]      41, 500, 1024
 //
 // Prints one JSON object. Each figure is {"median", "low", "high"} over the repeats (low and high: 10th and 90th
-// hundredths). Times in nanoseconds; copies in GB/s (1e9 bytes) for 64 KiB, 1, 64 and 1024 MiB up to --max-mib.
+// hundredths). Times in nanoseconds; copies in GB/s (1e9 bytes) for 64 KiB, 1, 64 and 1024 MiB up to --max-mib; of managed memory the
+// bytes of the allocation over the time of a pass, or of both passes.
 #include "app.h"
 
 __global__ void empty() {}
 __global__ void two(uint32_t *a, uint64_t b) {
     if (b == ~0ull) {
         *a = 1;
+    }
+}
+
+__global__ void increment(uint4 *words, size_t n) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+        uint4 word = words[i];
+        words[i] = {word.x + 1, word.y + 1, word.z + 1, word.w + 1};
     }
 }
 
@@ -130,6 +138,30 @@ int main(int argc, char **argv) {
     });
 
     printf("  \"copies\": [\n");
+    {
+        // Managed memory: a kernel's pass over what the GPU has, and passes of the CPU and of a kernel in turn.
+        size_t bytes = most < (256u << 20) ? most : 256u << 20;
+        char *managed;
+        CHECK(cudaMallocManaged(&managed, bytes));
+        memset(managed, 4, bytes);
+        auto pass = [&] {
+            increment<<<1024, 256>>>((uint4 *)managed, bytes / sizeof(uint4));
+            CHECK(cudaDeviceSynchronize());
+        };
+        speed("managed", "kernel", bytes, false, pass);
+        speed("managed", "cpu_writes_kernel", bytes, false, [&] {
+            memset(managed, 5, bytes);
+            pass();
+        });
+        volatile uint64_t sum = 0;
+        speed("managed", "kernel_cpu_reads", bytes, false, [&] {
+            pass();
+            uint64_t all = 0;
+            for (size_t i = 0; i < bytes; i += 64) all += (uint64_t)managed[i];
+            sum = sum + all;
+        });
+        CHECK(cudaFree(managed));
+    }
     const size_t sizes[] = {64 << 10, 1 << 20, 64 << 20, 1 << 30};
     size_t count = 1;
     while (count < 4 && sizes[count] <= most) {

@@ -6,6 +6,8 @@
 
 use std::path::Path;
 
+use crate::layout::MANAGED_NAME;
+
 /// The folder, which only root can change. Its entries are named by their guards' pids.
 pub const FOLDER: &str = "/run/rekindle-lazy";
 
@@ -30,10 +32,19 @@ fn any_in(folder: &Path) -> bool {
 }
 
 /// Whether a process lacks pages by the text of its `/proc/PID/smaps`: the flag `um` says that a userfaultfd is told of missing
-/// pages (proc(5)).
+/// pages (proc(5)). Managed memory has that flag, too, and is the worker's affair.
 pub fn lacks_pages(smaps: &str) -> bool {
-    let flags = smaps.lines().filter_map(|line| line.strip_prefix("VmFlags:"));
-    flags.flat_map(str::split_ascii_whitespace).any(|flag| flag == "um")
+    let managed = format!("/memfd:{MANAGED_NAME}");
+    let mut is_managed = false;
+    smaps.lines().any(|line| match line.strip_prefix("VmFlags:") {
+        Some(flags) => !is_managed && flags.split_ascii_whitespace().any(|flag| flag == "um"),
+        None => {
+            // Lines of figures begin with a name and a colon, and that of a mapping with an address.
+            let is_mapping = line.split_ascii_whitespace().next().is_some_and(|it| !it.ends_with(':'));
+            is_managed = if is_mapping { line.contains(&managed) } else { is_managed };
+            false
+        }
+    })
 }
 
 #[cfg(test)]
@@ -44,6 +55,8 @@ mod tests {
     fn flags_tell_and_nothing_else_does() {
         let smaps =
             |flags: &str| format!("7f00-7f01 rw-p 00000000 00:00 0 um\nRss: 4 kB\nVmFlags: rd wr {flags}\n7f02-7f03\n");
+        let managed = smaps("um").replace("00:00 0 um", "00:01 9 /memfd:rekindle-managed-3 (deleted)");
+        assert!(!lacks_pages(&managed) && lacks_pages(&(managed + &smaps("um"))));
         assert!(lacks_pages(&smaps("mr um ac")) && lacks_pages(&smaps("um")));
         assert!(!lacks_pages(&smaps("mr mw ac")) && !lacks_pages(&smaps("umx")) && !lacks_pages(""));
     }

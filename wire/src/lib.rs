@@ -21,6 +21,7 @@
 //! - [`lazy_pages`]: restores whose processes lack pages of their own
 //! - [`native`]: what the daemon asks the helper that calls the driver's checkpoint
 //! - [`nvml`]: questions to NVML, on the same socket
+//! - [`userfault`]: how a worker learns that its client uses managed memory
 //! - [`descriptor`], [`stderr`]: descriptors that libraries in applications keep open, and their messages
 //! - [`version`]: which releases of the parts serve each other
 //!
@@ -30,11 +31,11 @@
 //!
 //! ```text
 //!   control
-//!   gpus              ring, reply, calls                  command, graph
+//!   gpus              ring, reply, calls, lazy_pages      command, graph
 //!   attach, frame     layout, with model, futex, sync     boxes
 //!   version                                               codec
 //!
-//!   by themselves: access, descriptor, free_ranges, ipc, lazy_pages, native, nvml, stderr, tensor_map, window
+//!   by themselves: access, descriptor, free_ranges, ipc, native, nvml, stderr, tensor_map, userfault, window
 //! ```
 
 pub mod access;
@@ -62,6 +63,7 @@ pub mod ring;
 pub mod stderr;
 mod sync;
 pub mod tensor_map;
+pub mod userfault;
 pub mod version;
 pub mod window;
 

@@ -11,14 +11,14 @@ include!(concat!(env!("OUT_DIR"), "/encodings.rs"));
 
 /// The version of what an interposer and its worker say to each other: the layout of the shared memory, the ring, the
 /// commands and the answers to them.
-pub const CLIENT_VERSION: u32 = 12;
+pub const CLIENT_VERSION: u32 = 13;
 
 /// The oldest interposer that workers serve. Images hold processes with such interposers, so this number never rises.
 pub const OLDEST_CLIENT: u32 = 9;
 
 /// The version of the messages that daemon, workers, plugin, hook, command line and the libraries in applications exchange on
 /// sockets.
-pub const CONTROL_VERSION: u32 = 17;
+pub const CONTROL_VERSION: u32 = 18;
 
 /// The control version from which on a plugin can let threads of native processes run.
 pub const NATIVES: u32 = 16;

@@ -310,6 +310,7 @@ pub(super) struct LimitsTable {
     pub(super) gpu_memory_mib: Option<u64>,
     pub(super) pinned_memory_mib: Option<u64>,
     pub(super) connections: Option<usize>,
+    pub(super) userfaultfd: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -348,7 +349,7 @@ impl ContainersTable {
     pub(super) fn limits(&self) -> ContainerLimits {
         let (gpu_memory_mib, pinned_memory_mib) = (self.gpu_memory_mib, self.pinned_memory_mib);
         let Limits { device_memory, pinned_memory } =
-            LimitsTable { gpu_memory_mib, pinned_memory_mib, connections: None }.bytes();
+            LimitsTable { gpu_memory_mib, pinned_memory_mib, ..LimitsTable::default() }.bytes();
         ContainerLimits { device_memory, pinned_memory, workers: self.workers }
     }
 }

@@ -100,6 +100,7 @@ impl Config {
         let cuda_driver = options.cuda_driver.or(file.cuda_driver);
         let program = options.worker_program.map_or_else(std::env::current_exe, Ok).map_err(ConfigError::Here)?;
         let connections = file.limits.connections()?;
+        let gives_userfaultfd = file.limits.userfaultfd.unwrap_or(false);
         let state_dir = state_dir(file.state_dir, &socket)?;
         Ok(Self {
             workers: WorkerConfig {
@@ -116,6 +117,7 @@ impl Config {
                 max: file.pool.max,
                 limits: file.limits.bytes(),
                 of_container: file.containers.limits(),
+                userfaultfd: gives_userfaultfd,
                 grants_required: file.containers.need_grant.unwrap_or(true),
                 charge: file.containers.charge.map(Charge::parse).transpose()?.unwrap_or_default(),
             },
@@ -321,6 +323,8 @@ mod tests {
         let limits = parse("[limits]\ngpu_memory_mib = 3\n").unwrap().clients.limits;
         assert_eq!(limits, Limits { device_memory: Some(3 << 20), pinned_memory: None });
         assert_eq!(parse("").unwrap().socket.connections, 256);
+        assert!(!parse("").unwrap().clients.userfaultfd);
+        assert!(parse("[limits]\nuserfaultfd = true").unwrap().clients.userfaultfd);
         assert_eq!(parse("[limits]\nconnections = 7").unwrap().socket.connections, 7);
         assert!(parse("[limits]\nconnections = 0").unwrap_err().contains("limits.connections"));
     }

@@ -92,6 +92,8 @@ pub(crate) struct ClientConfig {
     pub(crate) limits: Limits,
     /// The limits of one container.
     pub(crate) of_container: ContainerLimits,
+    /// Whether a process that may not make a userfaultfd gets the file that makes one.
+    pub(crate) userfaultfd: bool,
     /// Whether a process in another pid namespace must have been given something.
     pub(crate) grants_required: bool,
     /// What pays for the workers of containers.

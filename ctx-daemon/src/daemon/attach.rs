@@ -26,7 +26,7 @@ use super::memfd::{self, MemfdError};
 use super::pool::PoolError;
 use super::process::{self, Process};
 use super::worker::{Need, WorkerError};
-use super::{Daemon, protocol, sys};
+use super::{Daemon, managed, protocol, sys};
 use crate::limit::Limit;
 
 /// How long a worker may take to map the client's memory and answer the client.
@@ -237,6 +237,7 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
         if let (Some(client), Some((is_loss, reason))) = (client, loss) {
             if is_loss {
                 metrics.worker_lost();
+                managed::lose(client.process);
             }
             let said = match is_loss {
                 true => format!("it has lost its worker: {reason}"),

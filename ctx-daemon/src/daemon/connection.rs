@@ -24,7 +24,7 @@ use super::process::{self, Process};
 use super::sys::{self, Credentials};
 use super::together;
 use super::{
-    Daemon, attach, check, dump, gpus, grants, ipc, list, migrate, orders, protocol, registered, restore, suspend,
+    Daemon, attach, check, dump, gpus, grants, ipc, list, managed, migrate, orders, protocol, registered, restore, suspend,
     takeover, thread,
 };
 
@@ -189,6 +189,12 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             // As above.
             drop(pending);
             message::reply(&stream, &registered::register(daemon, process, address, size));
+            wait_for_peer(daemon, &stream, peer);
+        }
+        Request::Userfaultfd => {
+            // As above.
+            drop(pending);
+            managed::serve(daemon, &stream, process);
             wait_for_peer(daemon, &stream, peer);
         }
         Request::Gpus | Request::GpuMemory { .. } | Request::GpuProcesses { .. } | Request::GpuAsk(_) => {

@@ -1,6 +1,6 @@
 //! Messages on a connection, and the descriptors that come with them.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
@@ -24,7 +24,12 @@ pub(crate) fn fail(stream: &UnixStream, failure: impl Into<Failure>) {
 
 /// Sends a reply. A peer that does not wait for the reply is ignored.
 pub(crate) fn reply(stream: &UnixStream, reply: &Reply) {
-    if let Err(error) = frame::send(stream, reply, &[], &[]) {
+    reply_with(stream, reply, &[]);
+}
+
+/// As [`reply`], with descriptors.
+pub(crate) fn reply_with(stream: &UnixStream, reply: &Reply, fds: &[RawFd]) {
+    if let Err(error) = frame::send(stream, reply, &[], fds) {
         debug!(%error, "cannot reply");
     }
 }

@@ -44,6 +44,7 @@ mod links;
 mod list;
 mod listener;
 mod lost;
+mod managed;
 mod mappings;
 mod memfd;
 mod memory_pressure;

@@ -841,6 +841,7 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Load { .. } => "Load",
         WorkerRequest::LoadProgress => "LoadProgress",
         WorkerRequest::Pinned { .. } => "Pinned",
+        WorkerRequest::Userfault => "Userfault",
         WorkerRequest::Connect { .. } => "Connect",
         WorkerRequest::Describe => "Describe",
         WorkerRequest::Suspend { .. } => "Suspend",

@@ -161,6 +161,7 @@ pub(crate) fn state_bytes(layers: &Layers<'_>, ages: &Ages) -> Result<Vec<u8>, S
     memory.write_shared(&mut state);
     scheduler.times.write(ages, &mut state);
     memory.pinned.write(&mut state);
+    memory.managed.write(&mut state);
     for device in &memory.devices {
         let reserved_to = device.memory.client_reserved();
         let mut saved = state::Device {

@@ -21,6 +21,7 @@ pub(crate) mod libraries_ahead;
 pub(crate) mod limits;
 pub(crate) mod linker;
 pub(crate) mod mem_ops;
+pub(crate) mod managed;
 pub(crate) mod memory;
 pub(crate) mod not_loaded;
 pub(crate) mod occupancy;
@@ -55,6 +56,7 @@ use self::ipc::events::IpcEvents;
 use self::jit::CodeLogs;
 use self::libraries_ahead::Ahead;
 use self::linker::Links;
+use self::managed::ManagedMemory;
 use self::pinned::PinnedMemory;
 use self::pools::Pools;
 use self::prints::Prints;
@@ -67,6 +69,7 @@ pub(crate) struct Memory {
     pub(crate) pools: Pools,
     pub(crate) vmm: Vmm,
     pub(crate) pinned: PinnedMemory,
+    pub(crate) managed: ManagedMemory,
     /// Pinned memory of a restored client whose memfds have not come yet.
     pub(crate) expected_pins: Vec<(u64, pinned::Allocation)>,
     pub(crate) arrays: Arrays,
@@ -85,6 +88,7 @@ impl Memory {
             devices,
             vmm: Vmm::default(),
             pinned: PinnedMemory::default(),
+            managed: ManagedMemory::default(),
             expected_pins: Vec::new(),
             arrays: Arrays::default(),
             textures: Textures::default(),

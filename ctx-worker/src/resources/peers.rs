@@ -42,8 +42,24 @@ impl Memory {
             let (driver, device) = (call.driver(), self.devices[here].device);
             let closed = self.devices[owner].memory.close_to(driver, device);
             closed.map_err(|failed| Refused::Code(failed.code))?;
+            self.open_managed(driver).map_err(Refused::Code)?;
         }
         Ok(Outcome::Done(result))
+    }
+
+    /// Lets every device use managed memory, which belongs to one. `CUDA_ERROR_NOT_SUPPORTED` where a device cannot.
+    pub(crate) fn open_managed(&mut self, driver: &Driver) -> Result<(), CUresult> {
+        for base in self.managed.bases() {
+            let Some(owner) = window::device_of(base).filter(|it| *it < self.devices.len()) else { continue };
+            for other in (0..self.devices.len()).filter(|it| *it != owner) {
+                if !self.may_access(driver, other, owner) {
+                    return Err(CUDA_ERROR_NOT_SUPPORTED);
+                }
+                let device = self.devices[other].device;
+                self.devices[owner].memory.allow(driver, base, device).map_err(|failed| failed.code)?;
+            }
+        }
+        Ok(())
     }
 
     /// Executes a copy that involves another device's memory, where that memory cannot be opened to this context's device:

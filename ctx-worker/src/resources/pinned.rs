@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_images as images;
 use rekindle_wire::attach::Pinned;
+use rekindle_wire::userfault::Userfault;
 use rekindle_wire::{layout, window};
 use tracing::warn;
 
@@ -22,12 +23,24 @@ use crate::session::state::{self, State};
 pub(crate) struct Arrived {
     files: Mutex<Vec<(Pinned, OwnedFd)>>,
     more: Condvar,
+    /// The client's userfaultfd, which comes with the first memfd of managed memory.
+    userfault: OnceLock<Arc<Userfault>>,
 }
 
 /// The most memfds that may wait to be mapped.
 const MAX_ARRIVED: usize = 1024;
 
 impl Arrived {
+    /// Keeps the client's userfaultfd. Returns it if it is the first that has come: a client has one.
+    pub(crate) fn put_userfault(&self, fd: OwnedFd) -> Option<Arc<Userfault>> {
+        let userfault = Arc::new(Userfault::from(fd));
+        self.userfault.set(Arc::clone(&userfault)).is_ok().then_some(userfault)
+    }
+
+    pub(crate) fn userfault(&self) -> Option<Arc<Userfault>> {
+        self.userfault.get().cloned()
+    }
+
     /// Adds a memfd that has come. `false` where a client sends more memfds than it maps.
     pub(crate) fn put(&self, pinned: Pinned, file: OwnedFd) -> bool {
         let Ok(mut files) = self.files.lock() else { return false };

@@ -14,6 +14,7 @@ use rekindle_wire::control::{Failure, FailureKind, Learned, WorkerReply, WorkerR
 use rekindle_wire::frame::{self, Message};
 use rekindle_wire::layout::Shared;
 use rekindle_wire::ring;
+use rekindle_wire::userfault::{Fault, Userfault};
 use tracing::{info, warn};
 
 use crate::checkpoint::copying::Cancel;
@@ -35,6 +36,8 @@ pub(crate) enum Event {
     LoadOver,
     /// The daemon has made room for the client.
     RoomMade,
+    /// A thread of the client waits for a page of managed memory.
+    Fault(Fault),
 }
 
 /// The daemon that has sent a request: only this daemon gets the answer, also when another has taken over meanwhile.
@@ -74,6 +77,8 @@ pub(crate) struct Channel {
     handed_over: Arc<Mutex<bool>>,
     /// Sends the connection to the thread that reads it.
     connections: Sender<(UnixStream, Arc<Arrived>)>,
+    /// Sends the client's userfaultfd to the thread that reads it.
+    userfaults: Sender<Arc<Userfault>>,
 }
 
 /// Starts the threads that read the channel and, once there is one, the client's connection.
@@ -81,6 +86,7 @@ pub(crate) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
     let (events, receiver) = channel();
     let (connections, coming) = channel();
     let (answers, replies) = channel();
+    let (userfaults, watched) = channel();
     let reading = socket.try_clone()?;
     let channel = Arc::new(Channel {
         socket: Mutex::new(Arc::new(socket)),
@@ -95,14 +101,17 @@ pub(crate) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
         client: Mutex::new(None),
         handed_over: Arc::default(),
         connections,
+        userfaults: userfaults.clone(),
     });
     // Started now, so that its stack is mapped early, see `start`.
     let handed_over = Arc::clone(&channel.handed_over);
     Thread::named("connection").spawn(move || {
         if let Ok((connection, arrived)) = coming.recv() {
-            read_connection(&connection, &arrived, &handed_over);
+            read_connection(&connection, &arrived, &handed_over, &userfaults);
         }
     })?;
+    let shared = channel.clone();
+    Thread::named("faults").spawn(move || watched.into_iter().for_each(|it| shared.read_faults(&it)))?;
     Thread::named("answers").spawn(move || write_answers(&replies))?;
     let shared = channel.clone();
     Thread::named("channel").spawn(move || shared.read(reading))?;
@@ -195,6 +204,25 @@ impl Channel {
         let told = self.events.send(event).is_ok();
         self.wake();
         told
+    }
+
+    /// Has a thread read the client's userfaultfd from here on.
+    pub(crate) fn watch(&self, userfault: Arc<Userfault>) {
+        // The thread lives as long as this.
+        let _ = self.userfaults.send(userfault);
+    }
+
+    fn read_faults(&self, userfault: &Userfault) {
+        loop {
+            match userfault.read(-1) {
+                Ok(faults) => {
+                    if !faults.into_iter().all(|fault| self.tell(Event::Fault(fault))) {
+                        return;
+                    }
+                }
+                Err(error) => return warn!("the client's use of managed memory is not seen any more: {error}"),
+            }
+        }
     }
 
     /// Makes the executor check for news, wherever it waits.
@@ -322,7 +350,12 @@ fn write_answers(answers: &Receiver<Answer>) {
 }
 
 /// Receives the memfds that the client sends. When the connection closes, the client is gone, and the worker ends.
-fn read_connection(connection: &UnixStream, arrived: &Arrived, handed_over: &Mutex<bool>) {
+fn read_connection(
+    connection: &UnixStream,
+    arrived: &Arrived,
+    handed_over: &Mutex<bool>,
+    userfaults: &Sender<Arc<Userfault>>,
+) {
     loop {
         wait_for(connection, libc::POLLIN);
         let handed_over = handed_over.lock().unwrap_or_else(PoisonError::into_inner);
@@ -338,6 +371,12 @@ fn read_connection(connection: &UnixStream, arrived: &Arrived, handed_over: &Mut
             Ok(Message { body, mut fds, .. }) => {
                 // Only the daemon may bring other files than memfds.
                 let body = Pinned { file_offset: None, ..body };
+                // Managed memory comes with the userfaultfd behind its memfd.
+                if fds.len() == 2
+                    && let Some(first) = fds.pop().and_then(|fd| arrived.put_userfault(fd))
+                {
+                    let _ = userfaults.send(first);
+                }
                 let accepted = fds.pop().is_some_and(|file| arrived.put(body, file));
                 if accepted {
                     continue;

@@ -44,6 +44,9 @@ impl Executor {
             command::WINDOW_RESERVED => self.window_reserved(args),
             command::PINNED_MAP => self.pinned_map(args),
             command::PINNED_UNMAP => self.pinned_unmap(args),
+            command::MANAGED_MAP => self.managed_map(args),
+            command::MANAGED_UNMAP => self.managed_unmap(args),
+            command::MANAGED_TO_DEVICE => self.managed_to_device(args),
             command::CONTEXT_RETAIN => self.context_retain(args, reply),
             command::CONTEXT_RESET => self.context_reset(args),
             command::CONTEXT_RELEASE => self.context_release(args),
@@ -436,6 +439,7 @@ impl Executor {
         for address in pins {
             self.memory.pinned.unmap(driver, address);
         }
+        self.memory.managed.forget_context(handle);
         self.memory.clear_arrays(&mut self.call, handle);
         self.code.clear_graphs(driver, handle);
         for (gone, _) in take(&mut self.call.session.objects) {

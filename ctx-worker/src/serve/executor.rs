@@ -23,6 +23,7 @@ use crate::resources::shortage::to_be_free;
 use crate::resources::{Code, Memory};
 use crate::schedule::Scheduler;
 use crate::schedule::deferred_settings::Change;
+use crate::serve::managed::ManagedError;
 use crate::session::Session;
 use crate::session::call::Call;
 use crate::session::objects::Object;
@@ -37,6 +38,8 @@ pub(crate) struct Executor {
     pub(crate) code: Code,
     pub(crate) scheduler: Scheduler,
     pub(crate) checkpoint: Checkpoint,
+    /// Why the last copy of managed memory to the device has failed.
+    pub(super) managed_failed: Option<ManagedError>,
 }
 
 impl Executor {
@@ -58,6 +61,7 @@ impl Executor {
                 session: Session::new(table, attached),
                 header: CommandHeader::default(),
             },
+            managed_failed: None,
         }
     }
 
@@ -112,6 +116,7 @@ impl Executor {
 
     /// Hands one command to the driver. An error means that the client violates the protocol; the worker gives it up.
     pub(crate) fn perform(&mut self, header: CommandHeader, parameters: &[u8]) -> Result<(), Refused> {
+        let brought = self.bring_managed_to_device(&header);
         self.call.header = header;
         self.checkpoint.graph_may_change(&header, parameters);
         if self.checkpoint.copying.guard.is_some() {
@@ -125,7 +130,7 @@ impl Executor {
             None
         };
         let mut payload = Writer::new();
-        let (trial, mut outcome) = match self.own_what_is_written(parameters) {
+        let (trial, mut outcome) = match brought.and_then(|()| self.own_what_is_written(parameters)) {
             Ok(trial) => (trial, self.carry_out(&header, parameters, &mut payload)),
             Err(code) => (None, Err(Refused::Code(code))),
         };

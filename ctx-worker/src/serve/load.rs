@@ -245,6 +245,7 @@ impl Executor {
         }
         self.memory.pools.read(state, self.memory.devices.len()).map_err(malformed)?;
         self.memory.vmm.read(mapped, self.memory.devices.len()).map_err(malformed)?;
+        self.memory.managed.read(state);
         self.memory.expected_pins = PinnedMemory::read(state, &client.pinned)?;
         Ok(())
     }

@@ -15,6 +15,7 @@ mod keeper;
 pub(crate) mod launch;
 mod leave;
 pub(crate) mod load;
+mod managed;
 pub(crate) mod poll;
 pub(crate) mod refusal;
 pub(crate) mod rehearsal;

@@ -17,6 +17,7 @@ use crate::resources::limits::NoRow;
 use crate::resources::memory::borrowed::TemplateError;
 use crate::resources::not_loaded::NotLoaded;
 use crate::schedule::rest::Broken;
+use crate::serve::managed::ManagedError;
 use crate::session::failure;
 use crate::session::outcome::Refused;
 
@@ -82,6 +83,10 @@ pub(crate) enum Refusal {
     Suspend(#[from] SuspendError),
     #[error(transparent)]
     Template(#[from] TemplateError),
+    #[error(transparent)]
+    Managed(#[from] ManagedError),
+    #[error("managed memory at {0:#x} has not come with the process")]
+    NoManaged(u64),
     #[error(
         "its process is suspended deeply, and its worker only keeps it until another takes it over: resume it first (`rekindle resume`); a daemon of an older Rekindle cannot"
     )]

@@ -88,6 +88,17 @@ pub(super) struct Server {
     /// When the client's first command, of those that this worker executes, was executed.
     first_command: Option<Instant>,
     gpu_time: GpuTime,
+    /// While threads of the client wait for pages of managed memory.
+    faults: Option<Faults>,
+}
+
+/// The wait of threads for pages of managed memory.
+struct Faults {
+    since: Instant,
+    /// Since when no command is taken.
+    held_since: Instant,
+    /// Whether the log has the reason.
+    told: bool,
 }
 
 /// Serves until the client or the daemon of a spare worker is gone.
@@ -157,6 +168,7 @@ impl Server {
             caller_spin_us: if few_cores { 0 } else { CALLER_SPIN_US },
             last_work: Instant::now(),
             first_command: None,
+            faults: None,
         }
     }
 
@@ -220,7 +232,8 @@ impl Server {
         self.gpu_time.restart(last_command);
         loop {
             let mut worked = false;
-            for _ in 0..BATCH {
+            let batch = if self.holds_commands_back() { 0 } else { BATCH };
+            for _ in 0..batch {
                 match consumer.take() {
                     Ok(Some((header, parameters))) => {
                         worked = true;
@@ -235,6 +248,7 @@ impl Server {
             if self.executor.is_waiting() {
                 self.executor.poll();
             }
+            self.executor.serve_faults();
             let now = Instant::now();
             if self.gpu_time.is_due(now) {
                 self.gpu_time.sample(now, &mut self.executor.call);
@@ -251,7 +265,7 @@ impl Server {
             self.executor.checkpoint.discarded.beside_commands();
             if worked {
                 last_command = now;
-            } else if self.executor.is_waiting() {
+            } else if self.executor.is_waiting() || self.executor.memory.managed.has_faults() {
                 if now - last_command < HOT_WAIT && !self.spin.is_zero() {
                     std::hint::spin_loop();
                 } else if !self.executor.checkpoint.discarded.step() {
@@ -263,6 +277,33 @@ impl Server {
                 self.rest(consumer, now);
             }
         }
+    }
+
+    /// Whether to take no command now, so that the devices become idle and threads get the pages of managed memory that they wait
+    /// for. Now and then some commands are taken all the same: what runs may wait for them.
+    fn holds_commands_back(&mut self) -> bool {
+        const HOLD: Duration = Duration::from_millis(20);
+        const LONG: Duration = Duration::from_secs(10);
+        if !self.executor.memory.managed.has_faults() {
+            self.faults = None;
+            return false;
+        }
+        let now = Instant::now();
+        let faults = self.faults.get_or_insert(Faults { since: now, held_since: now, told: false });
+        if !faults.told && now - faults.since > LONG {
+            faults.told = true;
+            let runs = self.executor.call.session.waiting.busy(0).into_iter().next();
+            let runs = runs.map(|key| rest::what_runs(&self.executor.call.session, key)).unwrap_or_default();
+            warn!(
+                "a thread of the client waits for managed memory until the GPU is idle, and {runs}: where this never ends, run \
+                the program with REKINDLE_MANAGED=host"
+            );
+        }
+        let holds = now - faults.held_since < HOLD;
+        if !holds {
+            faults.held_since = now;
+        }
+        holds
     }
 
     /// Sleeps until there is something to do, or a sample of the GPU's time is due.
@@ -288,6 +329,14 @@ impl Server {
             (News::Event(Event::Request(message, asker)), state) => (state, *message, asker),
             (News::Event(Event::DaemonGone), state) => return self.daemon_gone(state),
             (News::Event(Event::LoadOver), state) => return self.load_over(state).0,
+            (News::Event(Event::Fault(fault)), state) => {
+                self.executor.memory.managed.note(fault);
+                // The loop of an open ring serves it between commands.
+                if !matches!(state, State::Open(_)) {
+                    self.executor.serve_faults();
+                }
+                return state;
+            }
             (News::Event(Event::RoomMade), State::Suspended(suspended)) if suspended.waits_since.is_some() => {
                 return self.resume(suspended).0;
             }
@@ -514,6 +563,11 @@ impl Server {
             (WorkerRequest::Pinned { pinned }, State::Loaded(mut loaded)) => {
                 loaded.pinned.extend(pinned.into_iter().zip(fds));
                 (State::Loaded(loaded), done(Ok(())))
+            }
+            (WorkerRequest::Userfault, State::Loaded(loaded)) => {
+                let taken = fds.into_iter().next().ok_or(Refusal::Lacks("no userfaultfd came with the request"));
+                let taken = taken.map(|fd| self.executor.memory.pinned.arrived.put_userfault(fd));
+                (State::Loaded(loaded), done(taken))
             }
             (WorkerRequest::Connect { pinned, takes_over }, State::Loaded(loaded)) => {
                 or_failed(self.connect(loaded, pinned, takes_over, fds.into_iter()).map(State::Connected))
@@ -828,7 +882,10 @@ impl Server {
         };
         closed.streams.look(self.executor.call.session.waiting.busy(0));
         match rest {
-            Rest::Idle => (State::Quiesced(closed), done(Ok(()))),
+            Rest::Idle => match self.executor.give_all_to_client() {
+                Ok(()) => (State::Quiesced(closed), done(Ok(()))),
+                Err(why) => (self.open(closed.consumer), Err(why.into())),
+            },
             Rest::Busy(what) => (State::Closing(closed), Ok((WorkerReply::Busy { what }, Vec::new()))),
         }
     }

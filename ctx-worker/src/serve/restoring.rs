@@ -194,6 +194,10 @@ impl Server {
             crate::gpu::driver::checked("mapping pinned memory", result)
                 .map_err(|source| Refusal::PinnedMap { address, source })?;
         }
+        self.executor.adopt_managed()?;
+        if let Some(userfault) = self.executor.memory.managed.faults.clone() {
+            self.channel.watch(userfault);
+        }
         let (call, mut loading, code) = self.executor.code_parts();
         code.make_graphs(call, &mut loading);
         let consumer = self.begin(client.ring.head, takes_over.is_some())?;

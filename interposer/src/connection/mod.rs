@@ -8,7 +8,7 @@ pub(crate) mod counts;
 pub(crate) mod prints;
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -91,8 +91,13 @@ impl Connection {
 
     /// Sends the memfd of a pinned allocation ahead of its command.
     pub(crate) fn announce_pinned(&self, pinned: Pinned, file: &impl AsRawFd) -> Result<(), CUresult> {
+        self.announce(pinned, &[file.as_raw_fd()])
+    }
+
+    /// As [`Connection::announce_pinned`]. The memfd of managed memory comes with the process's userfaultfd.
+    pub(crate) fn announce(&self, pinned: Pinned, files: &[RawFd]) -> Result<(), CUresult> {
         let _one = self.sending.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
-        frame::send(&self.socket, &pinned, &[], &[file.as_raw_fd()]).map_err(|_| {
+        frame::send(&self.socket, &pinned, &[], files).map_err(|_| {
             self.is_alive();
             WORKER_DIED
         })

@@ -1,10 +1,12 @@
-//! Allocates and frees managed memory. It is pinned host memory, mapped at one address here and in the worker: the program and
-//! the GPU may use it at any time, also together, and CRIU saves it with the process.
+//! Allocates and frees managed memory. Large allocations move between the process and the device (`moving.rs`). Small ones are
+//! pinned host memory, mapped at one address here and in the worker: the program and the GPU may use it at any time, also together.
+//! So is all of it where the kernel or the machine does not let memory move.
 
 use rekindle_cuda_abi::managed::{ATTACH_GLOBAL, ATTACH_HOST};
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{CONTEXT_SYNC, PINNED_UNMAP, PinnedUnmap, SyncContext};
 
+use super::moving;
 use super::pinned::{self, Pages};
 use crate::call::perform;
 use crate::state::client::Client;
@@ -13,7 +15,7 @@ use crate::state::memory::Allocation;
 
 /// Allocates managed memory in the current context.
 pub(crate) fn allocate(client: &'static Client, bytes: u64, flags: u32) -> Result<u64, CUresult> {
-    let (context, _) = client.contexts.current()?;
+    let (context, device) = client.contexts.current()?;
     if bytes == 0 || !matches!(flags, ATTACH_GLOBAL | ATTACH_HOST) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
@@ -21,9 +23,15 @@ pub(crate) fn allocate(client: &'static Client, bytes: u64, flags: u32) -> Resul
         Some(base) => base,
         None => {
             let size = ManagedMemory::area_for(bytes).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-            let pages = Pages::allocate(client, size, 0)?;
-            client.managed.add(context, pages.base, pages.size, bytes);
-            pages.base
+            let (base, size) = match moving::allocate(client, (context, device.device), size)? {
+                Some(moving) => moving,
+                None => {
+                    let pages = Pages::allocate(client, size, 0)?;
+                    (pages.base, pages.size)
+                }
+            };
+            client.managed.add(context, base, size, bytes);
+            base
         }
     };
     client.memory.insert(Allocation::Managed { base, size: bytes, context });
@@ -38,6 +46,7 @@ pub(crate) fn free(client: &Client, base: u64) -> Result<(), CUresult> {
     client.memory.remove(base);
     match client.managed.give(base).ok_or(CUDA_ERROR_INVALID_VALUE)? {
         Freed::Kept => Ok(()),
+        Freed::Area { base, size } if moving::moves(base) => moving::free(base, size),
         Freed::Area { base, size } => {
             perform(PINNED_UNMAP, &PinnedUnmap { address: base })?;
             pinned::unmap(client, base, size);
@@ -49,6 +58,6 @@ pub(crate) fn free(client: &Client, base: u64) -> Result<(), CUresult> {
 /// Unmaps what a context had, which the worker no longer maps.
 pub(crate) fn forget_context(client: &Client, context: CUcontext) {
     for (base, size) in client.managed.forget_context(context) {
-        pinned::unmap(client, base, size);
+        if moving::moves(base) { moving::unmap(base, size) } else { pinned::unmap(client, base, size) }
     }
 }

@@ -13,6 +13,7 @@ pub(crate) mod function;
 pub(crate) mod host_box;
 pub(crate) mod launch;
 pub(crate) mod managed;
+pub(crate) mod moving;
 pub(crate) mod pinned;
 pub(crate) mod shared_memory;
 pub(crate) mod stream;

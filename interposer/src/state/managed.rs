@@ -6,11 +6,21 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rekindle_cuda_abi::managed::Managed;
 use rekindle_cuda_abi::types::*;
+use rekindle_wire::control::Request;
+use rekindle_wire::descriptor;
 use rekindle_wire::free_ranges::FreeRanges;
+use rekindle_wire::userfault::Userfault;
+
+use crate::connection::ask;
+use crate::process::log;
+
+/// The environment variable by which a user keeps managed memory in host memory: `host`.
+const MANAGED: &str = "REKINDLE_MANAGED";
 
 /// The size of an area that allocations share.
 const SHARED: u64 = 2 << 20;
@@ -42,9 +52,28 @@ pub(crate) struct ManagedMemory {
     /// The allocations, and what the program has advised.
     pub(crate) said: Managed,
     areas: Mutex<BTreeMap<u64, Area>>,
+    /// By what the worker learns of the process's use of pages, where the kernel permits it. It is made once.
+    userfault: OnceLock<Option<OwnedFd>>,
 }
 
 impl ManagedMemory {
+    /// The process's userfaultfd, if managed memory may move: the kernel allows it, and the user has not chosen host memory.
+    pub(crate) fn userfault(&self) -> Option<&OwnedFd> {
+        let made = self.userfault.get_or_init(|| {
+            if std::env::var_os(MANAGED).is_some_and(|it| it == "host") {
+                return None;
+            }
+            // The process keeps it: as long as it is open, no page that is missing turns into zeros, whatever happens to the worker.
+            let made = Userfault::new().or_else(|why| match ask::for_file(&Request::Userfaultfd) {
+                Some(device) => Userfault::by_device(&device),
+                None => Err(why),
+            });
+            let made = made.and_then(|it| descriptor::above_standard(it.into()));
+            made.inspect_err(|why| log::note(&format!("managed memory stays in host memory: {why}"))).ok()
+        });
+        made.as_ref()
+    }
+
     fn areas(&self) -> MutexGuard<'_, BTreeMap<u64, Area>> {
         // Each change leaves the areas valid.
         self.areas.lock().unwrap_or_else(PoisonError::into_inner)

@@ -37,6 +37,7 @@ mod lazy_pages;
 mod loading;
 mod lxc;
 mod many;
+mod managed;
 mod migrate;
 mod mispredicted_writes;
 mod mistakes;

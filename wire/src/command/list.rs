@@ -64,6 +64,19 @@ commands! {
         /// Unregisters and unmaps pinned memory, after everything before it has finished. Waits.
         20 PINNED_UNMAP: after_everything;
 
+    struct ManagedMap { address: u64, size: u64, serial: u64 }
+        /// Device memory is managed memory from now on: the client has pages of a memfd at the same address, whose file came over
+        /// the connection with a userfaultfd, see [`crate::userfault`]. The device has the content. Waits.
+        21 MANAGED_MAP;
+
+    struct ManagedUnmap { address: u64 }
+        /// It is device memory alone again, after everything before it has finished. Waits.
+        22 MANAGED_UNMAP: after_everything;
+
+    struct ManagedToDevice { address: u64, bytes: u64 }
+        /// Not sent: the worker itself copies what the client has written to the device, before a command that may use it.
+        23 MANAGED_TO_DEVICE: writes(address, bytes);
+
     struct MemInfo {}
         /// `cuMemGetInfo` of the current context's device, as far as the client's limit lets it see. -> `free total`.
         /// Waits.

@@ -395,6 +395,9 @@ pub enum Request {
         size: u64,
     },
 
+    /// Open `/dev/userfaultfd` for the asker, which has managed memory and may not make a userfaultfd by itself.
+    Userfaultfd,
+
     /// Which GPUs may the asker see?
     Gpus,
     /// How much memory of this GPU is free?
@@ -573,6 +576,8 @@ pub enum Reply {
     },
     /// To `Register`: the worker has the file.
     Registered,
+    /// To `Userfaultfd`: comes with the file.
+    Userfaultfd,
     /// To `Import`: no process that the asker may share with has memory of this name.
     NotShared,
     /// To `Gpus`.

@@ -44,6 +44,8 @@ pub const SHARED_NAME: &std::ffi::CStr = c"rekindle-ring";
 pub const STAGING_NAME: &std::ffi::CStr = c"rekindle-staging";
 /// The names of memfds of pinned memory begin with this; a serial number follows.
 pub const PINNED_NAME: &str = "rekindle-pinned-";
+/// As [`PINNED_NAME`], of memfds that have the pages of managed memory which the process uses.
+pub const MANAGED_NAME: &str = "rekindle-managed-";
 
 /// The seals of the three memfds: neither their size nor the seals can change under the other side.
 pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;

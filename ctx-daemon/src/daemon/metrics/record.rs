@@ -325,6 +325,7 @@ fn name(request: &Request) -> &'static str {
         Request::ForgetWarm => "forget_warm",
         Request::ForgetWarmNamed { .. } => "forget_warm_named",
         Request::Register { .. } => "register",
+        Request::Userfaultfd => "userfaultfd",
         Request::Import { .. } => "import",
         Request::Gpus => "gpus",
         Request::GpuMemory { .. } => "gpu_memory",

@@ -180,6 +180,9 @@ pub(in crate::daemon) fn send_memory(
     let (first_pinned, last_pinned) = pinned.split_at(pinned.len() - in_last);
     let (first_files, last_files) = files.split_at(files.len() - in_last);
     let timeout = Timeout::WhileItWorks(limit);
+    if let Some(userfault) = &memory.userfault {
+        worker.ask(&WorkerRequest::Userfault, &[userfault.as_raw_fd()], timeout)?;
+    }
     let before = first_pinned.chunks(MAX_FDS).zip(first_files.chunks(MAX_FDS));
     for (pinned, files) in before {
         let pinned = pinned.to_vec();

@@ -9,14 +9,16 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 
 use rekindle_wire::attach::Pinned;
 use rekindle_wire::control::{Failing, FailureKind};
-use rekindle_wire::layout::{PINNED_NAME, SHARED_NAME, STAGING_NAME};
+use rekindle_wire::layout::{MANAGED_NAME, PINNED_NAME, SHARED_NAME, STAGING_NAME};
 use rekindle_wire::window;
 use thiserror::Error;
 
+use super::super::managed;
 use super::super::memfd::{self, MemfdError};
 
 const PAGE: u64 = 4096;
@@ -36,6 +38,10 @@ pub(in crate::daemon) enum SharedError {
     Memory(#[from] MemfdError),
     #[error("pinned memory at {0:#x} is not what was dumped")]
     Pinned(u64),
+    #[error("managed memory at {0:#x} is not what was dumped")]
+    Managed(u64),
+    #[error("its userfaultfd cannot be taken: {0}")]
+    Userfault(io::Error),
     #[error("no file in memory is mapped shared and writable at {0:#x}")]
     NoFile(u64),
 }
@@ -43,9 +49,9 @@ pub(in crate::daemon) enum SharedError {
 impl Failing for SharedError {
     fn kind(&self) -> FailureKind {
         match self {
-            Self::Maps(error) => Failing::kind(error),
+            Self::Maps(error) | Self::Userfault(error) => Failing::kind(error),
             Self::Open { source, .. } => Failing::kind(source),
-            Self::Count(_) | Self::Pinned(_) => FailureKind::BadImage,
+            Self::Count(_) | Self::Pinned(_) | Self::Managed(_) => FailureKind::BadImage,
             Self::NoFile(_) => FailureKind::Refused,
             Self::Memory(error) => error.kind(),
         }
@@ -57,7 +63,10 @@ impl Failing for SharedError {
 pub(in crate::daemon) struct SharedMemory {
     pub(super) ring: File,
     pub(super) staging: File,
+    /// Pinned memory, and the pages of managed memory.
     pub(super) pinned: Vec<(Pinned, File)>,
+    /// The process's userfaultfd, if it has managed memory that moves.
+    pub(super) userfault: Option<OwnedFd>,
 }
 
 /// Whether a process has a ring, valid or not.
@@ -87,6 +96,14 @@ pub(in crate::daemon) fn take(pid: i32, dumped: &[(u64, u64)]) -> Result<SharedM
     for mapping in maps.iter().filter(|it| it.is_registered()) {
         pinned.push(mapping.registered(pid, &maps)?);
     }
+    let managed = files(&maps, |it| it.managed_serial().is_some());
+    let userfault = match managed.is_empty() {
+        true => None,
+        false => Some(managed::userfault(pid).map_err(SharedError::Userfault)?),
+    };
+    for mappings in managed.into_values() {
+        pinned.push(take_managed(pid, &mappings)?);
+    }
     let found = |(address, size): &&(u64, u64)| {
         let mut found = pinned.iter().map(|(it, _)| it);
         !found.any(|it| it.address == *address && it.size == *size)
@@ -94,7 +111,7 @@ pub(in crate::daemon) fn take(pid: i32, dumped: &[(u64, u64)]) -> Result<SharedM
     if let Some((address, _)) = dumped.iter().find(found) {
         return Err(SharedError::Pinned(*address));
     }
-    Ok(SharedMemory { ring, staging, pinned })
+    Ok(SharedMemory { ring, staging, pinned, userfault })
 }
 
 /// The file that a process has mapped shared and writable at an address of the pinned window.
@@ -120,6 +137,22 @@ fn take_pinned(pid: i32, mappings: &[&Mapping]) -> Result<(Pinned, File), Shared
         return Err(SharedError::Pinned(address));
     }
     let serial = mappings[0].pinned_serial().unwrap_or_default();
+    Ok((Pinned { address, size, serial, file_offset: None }, file))
+}
+
+/// One memfd of managed memory. As pinned memory, it may be mapped in parts.
+fn take_managed(pid: i32, mappings: &[&Mapping]) -> Result<(Pinned, File), SharedError> {
+    let file = mappings[0].open(pid, "managed memory")?;
+    let size = file.metadata().map_err(SharedError::Maps)?.len();
+    memfd::check(&file, "managed memory", size)?;
+    let addresses = mappings.iter().filter_map(|it| it.start.checked_sub(it.offset));
+    let device = |address: u64| Some(window::device(window::device_of(address)?));
+    let inside = |address: &u64| device(*address).is_some_and(|it| it.end - address >= size);
+    let address = addresses.filter(inside).min().ok_or(SharedError::Managed(mappings[0].start))?;
+    if size == 0 || !size.is_multiple_of(PAGE) || !address.is_multiple_of(PAGE) {
+        return Err(SharedError::Managed(address));
+    }
+    let serial = mappings[0].managed_serial().unwrap_or_default();
     Ok((Pinned { address, size, serial, file_offset: None }, file))
 }
 
@@ -157,6 +190,11 @@ impl Mapping {
     /// The serial number of pinned memory.
     fn pinned_serial(&self) -> Option<u64> {
         self.name()?.strip_prefix(PINNED_NAME)?.parse().ok()
+    }
+
+    /// The serial number of managed memory.
+    fn managed_serial(&self) -> Option<u64> {
+        self.name()?.strip_prefix(MANAGED_NAME)?.parse().ok()
     }
 
     /// Whether it is a mapping of a file that the program has registered: all other mappings there are of our memfds.

@@ -54,6 +54,11 @@ pub(crate) struct Tracker {
 }
 
 impl Tracker {
+    /// Whether a call of the driver table fills memory.
+    pub(crate) fn is_fill(&self, call: u16) -> bool {
+        self.fills.get(call).is_some()
+    }
+
     /// A tracker for a client that has done nothing yet.
     pub(crate) fn new(table: &[Line]) -> Self {
         Self {

@@ -1,0 +1,131 @@
+//! Clients' managed memory that moves: its pages are in memfds that the client has mapped in a device window, and its worker serves
+//! the client's faults by a userfaultfd that the client keeps open (`ctx-worker/src/resources/managed.rs`).
+
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rekindle_wire::control::{Failure, Reply};
+use rekindle_wire::layout::MANAGED_NAME;
+use rekindle_wire::userfault::{LINK, Userfault};
+use tracing::{debug, error, warn};
+
+use super::process::Process;
+use super::{Daemon, message, sys};
+
+/// The file by which a process makes a userfaultfd that also waits for the kernel's own accesses.
+const DEVICE: &str = "/dev/userfaultfd";
+
+/// Opens that file for a client, if the configuration allows it.
+pub(super) fn serve(daemon: &Daemon, stream: &UnixStream, process: Process) {
+    let opened = match daemon.config.clients.userfaultfd {
+        true => fs::File::options().read(true).write(true).open(DEVICE).map_err(|why| format!("{DEVICE}: {why}")),
+        false => Err("the daemon's configuration gives clients no userfaultfd (`limits.userfaultfd`)".to_owned()),
+    };
+    match opened {
+        Ok(file) => message::reply_with(stream, &Reply::Userfaultfd, &[file.as_raw_fd()]),
+        Err(why) => {
+            debug!(pid = process.pid, "managed memory of the process does not move: {why}");
+            message::fail(stream, Failure::refused(why));
+        }
+    }
+}
+
+/// Copies of the userfaultfds that a process has open.
+fn userfaults(pid: i32) -> io::Result<Vec<OwnedFd>> {
+    let process = sys::pidfd_open(pid)?;
+    let mut found = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let entry = entry?;
+        // A descriptor that is closed meanwhile is none.
+        if fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == LINK)
+            && let Some(number) = entry.file_name().to_str().and_then(|it| it.parse().ok())
+        {
+            found.push(sys::pidfd_getfd(process.as_fd(), number)?);
+        }
+    }
+    Ok(found)
+}
+
+/// The userfaultfd of a process with managed memory. If the program has others of its own, nobody can tell which is ours.
+pub(super) fn userfault(pid: i32) -> io::Result<OwnedFd> {
+    let mut found = userfaults(pid)?;
+    match (found.pop(), found.is_empty()) {
+        (Some(one), true) => Ok(one),
+        (Some(_), false) => Err(io::Error::other("the process has userfaultfds of its own")),
+        (None, _) => Err(io::Error::other("the process has closed the userfaultfd of its managed memory")),
+    }
+}
+
+/// The addresses of a process's managed memory that moves.
+fn ranges(pid: i32) -> io::Result<Vec<Range<u64>>> {
+    let text = fs::read(format!("/proc/{pid}/maps"))?;
+    let name = format!("/memfd:{MANAGED_NAME}");
+    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+    let range = |line: &str| {
+        let (start, end) = line.split(' ').next()?.split_once('-')?;
+        Some(hex(start)?..hex(end)?)
+    };
+    let text = String::from_utf8_lossy(&text);
+    Ok(text.lines().filter(|line| line.contains(&name)).filter_map(range).collect())
+}
+
+/// A process has lost its worker, and with it what the device had of its managed memory. Its threads that touch this get SIGBUS from
+/// here on, and those that wait for it get that now. Otherwise they would wait for ever, or, once nobody has the userfaultfd any
+/// more, find zeros: where pages cannot be poisoned, the process is killed.
+pub(super) fn lose(process: Process) {
+    let pid = process.pid;
+    let lost = ranges(pid).and_then(|ranges| {
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let userfault = Userfault::from(userfault(pid)?);
+        ranges.into_iter().try_for_each(|range| {
+            // Protected pages are the process's, too.
+            userfault.protect(&range, false)?;
+            userfault.poison(range.clone())?;
+            userfault.wake(&range)?;
+            warn!(pid, at = format_args!("{:#x}", range.start), "managed memory is lost: threads that touch it get SIGBUS");
+            Ok(())
+        })
+    });
+    match lost {
+        Ok(()) => {}
+        Err(_) if !process.is_alive() => {}
+        Err(why) => {
+            error!(pid, "killing the process, which would take lost managed memory for zeros: {why}");
+            process.kill();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::FromRawFd;
+
+    use super::*;
+
+    #[test]
+    fn managed_memory_is_found_by_its_name_and_the_only_userfaultfd_is_its() {
+        let pid = std::process::id() as i32;
+        // SAFETY: makes a file and maps it at an address of the kernel's choice.
+        let (_file, at) = unsafe {
+            let file = OwnedFd::from_raw_fd(libc::memfd_create(c"rekindle-managed-3".as_ptr(), libc::MFD_CLOEXEC));
+            assert_eq!(libc::ftruncate(file.as_raw_fd(), 8192), 0);
+            let at = libc::mmap(std::ptr::null_mut(), 8192, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            (file, at)
+        };
+        assert_eq!(ranges(pid).unwrap(), [at as u64..at as u64 + 8192]);
+        // SAFETY: mapped above, and not used.
+        assert_eq!(unsafe { libc::munmap(at, 8192) }, 0);
+        assert!(ranges(pid).unwrap().is_empty());
+        assert!(userfault(pid).unwrap_err().to_string().contains("has closed"));
+        let Ok(_one) = Userfault::new() else { return };
+        assert!(userfault(pid).is_ok());
+        let _other = Userfault::new().unwrap();
+        assert!(userfault(pid).unwrap_err().to_string().contains("of its own"));
+    }
+}

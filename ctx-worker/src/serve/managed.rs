@@ -1,0 +1,367 @@
+//! Moves managed memory between the client's pages and the device. `resources/managed.rs` has the states.
+
+use std::io;
+use std::sync::Arc;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::{Reader, Writer};
+use rekindle_wire::command::{self, Clause, ManagedMap, ManagedToDevice, ManagedUnmap};
+use rekindle_wire::ring::CommandHeader;
+use rekindle_wire::userfault::{Fault, Userfault};
+use rekindle_wire::window;
+use thiserror::Error;
+use tracing::{error, warn};
+
+use crate::gpu::driver::{CallFailed, checked};
+use crate::resources::managed::{CHUNK, Pages, Part, Side};
+use crate::resources::pinned::is_sealed;
+use crate::schedule::rest::busy_stream;
+use crate::serve::executor::Executor;
+use crate::serve::refusal::Refusal;
+use crate::session::outcome::{Outcome, Refused};
+
+/// Why managed memory does not move.
+#[derive(Debug, Error)]
+pub(crate) enum ManagedError {
+    #[error(transparent)]
+    Driver(#[from] CallFailed),
+    #[error("pages of managed memory cannot be given to the process, or taken away from it: {0}")]
+    Pages(#[from] io::Error),
+    #[error("{0}")]
+    Context(Refused),
+}
+
+impl ManagedError {
+    /// Whether the process is gone, so that nobody needs its pages.
+    fn is_gone(&self) -> bool {
+        matches!(self, Self::Pages(error) if error.raw_os_error() == Some(libc::ESRCH))
+    }
+
+    /// The result of a command that would have used the memory.
+    fn code(&self) -> CUresult {
+        match self {
+            Self::Driver(failed) => failed.code,
+            Self::Context(Refused::Code(code)) => *code,
+            Self::Pages(_) | Self::Context(_) => CUDA_ERROR_UNKNOWN,
+        }
+    }
+}
+
+/// Whether a command may read or write memory of the client's by its address.
+fn uses_memory(call: u16, fills: bool) -> bool {
+    use Clause::{Launches, LaunchesEach, LaunchesGraph, Operates, Reads, ReadsBox, Writes, WritesBox};
+    if call < command::FIRST {
+        return fills;
+    }
+    let uses = |clause: &Clause| {
+        matches!(
+            clause,
+            Reads { .. }
+                | Writes { .. }
+                | ReadsBox { .. }
+                | WritesBox { .. }
+                | Operates(_)
+                | Launches
+                | LaunchesEach(_)
+                | LaunchesGraph(_)
+        )
+    };
+    command::declaration(call).is_none_or(|it| it.clauses.iter().any(uses))
+}
+
+impl Executor {
+    /// Called before a command goes to the driver: what it may use becomes the device's. An error is the command's result.
+    pub(crate) fn bring_managed_to_device(&mut self, header: &CommandHeader) -> Result<(), CUresult> {
+        let uses = || uses_memory(header.call, self.checkpoint.tracker.is_fill(header.call));
+        let concerns = self.memory.managed.is_with_client() || self.memory.managed.has_fresh();
+        if !concerns || header.call == command::MANAGED_TO_DEVICE || !uses() {
+            return Ok(());
+        }
+        self.memory.managed.age();
+        for (side, part) in self.memory.managed.parts(|side| side != Side::Device) {
+            self.take_from_client(side, &part).map_err(|why| {
+                error!("managed memory does not get to the device: {why}");
+                why.code()
+            })?;
+        }
+        Ok(())
+    }
+
+    fn take_from_client(&mut self, side: Side, part: &Part) -> Result<(), ManagedError> {
+        if side == Side::Process {
+            let faults = self.userfault()?;
+            // No thread writes from here on until it has the page again, so that the copy is all of its writes.
+            faults.protect(&part.range, true)?;
+            let mut at = part.range.start;
+            while at < part.range.end {
+                let bytes = CHUNK.min(part.range.end - at);
+                self.copy_to_device(part.base, at, bytes)?;
+                at += bytes;
+            }
+        }
+        Ok(self.memory.managed.take_away(part)?)
+    }
+
+    /// Copies what the client has there to the device, as a command: its writes are expected, counted and waited for as those of
+    /// any other.
+    fn copy_to_device(&mut self, base: u64, address: u64, bytes: u64) -> Result<(), ManagedError> {
+        let context = self.memory.managed.pages(base).map_or(0, |it| it.context);
+        let header = CommandHeader { call: command::MANAGED_TO_DEVICE, context, ..CommandHeader::default() };
+        let mut parameters = Writer::new();
+        ManagedToDevice { address, bytes }.write(&mut parameters);
+        self.managed_failed = None;
+        self.perform(header, parameters.bytes()).map_err(ManagedError::Context)?;
+        self.managed_failed.take().map_or(Ok(()), Err)
+    }
+
+    /// The command of [`Executor::copy_to_device`].
+    pub(super) fn managed_to_device(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let ManagedToDevice { address, bytes } = ManagedToDevice::read(args)?;
+        // A client that sends this has the copy, if it is one of its own memory.
+        let Some((_, part)) = self.memory.managed.chunk_at(address) else {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        };
+        if bytes > CHUNK || address + bytes > self.memory.managed.end_of(part.base) {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        }
+        let copied = self.copy_pages_to_device(&part, address, bytes);
+        let result = copied.as_ref().err().map_or(CUDA_SUCCESS, ManagedError::code);
+        self.managed_failed = copied.err();
+        Ok(Outcome::Done(result))
+    }
+
+    fn copy_pages_to_device(&mut self, part: &Part, address: u64, bytes: u64) -> Result<(), ManagedError> {
+        let mut content = std::mem::take(&mut self.memory.managed.buffer);
+        content.resize(CHUNK as usize, 0);
+        let read = match self.memory.managed.pages(part.base) {
+            Some(pages) => pages.read(&mut content[..bytes as usize], address - part.base),
+            None => Err(io::ErrorKind::NotFound.into()),
+        };
+        let copied = read.map_err(ManagedError::from).and_then(|()| {
+            let (driver, stream) = (self.driver(), self.own_stream(address)?);
+            // SAFETY: the device's range is the client's, checked by the callers; the copy has ended when the buffer changes.
+            unsafe {
+                let enqueued = (driver.cuMemcpyHtoDAsync_v2)(address, content.as_ptr().cast(), bytes as usize, stream);
+                checked("cuMemcpyHtoDAsync", enqueued)?;
+                Ok(checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?)
+            }
+        });
+        self.memory.managed.buffer = content;
+        copied
+    }
+
+    /// A stream of the worker's own on the device that has an address, in whose context the driver is from here on.
+    fn own_stream(&mut self, address: u64) -> Result<CUstream, ManagedError> {
+        let device = window::device_of(address).and_then(|it| Some((it, self.memory.devices.get(it)?.primary)));
+        let (ordinal, primary) = device.ok_or(ManagedError::Context(Refused::Code(CUDA_ERROR_INVALID_VALUE)))?;
+        self.enter_real(primary).map_err(ManagedError::Context)?;
+        // Before the worker has a client, there is none, and nothing to copy.
+        Ok(self.checkpoint.hasher.stream(ordinal).unwrap_or(CU_STREAM_LEGACY))
+    }
+
+    fn userfault(&self) -> Result<Arc<Userfault>, ManagedError> {
+        let faults = self.memory.managed.faults.clone();
+        faults.ok_or_else(|| ManagedError::Pages(io::ErrorKind::NotConnected.into()))
+    }
+
+    /// Gives the client pages that the device has. The devices are idle.
+    fn give_to_client(&mut self, part: &Part, protected: bool) -> Result<(), ManagedError> {
+        self.open_all_memory();
+        let faults = self.userfault()?;
+        let mut content = std::mem::take(&mut self.memory.managed.buffer);
+        content.resize(CHUNK as usize, 0);
+        let mut at = part.range.start;
+        let mut given = Ok(());
+        while at < part.range.end && given.is_ok() {
+            let bytes = CHUNK.min(part.range.end - at) as usize;
+            given = self.copy_from_device(at, &mut content[..bytes]).and_then(|()| {
+                Ok(faults.copy(at, &content[..bytes], protected)?)
+            });
+            at += bytes as u64;
+        }
+        self.memory.managed.buffer = content;
+        given?;
+        self.memory.managed.set(part, if protected { Side::Both } else { Side::Process });
+        // A thread that has touched a page since then finds it.
+        Ok(faults.wake(&part.range)?)
+    }
+
+    fn copy_from_device(&mut self, address: u64, content: &mut [u8]) -> Result<(), ManagedError> {
+        let (driver, stream) = (self.driver(), self.own_stream(address)?);
+        // SAFETY: the device's range is the client's, of an allocation that is there; the copy has ended when this returns.
+        unsafe {
+            let enqueued = (driver.cuMemcpyDtoHAsync_v2)(content.as_mut_ptr().cast(), address, content.len(), stream);
+            let enqueued = checked("cuMemcpyDtoHAsync", enqueued);
+            let done = checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream));
+            Ok(enqueued.and(done)?)
+        }
+    }
+
+    /// Gives the client all of its managed memory, for writing. The devices are idle, and stay so until the ring is open.
+    pub(crate) fn give_all_to_client(&mut self) -> Result<(), ManagedError> {
+        if self.memory.managed.is_empty() {
+            return Ok(());
+        }
+        for (side, part) in self.memory.managed.parts(|side| side != Side::Process) {
+            let given = match side {
+                Side::Device => self.give_to_client(&part, false),
+                _ => self.let_write(&part),
+            };
+            match given {
+                Err(why) if why.is_gone() => break,
+                given => given?,
+            }
+        }
+        while let Some(fault) = self.memory.managed.next_fault() {
+            self.serve_fault(fault);
+        }
+        self.clear_stale_content()
+    }
+
+    /// Fills the device's side of managed memory that the client has with zeros, which an image does not contain.
+    fn clear_stale_content(&mut self) -> Result<(), ManagedError> {
+        // What is borrowed cannot be written, and is a template's.
+        if self.checkpoint.borrowing.is_some() {
+            return Ok(());
+        }
+        self.open_all_memory();
+        for (_, part) in self.memory.managed.parts(|side| side == Side::Process) {
+            let (driver, stream) = (self.driver(), self.own_stream(part.range.start)?);
+            let bytes = (part.range.end - part.range.start) as usize;
+            // SAFETY: the range is the client's, the devices are idle, and the client has the content.
+            unsafe {
+                checked("cuMemsetD8Async", (driver.cuMemsetD8Async)(part.range.start, 0, bytes, stream))?;
+                checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the client pages of zeros where it has none.
+    fn give_zeros(&mut self, part: &Part) -> Result<(), ManagedError> {
+        let faults = self.userfault()?;
+        faults.zero(part.range.clone())?;
+        Ok(faults.wake(&part.range)?)
+    }
+
+    fn let_write(&mut self, part: &Part) -> Result<(), ManagedError> {
+        self.userfault()?.protect(&part.range, false)?;
+        self.memory.managed.set(part, Side::Process);
+        Ok(())
+    }
+
+    /// Gives threads the pages that they wait for, if the devices are idle.
+    pub(crate) fn serve_faults(&mut self) {
+        if !self.memory.managed.has_faults() {
+            return;
+        }
+        match busy_stream(&mut self.call) {
+            Ok(None) => {}
+            Ok(Some(_)) => return,
+            Err(broken) => self.note_sticky(broken.0),
+        }
+        while let Some(fault) = self.memory.managed.next_fault() {
+            self.serve_fault(fault);
+        }
+    }
+
+    fn serve_fault(&mut self, fault: Fault) {
+        let Some((side, part)) = self.memory.managed.chunk_at(fault.address) else {
+            // It was freed meanwhile.
+            let page = fault.address..fault.address + 4096;
+            let _ = self.userfault().map(|faults| faults.wake(&page));
+            return;
+        };
+        let served = match side {
+            Side::Device => {
+                let part = self.memory.managed.to_bring(&part);
+                match self.memory.managed.is_fresh(part.base) {
+                    true => self.give_zeros(&part).map(|()| self.memory.managed.set(&part, Side::Process)),
+                    false => self.give_to_client(&part, !fault.writes),
+                }
+            }
+            Side::Both if fault.writes => self.let_write(&part),
+            // The thread's page came with others; or the process itself had given it back (madvise(2), MADV_REMOVE).
+            Side::Both | Side::Process if fault.is_protected => self.userfault().and_then(|it| Ok(it.wake(&part.range)?)),
+            Side::Both | Side::Process => self.give_zeros(&part),
+        };
+        match served {
+            Err(why) if why.is_gone() => {}
+            Err(why) => {
+                // Whoever touches it gets SIGBUS, as of memory that the driver has lost.
+                warn!("a page of managed memory does not get to the process, which gets SIGBUS: {why}");
+                let poisoned = self.userfault().map(|it| it.poison(part.range.clone()).and_then(|()| it.wake(&part.range)));
+                if let Ok(Err(why)) = poisoned {
+                    error!("the thread goes on waiting for it: {why}");
+                }
+            }
+            Ok(()) => {}
+        }
+    }
+
+    pub(super) fn managed_map(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let ManagedMap { address, size, serial } = ManagedMap::read(args)?;
+        let (_, file) = self
+            .memory
+            .pinned
+            .arrived
+            .take(address, Some(serial))
+            .ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
+        let context = self.call.owner();
+        let device = window::device_of(address).and_then(|it| self.memory.devices.get(it));
+        let is_there = device.is_some_and(|it| it.memory.allocations().get(&address).is_some_and(|a| a.size >= size));
+        if !is_there || size == 0 || !size.is_multiple_of(4096) || !is_sealed(&file, size) {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        }
+        self.memory.managed.faults = self.memory.pinned.arrived.userfault();
+        let pages = Pages::new(size, context, file.into(), Side::Device);
+        if let Err(why) = self.memory.managed.add(address, pages) {
+            warn!("the process's pages of managed memory cannot be watched: {why}");
+            return Ok(Outcome::Done(CUDA_ERROR_NOT_SUPPORTED));
+        }
+        let opened = self.memory.open_managed(self.call.gpu.driver);
+        if opened.is_err() {
+            self.memory.managed.remove(address);
+        }
+        Ok(Outcome::Done(opened.err().unwrap_or(CUDA_SUCCESS)))
+    }
+
+    /// Takes the managed memory of a restored client, which has all of its content.
+    pub(super) fn adopt_managed(&mut self) -> Result<(), Refusal> {
+        let arrived = Arc::clone(&self.memory.pinned.arrived);
+        self.memory.managed.faults = arrived.userfault();
+        for expected in self.memory.managed.take_expected() {
+            let (address, size) = (expected.address, expected.size);
+            let (_, file) = arrived.take(address, None).ok_or(Refusal::NoManaged(address))?;
+            if !is_sealed(&file, size) {
+                return Err(Refusal::NoManaged(address));
+            }
+            let pages = Pages::new(size, expected.context, file.into(), Side::Process);
+            self.memory.managed.add(address, pages).map_err(ManagedError::Pages)?;
+        }
+        let opened = self.memory.open_managed(self.call.gpu.driver);
+        opened.map_err(|code| ManagedError::Context(Refused::Code(code)).into())
+    }
+
+    pub(super) fn managed_unmap(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let ManagedUnmap { address } = ManagedUnmap::read(args)?;
+        let removed = self.memory.managed.remove(address);
+        Ok(Outcome::Done(removed.map_or(CUDA_ERROR_INVALID_VALUE, |_| CUDA_SUCCESS)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_that_name_memory_take_it_from_the_client_and_those_that_wait_leave_it() {
+        for call in [command::LAUNCH, command::COPY, command::COPY_TO_CHUNK, command::GRAPH_LAUNCH, command::MEM_OPS] {
+            assert!(uses_memory(call, false), "{call}");
+        }
+        for call in [command::STREAM_SYNC, command::EVENT_SYNC, command::MEM_ALLOC, command::HOST_FUNC] {
+            assert!(!uses_memory(call, false), "{call}");
+        }
+        assert!(uses_memory(3, true) && !uses_memory(3, false) && uses_memory(command::FIRST + 4000, false));
+    }
+}
