@@ -267,8 +267,15 @@ fn pause_tree(root: i32) -> Result<Dump, DumpError> {
     let (pids, natives) = match reply {
         Reply::Paused { pids } if pids.is_empty() => {
             let natives = Natives::default();
-            let saving =
-                control.map(|(fate, control)| Saving { daemon, control, fate, pids, natives, accepted: false, userfaults: 0 });
+            let saving = control.map(|(fate, control)| Saving {
+                daemon,
+                control,
+                fate,
+                pids,
+                natives,
+                accepted: false,
+                userfaults: 0,
+            });
             return Ok(Dump::Foreign(saving.ok()));
         }
         Reply::Paused { pids } => (pids, Natives::default()),

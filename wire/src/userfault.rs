@@ -312,7 +312,7 @@ mod tests {
         faults.register(&range).unwrap();
         let (first, second) = (page(&range, 1), page(&range, 2));
         let reader = thread::spawn(move || load(first.start + 5));
-        assert_eq!(next(&faults), Fault { address: first.start + 5 & !(PAGE - 1), writes: false, is_protected: false });
+        assert_eq!(next(&faults), Fault { address: first.start, writes: false, is_protected: false });
         faults.copy(first.start, &[7; 2 * PAGE as usize], true).unwrap();
         assert_eq!((reader.join().unwrap(), load(second.end - 1)), (7, 7));
         let writer = thread::spawn(move || store(second.start, 9));

@@ -24,8 +24,8 @@ use super::process::{self, Process};
 use super::sys::{self, Credentials};
 use super::together;
 use super::{
-    Daemon, attach, check, dump, gpus, grants, ipc, list, managed, migrate, orders, protocol, registered, restore, suspend,
-    takeover, thread,
+    Daemon, attach, check, dump, gpus, grants, ipc, list, managed, migrate, orders, protocol, registered, restore,
+    suspend, takeover, thread,
 };
 
 /// How long a connection may stay silent.

@@ -269,7 +269,9 @@ impl Worker {
                 }
                 self.reply(&WorkerReply::Done);
             }
-            WorkerRequest::Calm { .. } | WorkerRequest::Userfault | WorkerRequest::Advance { .. } => self.reply(&WorkerReply::Done),
+            WorkerRequest::Calm { .. } | WorkerRequest::Userfault | WorkerRequest::Advance { .. } => {
+                self.reply(&WorkerReply::Done)
+            }
             WorkerRequest::Open => {
                 self.note("Open");
                 if self.kept.is_none()

@@ -28,10 +28,12 @@ use rekindle_wire::userfault::{Fault, Userfault};
 
 use crate::session::state;
 
-/// Bytes that move at a time.
+/// The bytes of a chunk, which belongs to one side.
 pub(crate) const CHUNK: u64 = 2 << 20;
 /// The most chunks that one fault brings, where a thread touches one after the other.
 const MOST_AHEAD: usize = 16;
+/// The most bytes that are on their way at a time.
+pub(crate) const BATCH: u64 = MOST_AHEAD as u64 * CHUNK;
 
 /// Who has the content of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +89,7 @@ impl Pages {
     }
 
     /// The chunks that a fault in one of the device's should bring: more and more of them where threads go from one to the next.
-    fn to_bring(&mut self, chunk: usize) -> Range<usize> {
+    fn chunks_ahead(&mut self, chunk: usize) -> Range<usize> {
         let (next, last) = self.ahead;
         let wanted = if next == chunk { (last * 2).min(MOST_AHEAD) } else { 1 };
         let of_device = self.chunks[chunk..].iter().take(wanted).take_while(|it| **it == Side::Device).count();
@@ -129,7 +131,7 @@ pub(crate) struct ManagedMemory {
     waiting: VecDeque<Fault>,
     /// What a restored client has, until its memfds have come.
     expected: Vec<state::ManagedMemory>,
-    /// The content of a chunk on its way.
+    /// Content on its way.
     pub(crate) buffer: Vec<u8>,
 }
 
@@ -252,9 +254,9 @@ impl ManagedMemory {
     }
 
     /// The chunks that a fault in a chunk of the device's should bring.
-    pub(crate) fn to_bring(&mut self, part: &Part) -> Part {
+    pub(crate) fn chunks_ahead(&mut self, part: &Part) -> Part {
         let pages = self.allocations.get_mut(&part.base);
-        let chunks = pages.map_or(part.chunks.clone(), |it| it.to_bring(part.chunks.start));
+        let chunks = pages.map_or(part.chunks.clone(), |it| it.chunks_ahead(part.chunks.start));
         self.part(part.base, chunks)
     }
 
@@ -316,16 +318,15 @@ mod tests {
         let mut bring = |chunk: u64| {
             let (side, part) = memory.chunk_at(BASE + chunk * CHUNK + 5).unwrap();
             assert_eq!(side, Side::Device);
-            let part = memory.to_bring(&part);
+            let part = memory.chunks_ahead(&part);
             memory.set(&part, Side::Both);
             part.chunks
         };
         // The first chunk is where a program begins.
         assert_eq!([bring(0), bring(2), bring(6)], [0..2, 2..6, 6..14]);
         assert_eq!([bring(14), bring(39), bring(37)], [14..30, 39..40, 37..38]);
-        // It ends where the device's end.
-        assert_eq!([bring(30), bring(32)], [30..32, 32..36]);
-        assert_eq!(bring(36), 36..37);
+        // It begins anew elsewhere, and ends where the device's end.
+        assert_eq!([bring(30), bring(31), bring(33)], [30..31, 31..33, 33..37]);
     }
 
     #[test]

@@ -12,13 +12,15 @@ use rekindle_wire::window;
 use thiserror::Error;
 use tracing::{error, warn};
 
+use crate::cores::cores;
 use crate::gpu::driver::{CallFailed, checked};
-use crate::resources::managed::{CHUNK, Pages, Part, Side};
+use crate::resources::managed::{BATCH, CHUNK, Pages, Part, Side};
 use crate::resources::pinned::is_sealed;
 use crate::schedule::rest::busy_stream;
 use crate::serve::executor::Executor;
 use crate::serve::refusal::Refusal;
 use crate::session::outcome::{Outcome, Refused};
+use crate::signal_stack::Thread;
 
 /// Why managed memory does not move.
 #[derive(Debug, Error)]
@@ -45,6 +47,26 @@ impl ManagedError {
             Self::Pages(_) | Self::Context(_) => CUDA_ERROR_UNKNOWN,
         }
     }
+}
+
+/// Does something with parts of a buffer, several at a time: one processor fills memory slower than the link does.
+fn in_parts(buffer: &mut [u8], act: impl Fn(usize, &mut [u8]) -> io::Result<()> + Sync) -> io::Result<()> {
+    const MOST: usize = 8;
+    let threads = (buffer.len() / CHUNK as usize).clamp(1, MOST).min(cores().div_ceil(2));
+    if threads == 1 {
+        return act(0, buffer);
+    }
+    let length = buffer.len().div_ceil(threads).next_multiple_of(4096);
+    std::thread::scope(|scope| {
+        let parts = buffer.chunks_mut(length).enumerate();
+        let act = &act;
+        let started: Vec<_> = parts
+            .map(|(index, part)| Thread::named("managed").spawn_scoped(scope, move || act(index * length, part)))
+            .collect();
+        started
+            .into_iter()
+            .try_for_each(|it| it?.join().unwrap_or_else(|_| Err(io::Error::other("a thread has panicked"))))
+    })
 }
 
 /// Whether a command may read or write memory of the client's by its address.
@@ -94,7 +116,7 @@ impl Executor {
             faults.protect(&part.range, true)?;
             let mut at = part.range.start;
             while at < part.range.end {
-                let bytes = CHUNK.min(part.range.end - at);
+                let bytes = BATCH.min(part.range.end - at);
                 self.copy_to_device(part.base, at, bytes)?;
                 at += bytes;
             }
@@ -121,7 +143,7 @@ impl Executor {
         let Some((_, part)) = self.memory.managed.chunk_at(address) else {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         };
-        if bytes > CHUNK || address + bytes > self.memory.managed.end_of(part.base) {
+        if bytes > BATCH || address + bytes > self.memory.managed.end_of(part.base) {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
         let copied = self.copy_pages_to_device(&part, address, bytes);
@@ -131,10 +153,11 @@ impl Executor {
     }
 
     fn copy_pages_to_device(&mut self, part: &Part, address: u64, bytes: u64) -> Result<(), ManagedError> {
-        let mut content = std::mem::take(&mut self.memory.managed.buffer);
-        content.resize(CHUNK as usize, 0);
+        let mut content = self.take_buffer();
         let read = match self.memory.managed.pages(part.base) {
-            Some(pages) => pages.read(&mut content[..bytes as usize], address - part.base),
+            Some(pages) => in_parts(&mut content[..bytes as usize], |at, part_of_it| {
+                pages.read(part_of_it, address - part.base + at as u64)
+            }),
             None => Err(io::ErrorKind::NotFound.into()),
         };
         let copied = read.map_err(ManagedError::from).and_then(|()| {
@@ -148,6 +171,15 @@ impl Executor {
         });
         self.memory.managed.buffer = content;
         copied
+    }
+
+    fn take_buffer(&mut self) -> Vec<u8> {
+        let mut buffer = std::mem::take(&mut self.memory.managed.buffer);
+        // Its pages are touched when they are needed.
+        if buffer.is_empty() {
+            buffer = vec![0; BATCH as usize];
+        }
+        buffer
     }
 
     /// A stream of the worker's own on the device that has an address, in whose context the driver is from here on.
@@ -168,14 +200,14 @@ impl Executor {
     fn give_to_client(&mut self, part: &Part, protected: bool) -> Result<(), ManagedError> {
         self.open_all_memory();
         let faults = self.userfault()?;
-        let mut content = std::mem::take(&mut self.memory.managed.buffer);
-        content.resize(CHUNK as usize, 0);
+        let mut content = self.take_buffer();
         let mut at = part.range.start;
         let mut given = Ok(());
         while at < part.range.end && given.is_ok() {
-            let bytes = CHUNK.min(part.range.end - at) as usize;
+            let bytes = BATCH.min(part.range.end - at) as usize;
             given = self.copy_from_device(at, &mut content[..bytes]).and_then(|()| {
-                Ok(faults.copy(at, &content[..bytes], protected)?)
+                let give = |offset: usize, part: &mut [u8]| faults.copy(at + offset as u64, part, protected);
+                Ok(in_parts(&mut content[..bytes], give)?)
             });
             at += bytes as u64;
         }
@@ -274,7 +306,7 @@ impl Executor {
         };
         let served = match side {
             Side::Device => {
-                let part = self.memory.managed.to_bring(&part);
+                let part = self.memory.managed.chunks_ahead(&part);
                 match self.memory.managed.is_fresh(part.base) {
                     true => self.give_zeros(&part).map(|()| self.memory.managed.set(&part, Side::Process)),
                     false => self.give_to_client(&part, !fault.writes),
@@ -282,7 +314,9 @@ impl Executor {
             }
             Side::Both if fault.writes => self.let_write(&part),
             // The thread's page came with others; or the process itself had given it back (madvise(2), MADV_REMOVE).
-            Side::Both | Side::Process if fault.is_protected => self.userfault().and_then(|it| Ok(it.wake(&part.range)?)),
+            Side::Both | Side::Process if fault.is_protected => {
+                self.userfault().and_then(|it| Ok(it.wake(&part.range)?))
+            }
             Side::Both | Side::Process => self.give_zeros(&part),
         };
         match served {
@@ -290,7 +324,8 @@ impl Executor {
             Err(why) => {
                 // Whoever touches it gets SIGBUS, as of memory that the driver has lost.
                 warn!("a page of managed memory does not get to the process, which gets SIGBUS: {why}");
-                let poisoned = self.userfault().map(|it| it.poison(part.range.clone()).and_then(|()| it.wake(&part.range)));
+                let poisoned =
+                    self.userfault().map(|it| it.poison(part.range.clone()).and_then(|()| it.wake(&part.range)));
                 if let Ok(Err(why)) = poisoned {
                     error!("the thread goes on waiting for it: {why}");
                 }
@@ -301,12 +336,8 @@ impl Executor {
 
     pub(super) fn managed_map(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let ManagedMap { address, size, serial } = ManagedMap::read(args)?;
-        let (_, file) = self
-            .memory
-            .pinned
-            .arrived
-            .take(address, Some(serial))
-            .ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
+        let (_, file) =
+            self.memory.pinned.arrived.take(address, Some(serial)).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
         let context = self.call.owner();
         let device = window::device_of(address).and_then(|it| self.memory.devices.get(it));
         let is_there = device.is_some_and(|it| it.memory.allocations().get(&address).is_some_and(|a| a.size >= size));
@@ -353,6 +384,24 @@ impl Executor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_of_a_buffer_is_done_once_and_an_error_of_any_part_counts() {
+        let mut buffer = vec![0_u8; 3 * CHUNK as usize + 4096];
+        let number = |at: usize, part: &mut [u8]| {
+            part.iter_mut().enumerate().for_each(|(index, byte)| *byte += ((at + index) / 4096 % 251) as u8 + 1);
+            Ok(())
+        };
+        in_parts(&mut buffer, number).unwrap();
+        assert!(buffer.iter().enumerate().all(|(index, byte)| usize::from(*byte) == index / 4096 % 251 + 1));
+        let last = buffer.len() - 1;
+        let fails = |at: usize, part: &mut [u8]| match at + part.len() > last {
+            true => Err(io::ErrorKind::StorageFull.into()),
+            false => Ok(()),
+        };
+        assert_eq!(in_parts(&mut buffer, fails).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        in_parts(&mut [], |_, _| Ok(())).unwrap();
+    }
 
     #[test]
     fn commands_that_name_memory_take_it_from_the_client_and_those_that_wait_leave_it() {

@@ -50,9 +50,8 @@ pub(crate) fn allocate(
     };
     // SAFETY: no pointers of the caller's. It belongs to no capture.
     let zeroed = check(unsafe { remote::cuMemsetD8Async(base, 0, size as usize, CU_STREAM_LEGACY) });
-    let mapped = zeroed
-        .and_then(|()| perform(CONTEXT_SYNC, &SyncContext { context }))
-        .and_then(|()| map(client, base, size));
+    let mapped =
+        zeroed.and_then(|()| perform(CONTEXT_SYNC, &SyncContext { context })).and_then(|()| map(client, base, size));
     client.memory.remove(base);
     match mapped {
         Ok(()) => Ok(Some((base, size))),

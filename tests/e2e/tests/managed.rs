@@ -1,6 +1,6 @@
 //! Managed memory that moves between the process and the device, beyond what every program shows (`programs.rs`: `managed`, `moving`).
 
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 
 use anyhow::{Context, ensure};
 use rekindle_e2e::app::undisturbed;
@@ -113,4 +113,20 @@ fn memory_that_may_not_move_stays_in_host_memory() -> Result {
     image.must_be_of_the_middle(&expected)?;
     assert_eq!(node.restore(&image)?.finish()?, expected);
     node.finish()
+}
+
+/// The kernel gives an ordinary user no userfaultfd that its own accesses wait for. The daemon does, if it may.
+#[test]
+fn an_ordinary_users_memory_moves_if_the_configuration_says_so() -> Result {
+    let expected = undisturbed("moving", &[])?;
+    for gives in [false, true] {
+        let node = Node::configured(&format!("socket_mode = \"0666\"\n[limits]\nuserfaultfd = {gives}\n"), &[])?;
+        let mut command = node.command(&stage::app("moving")?)?;
+        let output = command.uid(65534).gid(65534).env("REKINDLE_LOG", "1").output()?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{errors}");
+        assert_eq!(errors.contains("managed memory stays in host memory"), !gives, "{errors}");
+        node.finish()?;
+    }
+    Ok(())
 }
