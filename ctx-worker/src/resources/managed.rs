@@ -197,6 +197,10 @@ impl ManagedMemory {
     pub(crate) fn add(&mut self, base: u64, pages: Pages) -> io::Result<()> {
         let faults = self.faults.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         faults.register(&(base..base + pages.size))?;
+        if pages.fresh {
+            // A process that locks all of its memory (mlockall(2)) has pages already.
+            pages.take_away(0..pages.size)?;
+        }
         self.taken += pages.chunks.iter().filter(|it| **it != Side::Device).count();
         self.fresh += usize::from(pages.fresh);
         self.allocations.insert(base, pages);

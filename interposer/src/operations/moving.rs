@@ -6,6 +6,7 @@ use std::ffi::{CString, c_void};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use rekindle_cuda_abi::managed::ATTACH_GLOBAL;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::attach::Pinned;
 use rekindle_wire::command::{CONTEXT_SYNC, MANAGED_MAP, MANAGED_UNMAP, MEM_FREE};
@@ -37,8 +38,10 @@ pub(crate) fn allocate(
     client: &'static Client,
     (context, device): (CUcontext, usize),
     bytes: u64,
+    flags: u32,
 ) -> Result<Option<(u64, u64)>, CUresult> {
-    if bytes <= SMALLEST || client.managed.userfault().is_none() {
+    // Memory that begins as the host's is for programs whose CPU and GPU work at once, each with its own.
+    if bytes <= SMALLEST || flags != ATTACH_GLOBAL || client.managed.userfault().is_none() {
         return Ok(None);
     }
     let size = bytes.checked_next_multiple_of(PAGE).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
