@@ -28,7 +28,6 @@ const REASONS: &[(&str, &str)] = &[
     ("cuDeviceRegisterAsyncNotification", "the driver has no such notifications on Linux"),
     ("cuDeviceUnregisterAsyncNotification", "the driver has no such notifications on Linux"),
     ("cuDeviceGetP2PAtomicCapabilities", "not supported yet"),
-    ("cuLibraryGetUnifiedFunction", "only devices with unified function pointers have it"),
     ("cuTexRef", REFERENCES),
     ("cuSurfRef", REFERENCES),
     ("cuModuleGetTexRef", REFERENCES),

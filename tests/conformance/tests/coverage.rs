@@ -30,6 +30,8 @@ const CANNOT_FAIL: &[&str] = &[
 const CANNOT_SUCCEED: &[&str] = &[
     // No program of the tests has managed variables: Rekindle refuses them when their code is loaded.
     "cuLibraryGetManaged",
+    // No device under Rekindle has unified function pointers.
+    "cuLibraryGetUnifiedFunction",
     // The call needs GPUs later than those on which the answers were recorded.
     "cuTensorMapEncodeIm2colWide",
     // The call always fails since CUDA 12.0.
