@@ -16,6 +16,7 @@
 //! The crate also has the table of the functions of `libnvidia-ml.so.1`: [`nvml`].
 
 pub mod arguments;
+pub mod atomics;
 pub mod batch;
 pub mod build_script;
 pub mod checkpoint;

@@ -27,7 +27,6 @@ const REASONS: &[(&str, &str)] = &[
     ("cuDeviceGetLuid", "only Windows has it"),
     ("cuDeviceRegisterAsyncNotification", "the driver has no such notifications on Linux"),
     ("cuDeviceUnregisterAsyncNotification", "the driver has no such notifications on Linux"),
-    ("cuDeviceGetP2PAtomicCapabilities", "not supported yet"),
     ("cuTexRef", REFERENCES),
     ("cuSurfRef", REFERENCES),
     ("cuModuleGetTexRef", REFERENCES),

@@ -7,7 +7,6 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::attach::Device;
 
 use super::{code, put};
-use crate::process::log;
 use crate::start;
 use crate::state::client;
 
@@ -101,38 +100,6 @@ pub(crate) unsafe fn cuDeviceGetAttribute(pi: *mut i32, attrib: u32, dev: CUdevi
         };
         // SAFETY: the caller's promise by cuda.h.
         unsafe { put(pi, value) }
-    }))
-}
-
-/// `CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED`.
-const HOST_NATIVE_ATOMICS: u32 = 86;
-/// `CU_ATOMIC_OPERATION_MAX`.
-const ATOMIC_OPERATIONS: u32 = 13;
-
-/// A link that supports no atomic operations supports none of them. What one supports that does is not asked of the driver: the
-/// function is of CUDA 13.0, and workers run with older drivers.
-pub(crate) unsafe fn cuDeviceGetHostAtomicCapabilities(
-    capabilities: *mut u32,
-    operations: *const u32,
-    count: u32,
-    dev: CUdevice,
-) -> CUresult {
-    if capabilities.is_null() || operations.is_null() || count == 0 {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    // SAFETY: not null, so an array of that length by the caller's promise.
-    let operations = unsafe { std::slice::from_raw_parts(operations, count as usize) };
-    if operations.iter().any(|operation| *operation >= ATOMIC_OPERATIONS) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    code(device(dev).and_then(|d| {
-        if attribute(d, HOST_NATIVE_ATOMICS)? != 0 {
-            log::refused("cuDeviceGetHostAtomicCapabilities of a device whose link to the host has atomic operations");
-            return Err(CUDA_ERROR_NOT_SUPPORTED);
-        }
-        // SAFETY: as for the operations.
-        unsafe { std::slice::from_raw_parts_mut(capabilities, count as usize) }.fill(0);
-        Ok(())
     }))
 }
 

@@ -5,6 +5,7 @@
 #![allow(clippy::too_many_arguments, reason = "the signatures are those of cuda.h")]
 
 mod array;
+mod atomics;
 mod batch;
 mod boxes;
 mod callback;
@@ -44,6 +45,7 @@ mod transfer;
 mod vmm;
 
 pub(crate) use array::*;
+pub(crate) use atomics::*;
 pub(crate) use batch::*;
 pub(crate) use boxes::*;
 pub(crate) use callback::*;
