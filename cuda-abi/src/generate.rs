@@ -119,6 +119,7 @@ fn known_enum(c: &str) -> bool {
         "CUdevice_P2PAttribute",
         "CUdevResourceType",
         "CUatomicOperation",
+        "CUcoredumpSettings",
         "CUfunction_attribute",
         "CUpointer_attribute",
         "CUfunc_cache",

@@ -23,6 +23,7 @@ pub mod checkpoint;
 #[cfg(feature = "code")]
 pub mod code;
 pub mod copies;
+pub mod coredump;
 pub mod generate;
 pub mod graphs;
 pub mod green;

@@ -3,7 +3,6 @@
 /// Beginnings of symbols, and why those that begin so are refused. The first that fits counts.
 const REASONS: &[(&str, &str)] = &[
     ("cuCheckpointProcess", "Rekindle checkpoints the process itself"),
-    ("cuCoredump", "a core dump would be of the worker, not of the program"),
     ("cudbg", "a debugger attaches to the process that has the context, and that is the worker"),
     ("cuImportExternal", EXTERNAL),
     ("cuExternalMemory", EXTERNAL),
