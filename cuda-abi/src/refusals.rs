@@ -18,7 +18,6 @@ const REASONS: &[(&str, &str)] = &[
     ("cuEGL", GRAPHICS),
     ("cuVDPAU", GRAPHICS),
     ("cuMulticast", "memory of several GPUs at one address is not supported yet"),
-    ("cuMemBatchDecompressAsync", "decompression by the GPU's engine is not supported yet"),
     ("cuMemMapArrayAsync", "sparse arrays are not supported"),
     ("cuMemGetHandleForAddressRange", "other devices would have to follow memory through a restore"),
     ("cuFlushGPUDirectRDMAWrites", "other devices cannot register the memory of a program"),

@@ -84,8 +84,9 @@ const CAN_USE_HOST_POINTER: u32 = 91;
 
 /// Attributes of what the interposer does not offer, answered 0: pageable memory access (88, 100), managed memory that the
 /// program and the GPU may use at once (89: they may, but slowly), handles of memory for other processes (103, 128), pools on the
-/// host (142, 144), virtual memory on the host (141, 145), unified function pointers (129), multicast (132).
-const NOT_OFFERED: &[u32] = &[88, 89, 100, 103, 128, 129, 132, 141, 142, 144, 145];
+/// host (142, 144), virtual memory on the host (141, 145), unified function pointers (129), multicast (132), decompression by an
+/// engine of the device's (136, 137).
+const NOT_OFFERED: &[u32] = &[88, 89, 100, 103, 128, 129, 132, 136, 137, 141, 142, 144, 145];
 /// `CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES`: pools are exported as files alone.
 const POOL_HANDLE_TYPES: u32 = 119;
 
