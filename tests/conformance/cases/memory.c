@@ -92,7 +92,7 @@ GROUP(decompression) {
                                        .src = (void *)from, .dst = (void *)to, .algo = CU_MEM_DECOMPRESS_ALGORITHM_LZ4};
     size_t wrong = 7;
     TRY_PTSZ("of one operation", cuMemBatchDecompressAsync, &operation, 1, 0, &wrong, NULL);
-    YES(cuMemBatchDecompressAsync, "of one operation, is in general", wrong == SIZE_MAX);
+    YES(cuDeviceGetAttribute, "algorithms of decompression, of none is said which operation fails", wrong == SIZE_MAX);
     TRY_PTSZ("of one operation, without a place for the index", cuMemBatchDecompressAsync, &operation, 1, 0, NULL, NULL);
     TRY_PTSZ("with flags", cuMemBatchDecompressAsync, &operation, 1, 1, &wrong, NULL);
     TRY_PTSZ("of no operation", cuMemBatchDecompressAsync, &operation, 0, 0, &wrong, NULL);
