@@ -18,7 +18,10 @@ const REASONS: &[(&str, &str)] = &[
     ("cuEGL", GRAPHICS),
     ("cuVDPAU", GRAPHICS),
     ("cuMulticast", "memory of several GPUs at one address is not supported yet"),
-    ("cuMemMapArrayAsync", "sparse arrays are not supported"),
+    (
+        "cuMemMapArrayAsync",
+        "no device has sparse arrays here, as its attribute says",
+    ),
     ("cuMemGetHandleForAddressRange", "other devices would have to follow memory through a restore"),
     ("cuFlushGPUDirectRDMAWrites", "other devices cannot register the memory of a program"),
     ("cuMemGetAttribute", "no public header declares it"),

@@ -83,10 +83,13 @@ pub(crate) unsafe fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) -> CU
 const CAN_USE_HOST_POINTER: u32 = 91;
 
 /// Attributes of what the interposer does not offer, answered 0: pageable memory access (88, 100), managed memory that the
-/// program and the GPU may use at once (89: they may, but slowly), handles of memory for other processes (103, 128), pools on the
-/// host (142, 144), virtual memory on the host (141, 145), unified function pointers (129), multicast (132), decompression by an
-/// engine of the device's (136, 137).
-const NOT_OFFERED: &[u32] = &[88, 89, 100, 103, 128, 129, 132, 136, 137, 141, 142, 144, 145];
+/// program and the GPU may use at once (89: they may, but slowly), handles of memory for other processes (103, 128), sparse arrays
+/// (112) and arrays whose memory comes later (121), semaphores of other interfaces (114), other devices that use a program's memory
+/// (116, and the flush of what they have written, 117) or get it as a file (124, and memory of the host, 146), functions that have
+/// one address on the host and the device (129), multicast (132), graphics (135, 138), decompression by an engine of the device's
+/// (136, 137), pools on the host (142, 144), virtual memory on the host (141, 145).
+const NOT_OFFERED: &[u32] =
+    &[88, 89, 100, 103, 112, 114, 116, 117, 121, 124, 128, 129, 132, 135, 136, 137, 138, 141, 142, 144, 145, 146];
 /// `CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES`: pools are exported as files alone.
 const POOL_HANDLE_TYPES: u32 = 119;
 

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 
 use rekindle_cuda_abi::arguments::{Out, Text};
 use rekindle_cuda_abi::atomics;
-use rekindle_cuda_abi::shapes::CudaArray3dDescriptor;
+use rekindle_cuda_abi::shapes::{CudaArray3dDescriptor, channel_bytes};
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, CUcontext, CUdevice,
     CUdevprop, CUresult,
@@ -58,6 +58,7 @@ pub fn cuDeviceTotalMem_v2(bytes: Out<usize>, dev: CUdevice) -> CUresult {
 pub fn cuDeviceGetTexture1DLinearMaxWidth(elements: Out<usize>, format: u32, channels: u32, dev: CUdevice) -> CUresult {
     status(|| {
         device(dev)?;
+        ensure(channel_bytes(format).is_some(), CUDA_ERROR_INVALID_VALUE)?;
         let descriptor = CudaArray3dDescriptor { format, channels, ..CudaArray3dDescriptor::default() };
         let element = descriptor.element().ok_or(CUDA_ERROR_INVALID_VALUE)?;
         elements.put((1 << 30).min((1 << 32) / element))
