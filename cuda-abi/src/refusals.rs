@@ -18,10 +18,7 @@ const REASONS: &[(&str, &str)] = &[
     ("cuEGL", GRAPHICS),
     ("cuVDPAU", GRAPHICS),
     ("cuMulticast", "memory of several GPUs at one address is not supported yet"),
-    (
-        "cuMemMapArrayAsync",
-        "no device has sparse arrays here, as its attribute says",
-    ),
+    ("cuMemMapArrayAsync", "no device has sparse arrays here, as its attribute says"),
     ("cuMemGetHandleForAddressRange", "other devices would have to follow memory through a restore"),
     ("cuFlushGPUDirectRDMAWrites", "other devices cannot register the memory of a program"),
     ("cuMemGetAttribute", "no public header declares it"),
@@ -40,7 +37,7 @@ const REASONS: &[(&str, &str)] = &[
 
 const EXTERNAL: &str = "memory and semaphores of other interfaces could not be made again in a restore";
 const GRAPHICS: &str = "resources of graphics interfaces could not be made again in a restore";
-const REFERENCES: &str = "texture and surface references are not supported: CUDA 12 removed them from the runtime";
+const REFERENCES: &str = "only code that a compiler before CUDA 12 made has texture and surface references";
 const OLD: &str = "the form before CUDA 3.2 or 4.0, for addresses of 32 bits";
 
 /// Why a function is refused; none for one that is not listed.
