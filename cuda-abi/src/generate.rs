@@ -119,6 +119,7 @@ fn known_enum(c: &str) -> bool {
         "CUdevice_P2PAttribute",
         "CUdevResourceType",
         "CUatomicOperation",
+        "CUcoredumpSettings",
         "CUfunction_attribute",
         "CUpointer_attribute",
         "CUfunc_cache",
@@ -239,10 +240,24 @@ enum Travel {
     Out(String),
     /// An out parameter that receives a handle the client chooses.
     New(&'static str),
+    /// A pointer to one element of an array, which travels as a word.
+    Element(String),
+    /// The length of such an array, which does not travel: it is 1.
+    One,
 }
 
-fn travel(p: &Param) -> Travel {
+fn is_array(p: &Param) -> bool {
+    p.c_type == "const CUatomicOperation *"
+}
+
+fn travel(f: &Function, p: &Param) -> Travel {
     let c = p.c_type.as_str();
+    if is_array(p) {
+        return Travel::Element("u32".to_owned());
+    }
+    if p.name == "count" && params(f).iter().any(is_array) {
+        return Travel::One;
+    }
     if c == "CUdevice" {
         return Travel::Device;
     }
@@ -281,7 +296,7 @@ pub fn encoders(table: &[Function]) -> String {
         let mut after = String::new();
         for p in params {
             let name = ident(p);
-            match travel(p) {
+            match travel(f, p) {
                 Travel::Word if rust_type(&p.c_type) == "f32" => {
                     let _ = writeln!(out, "    call.word(u64::from({name}.to_bits()));");
                 }
@@ -313,6 +328,13 @@ pub fn encoders(table: &[Function]) -> String {
                         "    let Some(word) = reply.word() else {{ return CUDA_ERROR_UNKNOWN }}; unsafe {{ *{name} = {value} }};"
                     );
                 }
+                Travel::Element(_) => {
+                    let _ = writeln!(out, "    if {name}.is_null() {{ return CUDA_ERROR_INVALID_VALUE; }}");
+                    let _ = writeln!(out, "    call.word(unsafe {{ *{name} }} as u64);");
+                }
+                Travel::One => {
+                    let _ = writeln!(out, "    if {name} != 1 {{ return CUDA_ERROR_INVALID_VALUE; }}");
+                }
             }
         }
         if f.route.waits() {
@@ -327,9 +349,17 @@ pub fn encoders(table: &[Function]) -> String {
     out
 }
 
+/// The oldest driver that workers run with: that of CUDA 12.4.
+const OLDEST_DRIVER: u32 = 12_040;
+
+/// Whether drivers that workers run with may lack a function.
+fn may_be_missing(f: &Function) -> bool {
+    f.lookups.iter().map(|it| it.version).min().is_some_and(|since| since > OLDEST_DRIVER)
+}
+
 /// A struct `Driver` with a typed pointer for each symbol that the worker calls: those that travel by the table, and
-/// `also`. `Driver::load(&Library)` takes them from a loaded `libcuda.so.1`; a missing one is an error that names it. `CALLED`
-/// lists these symbols, for tests.
+/// `also`. `Driver::load(&Library)` takes them from a loaded `libcuda.so.1`; a missing one is an error that names it, or, if the
+/// oldest driver lacks it, a function that returns `CUDA_ERROR_NOT_SUPPORTED`. `CALLED` lists these symbols, for tests.
 pub fn entry_points(table: &[Function], also: &[&str]) -> String {
     let wanted: BTreeSet<&str> =
         table.iter().filter(|f| f.route.travels()).map(|f| f.symbol.as_str()).chain(also.iter().copied()).collect();
@@ -338,11 +368,19 @@ pub fn entry_points(table: &[Function], also: &[&str]) -> String {
     for f in table.iter().filter(|f| wanted.contains(f.symbol.as_str())) {
         let types = params(f).iter().map(|p| rust_type(&p.c_type)).collect::<Vec<_>>().join(", ");
         let _ = writeln!(fields, "    pub {}: unsafe extern \"C\" fn({types}) -> CUresult,", f.symbol);
-        let _ = writeln!(
-            loads,
-            "            {0}: unsafe {{ std::mem::transmute::<*const c_void, unsafe extern \"C\" fn({types}) -> CUresult>(find(\"{0}\\0\")?) }},",
-            f.symbol
-        );
+        let found = format!("std::mem::transmute::<*const c_void, unsafe extern \"C\" fn({types}) -> CUresult>");
+        let symbol = &f.symbol;
+        if may_be_missing(f) {
+            let unused =
+                params(f).iter().map(|p| format!("_: {}", rust_type(&p.c_type))).collect::<Vec<_>>().join(", ");
+            let _ = writeln!(
+                loads,
+                "            {symbol}: match find(\"{symbol}\\0\") {{\n                Ok(it) => unsafe {{ {found}(it) }},\n                \
+                 Err(_) => {{ unsafe extern \"C\" fn missing({unused}) -> CUresult {{ CUDA_ERROR_NOT_SUPPORTED }} missing }}\n            }},"
+            );
+        } else {
+            let _ = writeln!(loads, "            {symbol}: unsafe {{ {found}(find(\"{symbol}\\0\")?) }},");
+        }
     }
     for name in &wanted {
         assert!(table.iter().any(|f| f.symbol == *name), "driver.table has no {name}");
@@ -370,7 +408,7 @@ pub fn dispatch(table: &[Function]) -> String {
         let mut set_handle = None;
         for (n, p) in params(f).iter().enumerate() {
             let v = format!("a{n}");
-            match travel(p) {
+            match travel(f, p) {
                 Travel::Word if rust_type(&p.c_type) == "f32" => {
                     let _ = writeln!(before, "            let {v} = f32::from_bits(args.word()? as u32);");
                     list.push(v);
@@ -417,6 +455,11 @@ pub fn dispatch(table: &[Function]) -> String {
                     let word = if t == "f32" { format!("u64::from({v}.to_bits())") } else { format!("{v} as u64") };
                     let _ = writeln!(after, "                reply.word({word});");
                 }
+                Travel::Element(t) => {
+                    let _ = writeln!(before, "            let {v} = args.word()? as {t};");
+                    list.push(format!("&{v}"));
+                }
+                Travel::One => list.push("1".to_owned()),
             }
         }
         match &f.effect {
@@ -455,13 +498,15 @@ pub fn encoding(f: &Function) -> u32 {
     }
     let mut text = f.symbol.clone();
     for p in params(f) {
-        let how = match travel(p) {
+        let how = match travel(f, p) {
             Travel::Word => format!("word {}", rust_type(&p.c_type)),
             Travel::Device => "device".to_owned(),
             Travel::Handle(kind) => format!("handle {kind}"),
             Travel::Text => "text".to_owned(),
             Travel::Out(of) => format!("out {of}"),
             Travel::New(kind) => format!("new {kind}"),
+            Travel::Element(of) => format!("element {of}"),
+            Travel::One => "one".to_owned(),
         };
         text = text + "," + &how;
     }
@@ -497,5 +542,24 @@ mod tests {
         assert_ne!(line, of("wait | cuA(CUstream hStream, int *n) | cuA@2000"));
         assert_ne!(line, of("wait | cuA(int n, CUstream hStream) | cuA@2000"));
         assert_eq!(of("refused | cuA(CUstream hStream, int n) | cuA@2000"), 0);
+    }
+
+    #[test]
+    fn an_array_travels_one_element_at_a_time_and_its_length_never_does() {
+        let table =
+            parse("wait | cuA(unsigned int *of, const CUatomicOperation *what, unsigned int count) | cuA@13000");
+        let table = table.unwrap();
+        let (client, worker) = (encoders(&table), dispatch(&table));
+        assert!(client.contains("call.word(unsafe { *what } as u64);") && !client.contains("call.word(count"));
+        assert!(client.contains("if count != 1 { return CUDA_ERROR_INVALID_VALUE; }"), "{client}");
+        assert!(worker.contains("let a1 = args.word()? as u32;") && worker.contains("(&mut a0, &a1, 1)"), "{worker}");
+    }
+
+    #[test]
+    fn a_function_that_the_oldest_driver_lacks_is_not_needed() {
+        let table = parse("wait | cuA(int n) | cuA@12040\nwait | cuB(int n) | cuB@12050").unwrap();
+        let text = entry_points(&table, &[]);
+        assert!(text.contains("(find(\"cuA\\0\")?)"), "{text}");
+        assert!(text.contains("match find(\"cuB\\0\")"), "{text}");
     }
 }

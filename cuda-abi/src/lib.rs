@@ -16,12 +16,14 @@
 //! The crate also has the table of the functions of `libnvidia-ml.so.1`: [`nvml`].
 
 pub mod arguments;
+pub mod atomics;
 pub mod batch;
 pub mod build_script;
 pub mod checkpoint;
 #[cfg(feature = "code")]
 pub mod code;
 pub mod copies;
+pub mod coredump;
 pub mod generate;
 pub mod graphs;
 pub mod green;

@@ -3,7 +3,6 @@
 /// Beginnings of symbols, and why those that begin so are refused. The first that fits counts.
 const REASONS: &[(&str, &str)] = &[
     ("cuCheckpointProcess", "Rekindle checkpoints the process itself"),
-    ("cuCoredump", "a core dump would be of the worker, not of the program"),
     ("cudbg", "a debugger attaches to the process that has the context, and that is the worker"),
     ("cuImportExternal", EXTERNAL),
     ("cuExternalMemory", EXTERNAL),
@@ -19,16 +18,13 @@ const REASONS: &[(&str, &str)] = &[
     ("cuEGL", GRAPHICS),
     ("cuVDPAU", GRAPHICS),
     ("cuMulticast", "memory of several GPUs at one address is not supported yet"),
-    ("cuMemBatchDecompressAsync", "decompression by the GPU's engine is not supported yet"),
-    ("cuMemMapArrayAsync", "sparse arrays are not supported"),
+    ("cuMemMapArrayAsync", "no device has sparse arrays here, as its attribute says"),
     ("cuMemGetHandleForAddressRange", "other devices would have to follow memory through a restore"),
     ("cuFlushGPUDirectRDMAWrites", "other devices cannot register the memory of a program"),
     ("cuMemGetAttribute", "no public header declares it"),
     ("cuDeviceGetLuid", "only Windows has it"),
     ("cuDeviceRegisterAsyncNotification", "the driver has no such notifications on Linux"),
     ("cuDeviceUnregisterAsyncNotification", "the driver has no such notifications on Linux"),
-    ("cuDeviceGetP2PAtomicCapabilities", "not supported yet"),
-    ("cuLibraryGetUnifiedFunction", "only devices with unified function pointers have it"),
     ("cuTexRef", REFERENCES),
     ("cuSurfRef", REFERENCES),
     ("cuModuleGetTexRef", REFERENCES),
@@ -41,7 +37,7 @@ const REASONS: &[(&str, &str)] = &[
 
 const EXTERNAL: &str = "memory and semaphores of other interfaces could not be made again in a restore";
 const GRAPHICS: &str = "resources of graphics interfaces could not be made again in a restore";
-const REFERENCES: &str = "texture and surface references are not supported: CUDA 12 removed them from the runtime";
+const REFERENCES: &str = "only code that a compiler before CUDA 12 made has texture and surface references";
 const OLD: &str = "the form before CUDA 3.2 or 4.0, for addresses of 32 bits";
 
 /// Why a function is refused; none for one that is not listed.

@@ -209,6 +209,39 @@ pub fn channel_bytes(format: u32) -> Option<usize> {
     })
 }
 
+/// How a format lies in memory that says its channels itself (`CUarray_format`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packing {
+    /// Texels along each edge of a block.
+    pub edge: usize,
+    /// Bytes of a block.
+    pub bytes: usize,
+    pub channels: u32,
+}
+
+/// The packing of block-compressed formats, and of normalised ones, whose blocks have one texel. `None` for the other formats that
+/// say their channels: their planes are arrays of their own.
+pub fn packing(format: u32) -> Option<Packing> {
+    let of = |edge, bytes, channels| Some(Packing { edge, bytes, channels });
+    match format {
+        // BC1, with four channels; BC2 and BC3; BC4; BC5; BC6H; BC7.
+        0x91 | 0x92 => of(4, 8, 4),
+        0x93..=0x96 => of(4, 16, 4),
+        0x97 | 0x98 => of(4, 8, 1),
+        0x99 | 0x9a => of(4, 16, 2),
+        0x9b | 0x9c => of(4, 16, 3),
+        0x9d | 0x9e => of(4, 16, 4),
+        // Four channels of 10, 10, 10 and 2 bits.
+        0x50 => of(1, 4, 4),
+        // One, two and four channels: of 8 and of 16 bits, without a sign and with one.
+        0xc0..=0xcb => {
+            let (kind, channels) = ((format - 0xc0) / 3, 1 << ((format - 0xc0) % 3));
+            of(1, channels as usize * if kind % 2 == 0 { 1 } else { 2 }, channels)
+        }
+        _ => None,
+    }
+}
+
 impl From<CudaArrayDescriptor> for CudaArray3dDescriptor {
     fn from(d: CudaArrayDescriptor) -> Self {
         let CudaArrayDescriptor { width, height, format, channels } = d;
@@ -217,17 +250,26 @@ impl From<CudaArrayDescriptor> for CudaArray3dDescriptor {
 }
 
 impl CudaArray3dDescriptor {
-    /// Bytes of an element, `None` for formats that are not plain.
+    /// Bytes of an element, which is a block where the format is block-compressed; `None` for formats with several planes.
     pub fn element(&self) -> Option<usize> {
+        if let Some(packing) = packing(self.format) {
+            return Some(packing.bytes);
+        }
         matches!(self.channels, 1 | 2 | 4).then_some(())?;
         Some(channel_bytes(self.format)? * self.channels as usize)
     }
 
-    /// The shape as copies see it: bytes of a row, rows, and slices or layers. What is not there counts as one.
+    /// Texels along each edge of an element: more than one where the format is block-compressed.
+    pub fn edge(&self) -> usize {
+        packing(self.format).map_or(1, |it| it.edge)
+    }
+
+    /// The shape as copies see it: bytes of a row, rows, and slices or layers. What is not there counts as one. Rows of a
+    /// block-compressed array are rows of blocks.
     pub fn extent(&self) -> Option<[usize; 3]> {
-        let width = self.width.checked_mul(self.element()?)?;
+        let width = self.width.div_ceil(self.edge()).checked_mul(self.element()?)?;
         // The layers of a one-dimensional layered array are its depth, too.
-        Some([width, self.height.max(1), self.depth.max(1)])
+        Some([width, self.height.max(1).div_ceil(self.edge()), self.depth.max(1)])
     }
 
     /// Bytes of its content.
@@ -400,6 +442,29 @@ mod tests {
         let layered = CudaArray3dDescriptor { depth: 6, flags: CUDA_ARRAY3D_LAYERED, ..d };
         assert_eq!(layered.level(3).depth, 6);
         assert_eq!(CudaArray3dDescriptor { channels: 3, ..d }.element(), None);
+    }
+
+    #[test]
+    fn copies_see_blocks_of_a_compressed_array() {
+        let of =
+            |format, width, height| CudaArray3dDescriptor { format, width, height, channels: 4, ..Default::default() };
+        let (bc1, bc7) = (of(0x91, 64, 32), of(0x9d, 64, 32));
+        assert_eq!((bc1.element(), bc1.extent()), (Some(8), Some([128, 8, 1])));
+        assert_eq!((bc7.element(), bc7.extent()), (Some(16), Some([256, 8, 1])));
+        // Levels that are smaller than a block have one.
+        assert_eq!(bc1.level(5).extent(), Some([8, 1, 1]));
+        assert_eq!(of(0x91, 6, 5).extent(), Some([16, 2, 1]));
+        // Two planes.
+        assert_eq!(of(0xb0, 64, 32).extent(), None);
+    }
+
+    #[test]
+    fn normalised_formats_have_elements_as_their_names_say() {
+        let bytes = |format| packing(format).map(|it| (it.bytes, it.channels, it.edge));
+        let sizes: Vec<_> = (0xc0..=0xcb).map(|format| bytes(format).unwrap_or_default()).collect();
+        let (eight, sixteen) = ([(1, 1, 1), (2, 2, 1), (4, 4, 1)], [(2, 1, 1), (4, 2, 1), (8, 4, 1)]);
+        assert_eq!(sizes, [eight, sixteen, eight, sixteen].concat());
+        assert_eq!((bytes(0x50), bytes(0xcc), bytes(0x20)), (Some((4, 4, 1)), None, None));
     }
 
     #[test]

@@ -19,12 +19,12 @@ pub(super) fn size_of(d: &CudaArray3dDescriptor) -> [u64; 3] {
     [d.width, d.height, d.depth].map(|n| n as u64)
 }
 
-/// Refuses what cannot be saved: arrays without memory of their own, and formats whose layout is the driver's.
+/// Refuses what cannot be saved: arrays without memory of their own, and formats with several planes.
 pub(super) fn ensure_supported(function: &'static str, d: &CudaArray3dDescriptor) -> Result<(), CUresult> {
     let bare = CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING;
-    // The driver's own formats are numbered from here on; below, an unknown number is the caller's mistake.
+    // Formats that say their channels are numbered from here on; below, an unknown number is the caller's mistake.
     const SPECIAL_FORMATS: u32 = 0x40;
-    if d.flags & bare != 0 || d.format >= SPECIAL_FORMATS {
+    if d.flags & bare != 0 || d.format >= SPECIAL_FORMATS && packing(d.format).is_none() {
         log::refused(function);
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }

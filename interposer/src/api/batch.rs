@@ -6,6 +6,7 @@ use rekindle_cuda_abi::types::*;
 use super::{check, code, put_if, stream, transfer};
 use crate::operations::boxes;
 use crate::process::calling_thread::named_stream;
+use crate::process::log;
 use crate::state::client;
 
 /// Runs the copies of a batch. Where one fails, `fail_index` gets its place.
@@ -91,7 +92,15 @@ pub(crate) unsafe fn cuMemcpy3DBatchAsync(
         if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let element = |it| client::get()?.arrays.get(it)?.desc.element().ok_or(CUDA_ERROR_INVALID_VALUE);
+        let element = |it| {
+            let desc = client::get()?.arrays.get(it)?.desc;
+            if desc.edge() > 1 {
+                // cuda.h does not say whether sizes count blocks or texels.
+                log::refused("cuMemcpy3DBatchAsync of block-compressed arrays");
+                return Err(CUDA_ERROR_NOT_SUPPORTED);
+            }
+            desc.element().ok_or(CUDA_ERROR_INVALID_VALUE)
+        };
         // SAFETY: the caller's promise by cuda.h.
         unsafe {
             each(count, on, fail_index, |i| {

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use rekindle_cuda_abi::coredump;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{
     CONTEXT_CREATE, CONTEXT_DESTROY, CONTEXT_SYNC, EndContext, GREEN_CONTEXT_DESTROY, Kind, MakeContext, SyncContext,
@@ -18,6 +19,7 @@ use crate::state::memory::Allocation;
 pub(super) fn forget(client: &Client, context: CUcontext) {
     rekindle_graphs::hook::context_gone(context);
     client.contexts.remove(context);
+    client.coredumps.forget_context(context);
     client.streams.forget_context(context);
     client.events.forget_context(context);
     client.functions.forget_context(context);
@@ -52,6 +54,11 @@ pub(super) fn check_flags(flags: u32) -> Result<(), CUresult> {
     if known { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
 }
 
+/// The flags of a context with which the worker makes it: without those for core dumps, which would abort the worker.
+pub(super) fn for_worker(flags: u32) -> u32 {
+    flags & !coredump::CONTEXT_FLAGS
+}
+
 /// The version of the interface that contexts of `cuCtxCreate` in its first form have.
 const FIRST_VERSION: u32 = 3010;
 
@@ -77,7 +84,7 @@ fn create_for(version: Option<u32>, pctx: *mut CUcontext, flags: u32, dev: CUdev
     check_flags(flags)?;
     let mut call = Call::new(CONTEXT_CREATE)?;
     let handle = client.fresh(Kind::Context);
-    call.put(&MakeContext { context: handle, device: device as u64, flags });
+    call.put(&MakeContext { context: handle, device: device as u64, flags: for_worker(flags) });
     let (result, mut reply) = call.wait();
     check(result)?;
     let drivers = reply.word().map_or(client.devices.api_version(), |word| word as u32);

@@ -7,7 +7,6 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::attach::Device;
 
 use super::{code, put};
-use crate::process::log;
 use crate::start;
 use crate::state::client;
 
@@ -84,9 +83,13 @@ pub(crate) unsafe fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) -> CU
 const CAN_USE_HOST_POINTER: u32 = 91;
 
 /// Attributes of what the interposer does not offer, answered 0: pageable memory access (88, 100), managed memory that the
-/// program and the GPU may use at once (89: they may, but slowly), handles of memory for other processes (103, 128), pools on the
-/// host (142, 144), virtual memory on the host (141, 145), unified function pointers (129), multicast (132).
-const NOT_OFFERED: &[u32] = &[88, 89, 100, 103, 128, 129, 132, 141, 142, 144, 145];
+/// program and the GPU may use at once (89: they may, but slowly), handles of memory for other processes (103, 128), sparse arrays
+/// (112) and arrays whose memory comes later (121), semaphores of other interfaces (114), other devices that use a program's memory
+/// (116, and the flush of what they have written, 117) or get it as a file (124, and memory of the host, 146), functions that have
+/// one address on the host and the device (129), multicast (132), graphics (135, 138), decompression by an engine of the device's
+/// (136, 137), pools on the host (142, 144), virtual memory on the host (141, 145).
+const NOT_OFFERED: &[u32] =
+    &[88, 89, 100, 103, 112, 114, 116, 117, 121, 124, 128, 129, 132, 135, 136, 137, 138, 141, 142, 144, 145, 146];
 /// `CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES`: pools are exported as files alone.
 const POOL_HANDLE_TYPES: u32 = 119;
 
@@ -101,38 +104,6 @@ pub(crate) unsafe fn cuDeviceGetAttribute(pi: *mut i32, attrib: u32, dev: CUdevi
         };
         // SAFETY: the caller's promise by cuda.h.
         unsafe { put(pi, value) }
-    }))
-}
-
-/// `CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED`.
-const HOST_NATIVE_ATOMICS: u32 = 86;
-/// `CU_ATOMIC_OPERATION_MAX`.
-const ATOMIC_OPERATIONS: u32 = 13;
-
-/// A link that supports no atomic operations supports none of them. What one supports that does is not asked of the driver: the
-/// function is of CUDA 13.0, and workers run with older drivers.
-pub(crate) unsafe fn cuDeviceGetHostAtomicCapabilities(
-    capabilities: *mut u32,
-    operations: *const u32,
-    count: u32,
-    dev: CUdevice,
-) -> CUresult {
-    if capabilities.is_null() || operations.is_null() || count == 0 {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    // SAFETY: not null, so an array of that length by the caller's promise.
-    let operations = unsafe { std::slice::from_raw_parts(operations, count as usize) };
-    if operations.iter().any(|operation| *operation >= ATOMIC_OPERATIONS) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    code(device(dev).and_then(|d| {
-        if attribute(d, HOST_NATIVE_ATOMICS)? != 0 {
-            log::refused("cuDeviceGetHostAtomicCapabilities of a device whose link to the host has atomic operations");
-            return Err(CUDA_ERROR_NOT_SUPPORTED);
-        }
-        // SAFETY: as for the operations.
-        unsafe { std::slice::from_raw_parts_mut(capabilities, count as usize) }.fill(0);
-        Ok(())
     }))
 }
 

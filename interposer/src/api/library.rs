@@ -348,3 +348,19 @@ pub(crate) unsafe fn cuLibraryGetManaged(
 ) -> CUresult {
     if Kind::Library.owns(library) { CUDA_ERROR_NOT_FOUND } else { CUDA_ERROR_INVALID_HANDLE }
 }
+
+/// A unified function has the same address on the host and on devices. The driver would put it into the worker's process, where
+/// the program cannot call it. So no device has such pointers (attribute 129), and then `cuda.h` allows this answer.
+pub(crate) unsafe fn cuLibraryGetUnifiedFunction(
+    pointer: *mut *mut c_void,
+    library: CUlibrary,
+    symbol: *const c_char,
+) -> CUresult {
+    if let Err(error) = client::get() {
+        return error;
+    }
+    if !Kind::Library.owns(library) {
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    if pointer.is_null() || symbol.is_null() { CUDA_ERROR_INVALID_VALUE } else { CUDA_ERROR_NOT_FOUND }
+}

@@ -5,10 +5,13 @@
 #![allow(clippy::too_many_arguments, reason = "the signatures are those of cuda.h")]
 
 mod array;
+mod atomics;
 mod batch;
 mod boxes;
 mod callback;
 mod context;
+mod coredump;
+mod decompress;
 mod device;
 mod event;
 mod green;
@@ -44,10 +47,13 @@ mod transfer;
 mod vmm;
 
 pub(crate) use array::*;
+pub(crate) use atomics::*;
 pub(crate) use batch::*;
 pub(crate) use boxes::*;
 pub(crate) use callback::*;
 pub(crate) use context::*;
+pub(crate) use coredump::*;
+pub(crate) use decompress::*;
 pub(crate) use device::*;
 pub(crate) use event::*;
 pub(crate) use green::*;

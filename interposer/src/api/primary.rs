@@ -31,7 +31,7 @@ pub(crate) unsafe fn cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevic
 fn activate(client: &'static Client, device: usize, primary: Primary) -> Result<(), CUresult> {
     let handle = Contexts::primary_handle(device);
     let mut call = Call::unchecked(client, CONTEXT_RETAIN, 0);
-    call.put(&MakeContext { context: handle, device: device as u64, flags: primary.flags });
+    call.put(&MakeContext { context: handle, device: device as u64, flags: super::context::for_worker(primary.flags) });
     let (result, mut reply) = call.wait();
     check(result)?;
     let api_version = reply.word().unwrap_or(u64::from(client.devices.api_version())) as u32;

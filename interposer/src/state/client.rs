@@ -8,6 +8,7 @@ use rekindle_wire::command::Kind;
 
 use super::arrays::Arrays;
 use super::contexts::Contexts;
+use super::coredumps::Coredumps;
 use super::devices::Devices;
 use super::events::Events;
 use super::functions::Functions;
@@ -27,6 +28,7 @@ pub(crate) struct Client {
     pub(crate) bounce_buffer: BounceBuffer,
     pub(crate) devices: Devices,
     pub(crate) contexts: Contexts,
+    pub(crate) coredumps: Coredumps,
     pub(crate) memory: Memory,
     pub(crate) managed: ManagedMemory,
     pub(crate) vmm: Vmm,
@@ -86,6 +88,7 @@ impl Client {
             connection,
             bounce_buffer,
             contexts: Contexts::new(devices.count()),
+            coredumps: Coredumps::of_process(),
             devices,
             memory: Memory::new(),
             managed: ManagedMemory::default(),

@@ -158,6 +158,12 @@ impl Contexts {
         alive.iter().filter(|(_, it)| is_its(it)).map(|(handle, _)| *handle).collect()
     }
 
+    /// Every context, and its flags.
+    pub(crate) fn flags(&self) -> Vec<(CUcontext, u32)> {
+        let Ok(alive) = self.alive.read() else { return Vec::new() };
+        alive.iter().map(|(handle, context)| (*handle, context.flags)).collect()
+    }
+
     pub(crate) fn insert(&self, handle: CUcontext, context: Context) {
         if let Ok(mut alive) = self.alive.write() {
             alive.insert(handle, context);

@@ -3,6 +3,7 @@
 pub(crate) mod arrays;
 pub(crate) mod client;
 pub(crate) mod contexts;
+pub(crate) mod coredumps;
 pub(crate) mod devices;
 pub(crate) mod events;
 pub(crate) mod functions;

@@ -168,3 +168,109 @@ GROUP(first_forms_in_a_later_context) {
     TRY("in a later context", cuArray3DGetDescriptor, &told_deep, array);
     SET(cuArrayDestroy, array);
 }
+
+// Copies of block-compressed arrays count blocks: of 4 by 4 elements, of 8 bytes (BC1, BC4) or 16.
+static CUDA_MEMCPY2D to_array(CUarray array, size_t width, size_t rows) {
+    CUDA_MEMCPY2D copy;
+    memset(&copy, 0, sizeof copy);
+    copy.srcMemoryType = CU_MEMORYTYPE_HOST, copy.srcHost = bytes;
+    copy.dstMemoryType = CU_MEMORYTYPE_ARRAY, copy.dstArray = array;
+    copy.WidthInBytes = copy.srcPitch = width, copy.Height = rows;
+    return copy;
+}
+
+static CUDA_MEMCPY2D from_array(CUarray array, size_t width, size_t rows) {
+    CUDA_MEMCPY2D copy;
+    memset(&copy, 0, sizeof copy);
+    copy.srcMemoryType = CU_MEMORYTYPE_ARRAY, copy.srcArray = array;
+    copy.dstMemoryType = CU_MEMORYTYPE_HOST, copy.dstHost = back;
+    copy.WidthInBytes = copy.dstPitch = width, copy.Height = rows;
+    return copy;
+}
+
+// Copies to an array and back, and says whether the bytes came back.
+static void there_and_back(const char *what, CUDA_MEMCPY2D to, CUDA_MEMCPY2D from) {
+    char line[80];
+    snprintf(line, sizeof line, "to %s", what);
+    TRY(line, cuMemcpy2D_v2, &to);
+    snprintf(line, sizeof line, "from %s", what);
+    TRY(line, cuMemcpy2D_v2, &from);
+    snprintf(line, sizeof line, "from %s, comes back", what);
+    YES(cuMemcpy2D_v2, line, came_back(to.WidthInBytes * to.Height));
+}
+
+GROUP(block_compressed) {
+    with_context();
+    for (int i = 0; i < 256; i++) bytes[i] = (char)(255 - i);
+    static const struct {
+        const char *what;
+        CUarray_format format;
+        unsigned channels;
+        size_t block;
+    } kinds[] = {
+        {"BC1", CU_AD_FORMAT_BC1_UNORM, 4, 8},       {"BC2", CU_AD_FORMAT_BC2_UNORM, 4, 16},
+        {"BC3", CU_AD_FORMAT_BC3_UNORM, 4, 16},      {"BC4", CU_AD_FORMAT_BC4_UNORM, 1, 8},
+        {"BC4 with a sign", CU_AD_FORMAT_BC4_SNORM, 1, 8}, {"BC5", CU_AD_FORMAT_BC5_UNORM, 2, 16},
+        {"BC6H", CU_AD_FORMAT_BC6H_UF16, 3, 16},     {"BC7", CU_AD_FORMAT_BC7_UNORM, 4, 16},
+    };
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        CUDA_ARRAY_DESCRIPTOR of = {32, 16, kinds[i].format, kinds[i].channels}, told = {0};
+        CUarray array = NULL;
+        if (TRY(kinds[i].what, cuArrayCreate_v2, &array, &of) != CUDA_SUCCESS) continue;
+        SET(cuArrayGetDescriptor_v2, &told, array);
+        TELL(cuArrayGetDescriptor_v2, kinds[i].what, "%zu by %zu, %u channels", told.Width, told.Height, told.NumChannels);
+        // 8 by 4 blocks, two rows of them in a copy.
+        size_t row = 8 * kinds[i].block;
+        CUDA_MEMCPY2D to = to_array(array, row, 2), from = from_array(array, row, 2);
+        to.dstY = from.srcY = 2;
+        there_and_back(kinds[i].what, to, from);
+        to.dstY = 3;
+        TRY("beyond a compressed array's end", cuMemcpy2D_v2, &to);
+        SET(cuArrayDestroy, array);
+    }
+    CUDA_ARRAY_DESCRIPTOR of = {32, 16, CU_AD_FORMAT_BC1_UNORM, 2};
+    CUarray array;
+    TRY("BC1 of two channels", cuArrayCreate_v2, &array, &of);
+}
+
+GROUP(normalised) {
+    with_context();
+    for (int i = 0; i < 256; i++) bytes[i] = (char)(255 - i);
+    static const struct {
+        const char *what;
+        CUarray_format format;
+        unsigned channels;
+        size_t element;
+    } kinds[] = {
+        {"one of 8 bits", CU_AD_FORMAT_UNORM_INT8X1, 1, 1},   {"four of 8 bits", CU_AD_FORMAT_UNORM_INT8X4, 4, 4},
+        {"two of 16 bits", CU_AD_FORMAT_UNORM_INT16X2, 2, 4}, {"four of 16 bits with a sign", CU_AD_FORMAT_SNORM_INT16X4, 4, 8},
+        {"10, 10, 10 and 2 bits", CU_AD_FORMAT_UNORM_INT_101010_2, 4, 4},
+    };
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        CUDA_ARRAY_DESCRIPTOR of = {16, 2, kinds[i].format, kinds[i].channels};
+        CUarray array = NULL;
+        if (TRY(kinds[i].what, cuArrayCreate_v2, &array, &of) != CUDA_SUCCESS) continue;
+        size_t row = 16 * kinds[i].element;
+        there_and_back(kinds[i].what, to_array(array, row, 2), from_array(array, row, 2));
+        SET(cuArrayDestroy, array);
+    }
+}
+
+// What arrays without memory of their own would need is not offered under Rekindle.
+GROUP(sparse) {
+    with_context();
+    int sparse = 99, deferred = 99;
+    TRY("sparse arrays", cuDeviceGetAttribute, &sparse, CU_DEVICE_ATTRIBUTE_SPARSE_CUDA_ARRAY_SUPPORTED, device);
+    TRY("arrays whose memory comes later", cuDeviceGetAttribute, &deferred,
+        CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED, device);
+    CUarray array = NULL;
+    CUDA_ARRAY3D_DESCRIPTOR of = {1024, 1024, 0, CU_AD_FORMAT_UNSIGNED_INT8, 4, CUDA_ARRAY3D_SPARSE};
+    CUresult made = CU(cuArray3DCreate_v2)(&array, &of);
+    YES(cuArray3DCreate_v2, "a sparse one, is made if the attribute says so", (made == CUDA_SUCCESS) == (sparse == 1));
+    if (made == CUDA_SUCCESS) SET(cuArrayDestroy, array);
+    of.Flags = CUDA_ARRAY3D_DEFERRED_MAPPING;
+    made = CU(cuArray3DCreate_v2)(&array, &of);
+    YES(cuArray3DCreate_v2, "one whose memory comes later, is made if the attribute says so",
+        (made == CUDA_SUCCESS) == (deferred == 1));
+    if (made == CUDA_SUCCESS) SET(cuArrayDestroy, array);
+}

@@ -102,6 +102,12 @@ GROUP(globals) {
     TRY("that is not managed", cuLibraryGetManaged, &where, &size, library, "number");
     TRY("that is not there", cuLibraryGetManaged, &where, &size, library, "missing");
     TRY("of null", cuLibraryGetManaged, &where, &size, NULL, "number");
+    void *unified = NULL;
+    TRY("that is not unified", cuLibraryGetUnifiedFunction, &unified, library, "add");
+    TRY("that is not there", cuLibraryGetUnifiedFunction, &unified, library, "missing");
+    TRY("of a null name", cuLibraryGetUnifiedFunction, &unified, library, NULL);
+    TRY("to null", cuLibraryGetUnifiedFunction, NULL, library, "add");
+    TRY("of null", cuLibraryGetUnifiedFunction, &unified, NULL, "add");
     no_context();
     TRY("without a context", cuLibraryGetGlobal, &where, &size, library, "number");
 }

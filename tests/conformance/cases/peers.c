@@ -37,6 +37,27 @@ GROUP(asked) {
     TRY("to null", cuDeviceGetP2PAttribute, NULL, CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK, device, other);
 }
 
+GROUP(asked_for_atomic_operations) {
+    with_two();
+    CUatomicOperation operations[CU_ATOMIC_OPERATION_MAX], none = CU_ATOMIC_OPERATION_MAX;
+    unsigned capabilities[CU_ATOMIC_OPERATION_MAX], again = 99, count = CU_ATOMIC_OPERATION_MAX, known = 0;
+    for (unsigned i = 0; i < count; i++) operations[i] = (CUatomicOperation)i, capabilities[i] = ~0u;
+    int native = 99;
+    SET(cuDeviceGetP2PAttribute, &native, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, device, other);
+    TRY("of all operations", cuDeviceGetP2PAtomicCapabilities, capabilities, operations, count, device, other);
+    for (unsigned i = 0; i < count; i++) known |= capabilities[i];
+    YES(cuDeviceGetP2PAtomicCapabilities, "of all operations, only what there is", known < 1 << 7);
+    YES(cuDeviceGetP2PAtomicCapabilities, "of all operations, some if the link has any", (native == 1) <= (known != 0));
+    TRY("of one operation", cuDeviceGetP2PAtomicCapabilities, &again, &operations[CU_ATOMIC_OPERATION_CAS], 1, device, other);
+    YES(cuDeviceGetP2PAtomicCapabilities, "of one operation, as among all", again == capabilities[CU_ATOMIC_OPERATION_CAS]);
+    TRY("of no operation", cuDeviceGetP2PAtomicCapabilities, capabilities, operations, 0, device, other);
+    TRY("of one that does not exist", cuDeviceGetP2PAtomicCapabilities, capabilities, &none, 1, device, other);
+    TRY("of null", cuDeviceGetP2PAtomicCapabilities, capabilities, NULL, 2, device, other);
+    TRY("to null", cuDeviceGetP2PAtomicCapabilities, NULL, operations, 2, device, other);
+    TRY("of a device with itself", cuDeviceGetP2PAtomicCapabilities, capabilities, operations, 2, device, device);
+    TRY("of no device", cuDeviceGetP2PAtomicCapabilities, capabilities, operations, 2, device, 999);
+}
+
 GROUP(copied) {
     with_two_contexts();
     CUdeviceptr there = device_bytes(256);

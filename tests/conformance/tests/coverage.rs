@@ -30,10 +30,15 @@ const CANNOT_FAIL: &[&str] = &[
 const CANNOT_SUCCEED: &[&str] = &[
     // No program of the tests has managed variables: Rekindle refuses them when their code is loaded.
     "cuLibraryGetManaged",
+    // No device under Rekindle has unified function pointers.
+    "cuLibraryGetUnifiedFunction",
     // The call needs GPUs later than those on which the answers were recorded.
     "cuTensorMapEncodeIm2colWide",
     // The call always fails since CUDA 12.0.
     "cuProfilerInitialize",
+    // No device under Rekindle has an engine that decompresses.
+    "cuMemBatchDecompressAsync",
+    "cuMemBatchDecompressAsync_ptsz",
     // Rekindle refuses arrays of several planes, sparse arrays and arrays without memory when they are made.
     "cuArrayGetMemoryRequirements",
     "cuArrayGetPlane",

@@ -123,7 +123,7 @@ fn images_are_what_stop_writes_at_the_same_quiesce() -> Result {
 }
 
 /// Programs of `tests/apps` that use memory in ways that the generated programs do not, in steps that take a while.
-const OTHERS: [(&str, &[&str]); 19] = [
+const OTHERS: [(&str, &[&str]); 20] = [
     ("reset", &["--rounds", "6", "--launches", "60", "--sleep-us", "20000"]),
     ("corners", &["--iterations", "15", "--sleep-us", "10000"]),
     ("memory", &["--iterations", "80", "--largest-kib", "32", "--sleep-us", "5000"]),
@@ -134,6 +134,7 @@ const OTHERS: [(&str, &[&str]); 19] = [
     ("globals", &["--iterations", "30", "--sleep-us", "10000"]),
     ("textures", &["--iterations", "20", "--sleep-us", "10000"]),
     ("surfaces", &["--iterations", "10", "--sleep-us", "10000"]),
+    ("blocks", &["--iterations", "20", "--sleep-us", "10000"]),
     ("registered", &["--iterations", "20", "--words", "500", "--sleep-us", "10000"]),
     ("mapped", &["--iterations", "20", "--words", "256", "--sleep-us", "10000"]),
     ("callbacks", &["--iterations", "20", "--words", "512", "--sleep-us", "10000"]),

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use rekindle_cuda_abi::types::{
     CUDA_ARRAY3D_CUBEMAP, CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_SPARSE,
-    CUDA_ARRAY3D_TEXTURE_GATHER, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY,
-    CudaArray3dDescriptor,
+    CUDA_ARRAY3D_SURFACE_LDST, CUDA_ARRAY3D_TEXTURE_GATHER, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_ERROR_OUT_OF_MEMORY, CudaArray3dDescriptor, packing,
 };
 
 use crate::device::{Device, devices};
@@ -37,6 +37,11 @@ pub(crate) fn check(d: &CudaArray3dDescriptor) -> Result<()> {
     let flag = |flag: u32| d.flags & flag != 0;
     ensure(!flag(CUDA_ARRAY3D_SPARSE) && !flag(CUDA_ARRAY3D_DEFERRED_MAPPING), CUDA_ERROR_NOT_SUPPORTED)?;
     ensure(d.flags & !FLAGS == 0 && d.element().is_some() && d.width > 0, CUDA_ERROR_INVALID_VALUE)?;
+    if let Some(packing) = packing(d.format) {
+        // Surfaces are of elements, and blocks are of planes.
+        let good = packing.edge == 1 || d.height > 0 && !flag(CUDA_ARRAY3D_SURFACE_LDST);
+        ensure(good && d.channels == packing.channels, CUDA_ERROR_INVALID_VALUE)?;
+    }
     let (layered, cube) = (flag(CUDA_ARRAY3D_LAYERED), flag(CUDA_ARRAY3D_CUBEMAP));
     let good = match (layered, cube) {
         (false, true) => d.width == d.height && d.depth == 6,

@@ -58,6 +58,8 @@ pub(crate) fn value(attribute: u32, device: CUdevice) -> Option<i32> {
         76 => minor as i32,
         // Not supported: access to a device's memory from the host, several ways of sharing memory.
         101 | 128 => 0,
+        // Not supported: functions that have one address on the host and on devices.
+        129 => 0,
         110 | 112 | 113 | 114 | 116 | 117 | 121 | 124 | 125 => 0,
         // Not supported: pools and virtual memory on the host.
         141 | 142 | 144 | 145 => 0,

@@ -6,8 +6,9 @@
 //! with two H200s does so (`tests/apps/broken.cu` tests it). A reset succeeds, and leaves no context.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
+use rekindle_cuda_abi::coredump;
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, CUresult, loses_process,
 };
@@ -39,6 +40,12 @@ pub(crate) fn process_is_well() -> Result<()> {
     }
 }
 
+/// The settings for core dumps that new contexts begin with.
+pub(crate) fn coredumps() -> MutexGuard<'static, coredump::Settings> {
+    static GLOBAL: LazyLock<Mutex<coredump::Settings>> = LazyLock::new(|| Mutex::new(coredump::Settings::of_process()));
+    GLOBAL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A context that is alive.
 #[derive(Debug)]
 pub(crate) struct Context {
@@ -60,6 +67,8 @@ pub(crate) struct Context {
     pub(crate) malloc: MallocHeap,
     /// Its textures and surfaces.
     pub(crate) bindings: Bindings,
+    /// Its settings for core dumps, of which none is ever written.
+    pub(crate) coredumps: Mutex<coredump::Settings>,
     error: AtomicI32,
     cancel: AtomicBool,
     limits: Mutex<[usize; LIMITS.len()]>,
@@ -91,6 +100,7 @@ impl Context {
             attached: AtomicU32::new(0),
             malloc: MallocHeap::default(),
             bindings: Bindings::default(),
+            coredumps: Mutex::new(coredumps().of_context(flags)),
             error: AtomicI32::new(CUDA_SUCCESS),
             cancel: AtomicBool::new(false),
             limits: Mutex::new(LIMITS),

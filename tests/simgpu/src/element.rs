@@ -1,6 +1,8 @@
 //! Elements of textures: their bytes as the components that a kernel gets.
 
-use rekindle_cuda_abi::types::channel_bytes;
+use rekindle_cuda_abi::types::{channel_bytes, packing};
+
+use crate::blocks;
 
 /// How elements are stored and read.
 #[derive(Clone, Copy, Debug)]
@@ -41,13 +43,30 @@ impl Element {
 }
 
 impl Format {
+    /// A format. The normalised ones are integers that are not read as integers.
+    pub(crate) fn new(format: u32, channels: u32, integers: bool) -> Self {
+        let plain = match format {
+            0xc0..=0xc2 => 0x01,
+            0xc3..=0xc5 => 0x02,
+            0xc6..=0xc8 => 0x08,
+            0xc9..=0xcb => 0x09,
+            format => return Self { format, channels, integers },
+        };
+        Self { format: plain, channels, integers: false }
+    }
+
     fn channel(&self) -> usize {
         channel_bytes(self.format).unwrap_or(1)
     }
 
-    /// Bytes of an element, at most 16.
+    /// Bytes of an element or a block, at most 16.
     pub(crate) fn bytes(&self) -> usize {
-        self.channel() * self.channels.min(4) as usize
+        packing(self.format).map_or_else(|| self.channel() * self.channels.min(4) as usize, |it| it.bytes)
+    }
+
+    /// Texels along each edge of what [`Format::bytes`] are.
+    pub(crate) fn edge(&self) -> usize {
+        packing(self.format).map_or(1, |it| it.edge)
     }
 
     fn signed(&self) -> bool {
@@ -61,7 +80,7 @@ impl Format {
 
     /// Whether elements are read as integers. Integers of 32 bits always are.
     fn as_integers(&self) -> bool {
-        !self.float() && (self.integers || self.channel() == 4)
+        packing(self.format).is_none() && !self.float() && (self.integers || self.channel() == 4)
     }
 
     /// The color outside the texture.
@@ -69,8 +88,11 @@ impl Format {
         if self.as_integers() { Element::Integers(color.map(f32::to_bits)) } else { Element::Floats(color) }
     }
 
-    /// The components of an element's bytes. Missing components are 0, the last 1.
-    pub(crate) fn decode(&self, raw: &[u8; 16]) -> Element {
+    /// The components of an element's bytes, or of the texel at that place of a block. Missing components are 0, the last 1.
+    pub(crate) fn decode(&self, raw: &[u8; 16], [x, y]: [usize; 2]) -> Element {
+        if packing(self.format).is_some() {
+            return Element::Floats(blocks::texel(self.format, raw, 4 * y + x));
+        }
         let size = self.channel();
         let bits = |i: usize| {
             let mut word = [0; 4];
@@ -114,11 +136,14 @@ mod tests {
     #[test]
     fn elements_are_read_as_their_format_says() {
         let raw: [u8; 16] = std::array::from_fn(|i| [255, 128, 0, 51][i % 4]);
-        let format = |format, channels, integers| Format { format, channels, integers }.decode(&raw);
+        let format = |format, channels, integers| Format::new(format, channels, integers).decode(&raw, [0, 0]);
         assert_eq!(format(0x01, 2, false), Element::Floats([1.0, 128.0 / 255.0, 0.0, 1.0]));
         assert_eq!(format(0x08, 4, true), Element::Integers([u32::MAX, 128_u32.wrapping_neg(), 0, 51]));
         assert_eq!(format(0x08, 2, false), Element::Floats([-1.0 / 127.0, -1.0, 0.0, 1.0]));
         assert_eq!(format(0x03, 1, false), Element::Integers([0x3300_80ff, 0, 0, 1]));
+        // Normalised formats are read as numbers, whatever the texture says.
+        assert_eq!(format(0xc1, 2, true), format(0x01, 2, false));
+        assert_eq!(format(0xc7, 2, true), format(0x08, 2, false));
         assert_eq!(half(0x3c00), 1.0);
         assert_eq!(half(0xc000), -2.0);
         assert_eq!(half(1), 2.0_f32.powi(-24));

@@ -27,6 +27,7 @@
 mod api;
 mod array;
 mod attributes;
+mod blocks;
 mod channel;
 mod checkpoint;
 mod config;

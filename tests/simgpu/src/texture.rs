@@ -118,7 +118,7 @@ impl Bound {
                 // LAYERED and CUBEMAP.
                 let layered = array.desc.flags & 5 != 0;
                 let (third, layers) = if layered { (1, depth) } else { (depth, 1) };
-                let size = [array.desc.width, rows, third];
+                let size = [array.desc.width, array.desc.height.max(1), third];
                 Level { base: array.base, size, layers, pitch, slice: pitch * rows }
             }
             Resource::Linear(l) => {
@@ -177,8 +177,8 @@ impl Sampler<'_> {
     }
 
     fn read(&self, level: &Level, layer: usize, [x, y, z]: [usize; 3]) -> std::result::Result<Element, FaultKind> {
-        let bytes = self.format.bytes();
-        let offset = (z + layer) * level.slice + y * level.pitch + x * bytes;
+        let (bytes, edge) = (self.format.bytes(), self.format.edge());
+        let offset = (z + layer) * level.slice + y / edge * level.pitch + x / edge * bytes;
         let address = level.base + offset as u64;
         let span = self.memory.resolve(address, false).map_err(|fault| fault.kind)?;
         let at = address - span.base;
@@ -188,7 +188,7 @@ impl Sampler<'_> {
         let mut raw = [0; 16];
         // SAFETY: the span is there until the launch's next safe point, and holds as many bytes.
         unsafe { span.host.add(at as usize).copy_to(raw.as_mut_ptr(), bytes.min(16)) };
-        Ok(self.format.decode(&raw))
+        Ok(self.format.decode(&raw, [x % edge, y % edge]))
     }
 
     /// One level at coordinates that count elements of it.
@@ -320,7 +320,7 @@ impl Textures for Bindings {
         let bound = self.get(texture).map_err(|_| FaultKind::Unmapped)?;
         let desc = bound.texture.ok_or(FaultKind::Unmapped)?;
         let (format, channels) = bound.format();
-        let format = Format { format, channels, integers: desc.flags & READ_AS_INTEGER != 0 };
+        let format = Format::new(format, channels, desc.flags & READ_AS_INTEGER != 0);
         Sampler { bound: &bound, desc, format, memory }.fetch(fetch)
     }
 

@@ -44,6 +44,8 @@ replace!(
     cuDeviceGetTexture1DLinearMaxWidth,
     cuDeviceCanAccessPeer,
     cuDeviceGetP2PAttribute,
+    cuDeviceGetHostAtomicCapabilities,
+    cuDeviceGetP2PAtomicCapabilities,
     cuDevicePrimaryCtxRetain,
     cuDevicePrimaryCtxReset_v2,
     cuDevicePrimaryCtxSetFlags_v2,
@@ -176,6 +178,36 @@ unsafe extern "C" fn cuDeviceGetP2PAttribute(
 ) -> CUresult {
     // SAFETY: the caller's out parameter.
     answer(|layer| unsafe { put(value, layer.p2p_attribute(attribute, from, to)?) })
+}
+
+unsafe extern "C" fn cuDeviceGetHostAtomicCapabilities(
+    capabilities: *mut u32,
+    operations: *const u32,
+    count: u32,
+    device: CUdevice,
+) -> CUresult {
+    let ask = |driver: &Driver, real| {
+        // SAFETY: the caller's pointers go to the driver as they are.
+        unsafe { (driver.cuDeviceGetHostAtomicCapabilities)(capabilities, operations, count, real) }
+    };
+    forward(device, ask)
+}
+
+/// A worker asks about one operation at a time.
+unsafe extern "C" fn cuDeviceGetP2PAtomicCapabilities(
+    capabilities: *mut u32,
+    operations: *const u32,
+    count: u32,
+    from: CUdevice,
+    to: CUdevice,
+) -> CUresult {
+    answer(|layer| {
+        if operations.is_null() || count != 1 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: not null, so one operation by the caller's promise; and the caller's out parameter.
+        unsafe { put(capabilities, layer.p2p_atomic_capability(operations.read(), from, to)?) }
+    })
 }
 
 unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> CUresult {

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rekindle_cuda_abi::atomics;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::gpus;
 use rekindle_wire::window::MAX_DEVICES;
@@ -165,6 +166,16 @@ impl Layer {
             PERFORMANCE_RANK..=ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED => Ok(0),
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         }
+    }
+
+    /// What the link between two devices does by an atomic operation: between parts of one GPU, what the GPU does in its memory.
+    pub(super) fn p2p_atomic_capability(&self, operation: u32, from: CUdevice, to: CUdevice) -> Result<u32, CUresult> {
+        if self.are_siblings(from, to)? {
+            return Ok(atomics::in_own_memory(operation));
+        }
+        let (from, to, mut capability) = (self.real(from)?, self.real(to)?, 0);
+        call!(self.cuDeviceGetP2PAtomicCapabilities(&raw mut capability, &raw const operation, 1, from, to))?;
+        Ok(capability)
     }
 
     /// The primary context of a virtual GPU: that of its GPU, or one that stands for it.

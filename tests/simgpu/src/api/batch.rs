@@ -3,8 +3,8 @@
 use rekindle_cuda_abi::arguments::Out;
 use rekindle_cuda_abi::batch::{self, SOURCE_DURING_CALL, array, attributes_of};
 use rekindle_cuda_abi::types::{
-    CU_STREAM_LEGACY, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUdeviceptr, CUmemcpyAttributes,
-    CUresult, CUstream, CudaMemcpy3dBatchOp,
+    CU_STREAM_LEGACY, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+    CUdeviceptr, CUmemcpyAttributes, CUresult, CUstream, CudaMemcpy3dBatchOp,
 };
 
 use super::{boxes, cuMemcpyAsync};
@@ -82,7 +82,12 @@ pub unsafe fn cuMemcpy3DBatchAsync(
             if flags != 0 {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
-            let element = |it| handles::get::<Array>(it)?.desc.element().ok_or(CUDA_ERROR_INVALID_VALUE);
+            let element = |it| {
+                let desc = handles::get::<Array>(it)?.desc;
+                // cuda.h does not say whether sizes of a block-compressed array count blocks or texels.
+                ensure(desc.edge() == 1, CUDA_ERROR_NOT_SUPPORTED)?;
+                desc.element().ok_or(CUDA_ERROR_INVALID_VALUE)
+            };
             each(count, on, fail_index, |i| {
                 check(boxes::copy_box(&operations[i].copy(element)?, on, false))?;
                 Ok(operations[i].order == SOURCE_DURING_CALL)

@@ -3,7 +3,8 @@
 use std::ffi::{c_char, c_void};
 
 use rekindle_cuda_abi::arguments::{Out, Text};
-use rekindle_cuda_abi::shapes::CudaArray3dDescriptor;
+use rekindle_cuda_abi::atomics;
+use rekindle_cuda_abi::shapes::{CudaArray3dDescriptor, channel_bytes};
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, CUcontext, CUdevice,
     CUdevprop, CUresult,
@@ -13,7 +14,7 @@ use crate::attributes;
 use crate::config::config;
 use crate::contexts::{self, end_primary, primary};
 use crate::device::{Device, device, devices};
-use crate::status::{ensure, put, put_text, status, utf8};
+use crate::status::{Result, ensure, put, put_text, status, utf8, values};
 
 pub fn cuDeviceGet(out: Out<CUdevice>, ordinal: i32) -> CUresult {
     status(|| {
@@ -57,9 +58,34 @@ pub fn cuDeviceTotalMem_v2(bytes: Out<usize>, dev: CUdevice) -> CUresult {
 pub fn cuDeviceGetTexture1DLinearMaxWidth(elements: Out<usize>, format: u32, channels: u32, dev: CUdevice) -> CUresult {
     status(|| {
         device(dev)?;
+        ensure(channel_bytes(format).is_some(), CUDA_ERROR_INVALID_VALUE)?;
         let descriptor = CudaArray3dDescriptor { format, channels, ..CudaArray3dDescriptor::default() };
         let element = descriptor.element().ok_or(CUDA_ERROR_INVALID_VALUE)?;
         elements.put((1 << 30).min((1 << 32) / element))
+    })
+}
+
+/// Writes what a link supports of each operation.
+///
+/// # Safety
+/// The arrays are null, or have `count` elements.
+unsafe fn put_capabilities(
+    capabilities: *mut u32,
+    operations: *const u32,
+    count: u32,
+    of: impl FnOnce() -> Result<fn(u32) -> u32>,
+) -> CUresult {
+    status(|| {
+        ensure(!capabilities.is_null() && !operations.is_null() && count > 0, CUDA_ERROR_INVALID_VALUE)?;
+        // SAFETY: not null, so as many as the caller says.
+        let asked = unsafe { values(operations, count as usize) }?;
+        ensure(asked.iter().all(|operation| *operation < atomics::OPERATIONS), CUDA_ERROR_INVALID_VALUE)?;
+        let of = of()?;
+        for (place, operation) in asked.into_iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { put(capabilities.add(place), of(operation)) }?;
+        }
+        Ok(())
     })
 }
 
@@ -70,18 +96,25 @@ pub unsafe fn cuDeviceGetHostAtomicCapabilities(
     count: u32,
     dev: CUdevice,
 ) -> CUresult {
-    /// `CU_ATOMIC_OPERATION_MAX`.
-    const OPERATIONS: u32 = 13;
-    status(|| {
-        ensure(!capabilities.is_null() && !operations.is_null() && count > 0, CUDA_ERROR_INVALID_VALUE)?;
-        // SAFETY: not null, so as many as the caller says.
-        let asked = unsafe { std::slice::from_raw_parts(operations, count as usize) };
-        ensure(asked.iter().all(|operation| *operation < OPERATIONS), CUDA_ERROR_INVALID_VALUE)?;
-        device(dev)?;
-        // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts_mut(capabilities, count as usize) }.fill(0);
-        Ok(())
-    })
+    let of = || device(dev).map(|_| (|_| 0) as fn(u32) -> u32);
+    // SAFETY: the caller's promise.
+    unsafe { put_capabilities(capabilities, operations, count, of) }
+}
+
+/// Devices that reach each other do by their link what they do in their own memory.
+pub unsafe fn cuDeviceGetP2PAtomicCapabilities(
+    capabilities: *mut u32,
+    operations: *const u32,
+    count: u32,
+    src: CUdevice,
+    dst: CUdevice,
+) -> CUresult {
+    let of = || {
+        ensure(device(src)?.ordinal != device(dst)?.ordinal, CUDA_ERROR_INVALID_DEVICE)?;
+        Ok(if config().peers { atomics::in_own_memory } else { |_| 0 })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { put_capabilities(capabilities, operations, count, of) }
 }
 
 pub fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, dev: CUdevice) -> CUresult {

@@ -109,6 +109,16 @@ pub fn cuLibraryGetManaged(
     handles::get::<Library>(library).err().unwrap_or(CUDA_ERROR_NOT_FOUND)
 }
 
+/// No device has unified function pointers.
+pub fn cuLibraryGetUnifiedFunction(pointer: Out<*mut c_void>, library: CUlibrary, symbol: Text) -> CUresult {
+    status(|| {
+        handles::get::<Library>(library)?;
+        ensure(!pointer.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        symbol.read()?;
+        Err(CUDA_ERROR_NOT_FOUND)
+    })
+}
+
 pub fn cuKernelGetFunction(out: Out<CUfunction>, kernel: CUkernel) -> CUresult {
     status(|| out.put(function_in(&current::healthy()?, kernel)?.handle))
 }

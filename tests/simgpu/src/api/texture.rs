@@ -6,11 +6,12 @@ use rekindle_cuda_abi::arguments::{In, Out};
 use rekindle_cuda_abi::types::{
     CU_RESOURCE_TYPE_ARRAY, CU_RESOURCE_TYPE_LINEAR, CU_RESOURCE_TYPE_MIPMAPPED_ARRAY, CU_RESOURCE_TYPE_PITCH2D,
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUresult, CUsurfObject, CUtexObject, CudaResourceDesc,
-    CudaResourceViewDesc, CudaTextureDesc,
+    CudaResourceViewDesc, CudaTextureDesc, packing,
 };
 
 use crate::array::Array;
 use crate::array::Mipmapped;
+use crate::blocks;
 use crate::memory::space;
 use crate::status::{Result, ensure, status};
 use crate::texture::{Bound, Resource};
@@ -62,6 +63,10 @@ pub fn cuTexObjectCreate(
         let (described, texture) = (*described.read()?, *texture.read()?);
         check(&texture)?;
         let resource = resource(&described)?;
+        if let Resource::Levels(levels) = &resource {
+            let reads = |format| packing(format).is_none_or(|it| it.edge == 1) || blocks::reads(format);
+            ensure(levels.iter().all(|level| reads(level.desc.format)), CUDA_ERROR_NOT_SUPPORTED)?;
+        }
         // A view reads elements as another type, or only some of them.
         ensure(view.is_null(), CUDA_ERROR_NOT_SUPPORTED)?;
         let bound = Bound { described, texture: Some(texture), view: None, resource };

@@ -63,6 +63,17 @@ unsafe extern "C" fn can_access(can: *mut i32, _: CUdevice, _: CUdevice) -> CUre
     put(can, 0)
 }
 
+unsafe extern "C" fn link(
+    capability: *mut u32,
+    operation: *const u32,
+    count: u32,
+    from: CUdevice,
+    to: CUdevice,
+) -> CUresult {
+    // SAFETY: the layer asks about one operation.
+    put(capability, unsafe { operation.read() } * 1000 + count * 100 + from as u32 * 10 + to as u32)
+}
+
 unsafe extern "C" fn memory(free: *mut usize, total: *mut usize) -> CUresult {
     put(free, 7000);
     put(total, 10_000)
@@ -128,6 +139,7 @@ fn driver() -> Driver {
             "cuDeviceGetPCIBusId" => pci as *const c_void,
             "cuDeviceGetAttribute" => attribute as *const c_void,
             "cuDeviceCanAccessPeer" => can_access as *const c_void,
+            "cuDeviceGetP2PAtomicCapabilities" => link as *const c_void,
             "cuMemGetInfo_v2" => memory as *const c_void,
             "cuDevicePrimaryCtxRetain" => retain as *const c_void,
             "cuDevicePrimaryCtxReset_v2" => reset as *const c_void,
@@ -205,6 +217,10 @@ fn the_first_has_the_primary_context_and_others_have_one_that_stands_for_it() {
 fn parts_of_one_gpu_are_peers_without_the_driver() {
     let layer = layer(2, None).unwrap();
     assert_eq!([(0, 2), (2, 0), (2, 2), (0, 1)].map(|(a, b)| layer.can_access_peer(a, b)), [1, 1, 0, 0].map(Ok));
+    // What a GPU does in its memory; between two GPUs, what the driver says of these.
+    let capabilities = [(0, 2), (2, 1), (0, 9)].map(|(from, to)| layer.p2p_atomic_capability(9, from, to));
+    let own = atomics::in_own_memory(9);
+    assert_eq!(capabilities, [Ok(own), Ok(9101), Err(CUDA_ERROR_INVALID_DEVICE)]);
     let attributes: Vec<_> = (0..=6).map(|attribute| layer.p2p_attribute(attribute, 0, 2)).collect();
     let invalid = Err(CUDA_ERROR_INVALID_VALUE);
     assert_eq!(attributes, [invalid, Ok(0), Ok(1), Ok(1), Ok(0), Ok(0), invalid]);
