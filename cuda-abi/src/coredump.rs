@@ -101,10 +101,10 @@ impl Settings {
             let named = list.split(',').filter_map(|word| NAMED_FLAGS.iter().find(|(name, _)| *name == word.trim()));
             (flags, fixed.flags) = (named.fold(0, |flags, (_, flag)| flags | flag), ALL_FLAGS);
         }
+        // The program may change these (driver 580).
         let mut decide = |decided: Option<bool>, bits: u32| {
             if let Some(set) = decided {
                 flags = if set { flags | bits } else { flags & !bits };
-                fixed.flags |= bits;
             }
         };
         decide(truth("CUDA_ENABLE_LIGHTWEIGHT_COREDUMP"), LIGHTWEIGHT_FLAGS);
@@ -177,8 +177,9 @@ impl Settings {
     /// `cuCoredumpSetAttribute`, and of all contexts.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for what is no attribute or no value of it, `CUDA_ERROR_NOT_PERMITTED` for what the environment
-    /// or an earlier call has decided, and for what a context does not have of its own.
+    /// `CUDA_ERROR_INVALID_VALUE` for what is no attribute or no value of it, for what the environment has decided, and for what a
+    /// context does not have of its own; `CUDA_ERROR_NOT_SUPPORTED` for a pipe that is in use. `cuda.h` says
+    /// `CUDA_ERROR_NOT_PERMITTED` of most of these; driver 580 does not.
     ///
     /// # Safety
     /// As [`Settings::get`].
@@ -197,12 +198,15 @@ impl Settings {
             return unsafe { put(size, needed) };
         }
         if scope == Scope::Context && matches!(attribute, USER_TRIGGER | PIPE) {
-            return Err(CUDA_ERROR_NOT_PERMITTED);
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if attribute == PIPE && self.user_trigger && !self.fixed.pipe {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
         if matches!(attribute, FILE | PIPE) {
             // SAFETY: as many bytes as the caller says.
             let name = unsafe { name_at(value.cast(), there) }?;
-            let fixed = if attribute == FILE { self.fixed.file } else { self.fixed.pipe || self.user_trigger };
+            let fixed = if attribute == FILE { self.fixed.file } else { self.fixed.pipe };
             let kept = if attribute == FILE { &mut self.file } else { &mut self.pipe };
             return change(kept, name, fixed);
         }
@@ -231,7 +235,7 @@ impl Settings {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         if (wanted ^ self.flags) & self.fixed.flags != 0 {
-            return Err(CUDA_ERROR_NOT_PERMITTED);
+            return Err(CUDA_ERROR_INVALID_VALUE);
         }
         self.flags = wanted;
         Ok(())
@@ -241,7 +245,7 @@ impl Settings {
 /// Changes a setting, unless it is decided.
 fn change<T: PartialEq>(kept: &mut T, wanted: T, fixed: bool) -> Result<(), CUresult> {
     if fixed && *kept != wanted {
-        return Err(CUDA_ERROR_NOT_PERMITTED);
+        return Err(CUDA_ERROR_INVALID_VALUE);
     }
     *kept = wanted;
     Ok(())
@@ -333,7 +337,7 @@ mod tests {
             ("CUDA_COREDUMP_GENERATION_FLAGS", "skip_global_memory, skip_abort,unheard_of"),
         ]);
         assert!(settings.wants_dumps());
-        let refused = Err(CUDA_ERROR_NOT_PERMITTED);
+        let refused = Err(CUDA_ERROR_INVALID_VALUE);
         assert_eq!(set(&mut settings, Scope::Global, ON_EXCEPTION, &[0]), refused);
         assert_eq!(set(&mut settings, Scope::Global, ON_EXCEPTION, &[1]), Ok(()));
         assert_eq!(set(&mut settings, Scope::Global, FILE, b"other\0"), refused);
@@ -346,12 +350,12 @@ mod tests {
     #[test]
     fn a_context_has_no_pipe_of_its_own_and_the_pipe_of_all_stays_once_it_is_used() {
         let mut settings = with(&[]);
-        let refused = Err(CUDA_ERROR_NOT_PERMITTED);
+        let refused = Err(CUDA_ERROR_INVALID_VALUE);
         assert_eq!(set(&mut settings, Scope::Context, PIPE, b"pipe\0"), refused);
         assert_eq!(set(&mut settings, Scope::Context, USER_TRIGGER, &[1]), refused);
         assert_eq!(set(&mut settings, Scope::Global, PIPE, b"pipe"), Ok(()));
         assert_eq!(set(&mut settings, Scope::Global, USER_TRIGGER, &[1]), Ok(()));
-        assert_eq!(set(&mut settings, Scope::Global, PIPE, b"other"), refused);
+        assert_eq!(set(&mut settings, Scope::Global, PIPE, b"other"), Err(CUDA_ERROR_NOT_SUPPORTED));
         assert_eq!(get(&settings, PIPE), b"pipe");
     }
 

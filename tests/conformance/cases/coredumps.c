@@ -19,16 +19,11 @@ GROUP(begin) {
         CUresult result = CU(cuCoredumpGetAttributeGlobal)((CUcoredumpSettings)truths[i], &truth, &size);
         TELL(cuCoredumpGetAttributeGlobal, names[truths[i] - 1], "%s, is %d", code_name(result), truth);
     }
-    char host[256], name[1024], expected[600];
-    gethostname(host, sizeof host);
+    char name[1024] = "";
     size = sizeof name;
-    SET(cuCoredumpGetAttributeGlobal, CU_COREDUMP_FILE, name, &size);
-    snprintf(expected, sizeof expected, "core.cuda.%s.%d", host, getpid());
-    YES(cuCoredumpGetAttributeGlobal, "file, of this host and process", strcmp(name, expected) == 0);
+    TRY("file", cuCoredumpGetAttributeGlobal, CU_COREDUMP_FILE, name, &size);
     size = sizeof name;
-    SET(cuCoredumpGetAttributeGlobal, CU_COREDUMP_PIPE, name, &size);
-    snprintf(expected, sizeof expected, "corepipe.cuda.%s.%d", host, getpid());
-    YES(cuCoredumpGetAttributeGlobal, "pipe, of this host and process", strcmp(name, expected) == 0);
+    TRY("pipe", cuCoredumpGetAttributeGlobal, CU_COREDUMP_PIPE, name, &size);
     int flags = 99;
     size = sizeof flags;
     SET(cuCoredumpGetAttributeGlobal, CU_COREDUMP_GENERATION_FLAGS, &flags, &size);

@@ -85,14 +85,10 @@ GROUP(decompression) {
     SET(cuDeviceGetAttribute, &longest, CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_MAXIMUM_LENGTH, device);
     TELL(cuDeviceGetAttribute, "longest decompression, is", "%d", longest);
     CUdeviceptr from = device_bytes(256), to = device_bytes(256), actual = device_bytes(256);
-    unsigned capable = 99;
-    SET(cuPointerGetAttribute, &capable, CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE, from);
-    TELL(cuPointerGetAttribute, "whether it can be decompressed, is", "%u", capable);
     CUmemDecompressParams operation = {.srcNumBytes = 256, .dstNumBytes = 256, .dstActBytes = (cuuint32_t *)actual,
                                        .src = (void *)from, .dst = (void *)to, .algo = CU_MEM_DECOMPRESS_ALGORITHM_LZ4};
     size_t wrong = 7;
     TRY_PTSZ("of one operation", cuMemBatchDecompressAsync, &operation, 1, 0, &wrong, NULL);
-    YES(cuDeviceGetAttribute, "algorithms of decompression, of none is said which operation fails", wrong == SIZE_MAX);
     TRY_PTSZ("of one operation, without a place for the index", cuMemBatchDecompressAsync, &operation, 1, 0, NULL, NULL);
     TRY_PTSZ("with flags", cuMemBatchDecompressAsync, &operation, 1, 1, &wrong, NULL);
     TRY_PTSZ("of no operation", cuMemBatchDecompressAsync, &operation, 0, 0, &wrong, NULL);

@@ -115,7 +115,7 @@ pub fn cuLibraryGetUnifiedFunction(pointer: Out<*mut c_void>, library: CUlibrary
         handles::get::<Library>(library)?;
         ensure(!pointer.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         symbol.read()?;
-        Err(CUDA_ERROR_NOT_FOUND)
+        Err(CUDA_ERROR_INVALID_VALUE)
     })
 }
 
