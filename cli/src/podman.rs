@@ -1,4 +1,7 @@
-//! Pods, and what podman keeps: questions that only podman answers.
+//! Pods, containers, and what podman keeps: questions that only podman answers.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use serde::Deserialize;
@@ -66,6 +69,92 @@ impl Member {
     }
 }
 
+/// A container, as podman describes it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct Container {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    /// The id of its image.
+    pub(crate) image: String,
+    pub(crate) image_name: String,
+    /// The directory of what podman keeps of it.
+    pub(crate) static_dir: PathBuf,
+    /// The directory of which it was made, if that was no image.
+    #[serde(default)]
+    pub(crate) rootfs: String,
+    #[serde(default)]
+    pub(crate) pod: String,
+    /// The containers without which it cannot run.
+    #[serde(default)]
+    pub(crate) dependencies: Vec<String>,
+    #[serde(default)]
+    mounts: Vec<Mount>,
+    host_config: HostConfig,
+    #[serde(default)]
+    network_settings: NetworkSettings,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Mount {
+    r#type: String,
+    /// That of a volume.
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    source: PathBuf,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct HostConfig {
+    #[serde(default)]
+    network_mode: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct NetworkSettings {
+    #[serde(default)]
+    networks: Option<BTreeMap<String, serde_json::Value>>,
+}
+
+impl Container {
+    /// The container with this name or id.
+    pub(crate) fn find(podman: &Engine, name: &str) -> Result<Self, Failure> {
+        let said = podman
+            .ask(&["container", "inspect", name])
+            .map_err(|said| said.refused(&format!("podman knows no container {name}")))?;
+        let found = serde_json::from_str::<[Self; 1]>(&said);
+        let [found] = found.with_context(|| format!("cannot read what podman says of container {name}"))?;
+        Ok(found)
+    }
+
+    /// The names of its volumes.
+    pub(crate) fn volumes(&self) -> impl Iterator<Item = &str> {
+        self.mounts.iter().filter(|it| it.r#type == "volume").map(|it| it.name.as_str())
+    }
+
+    /// The files and directories of this host that it has.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.mounts.iter().filter(|it| it.r#type == "bind").map(|it| it.source.as_path())
+    }
+
+    /// The names of podman's networks that it is in.
+    pub(crate) fn networks(&self) -> Vec<String> {
+        let is_in_some = self.host_config.network_mode == "bridge";
+        let networks = self.network_settings.networks.iter().flatten().filter(|_| is_in_some);
+        networks.map(|(name, _)| name.clone()).collect()
+    }
+}
+
+/// podman's version.
+pub(crate) fn version(podman: &Engine) -> Result<String, Failure> {
+    let said = podman.ask(&["version", "--format", "{{.Client.Version}}"]);
+    said.map(|it| it.trim().to_owned()).map_err(|said| said.failed("podman does not say its version"))
+}
+
 /// Whether a container is stopped, with a checkpoint in podman's storage.
 pub(crate) fn is_checkpointed(podman: &Engine, name: &str) -> Result<bool, Failure> {
     let said = podman
@@ -77,6 +166,19 @@ pub(crate) fn is_checkpointed(podman: &Engine, name: &str) -> Result<bool, Failu
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_container_has_volumes_paths_and_networks() {
+        let said = r#"{"Id": "a", "Name": "c", "Image": "b", "ImageName": "localhost/i:latest", "StaticDir": "/s", "Rootfs": "",
+            "Mounts": [{"Type": "volume", "Name": "data", "Source": "/v/_data"}, {"Type": "bind", "Source": "/srv"}],
+            "HostConfig": {"NetworkMode": "bridge"}, "NetworkSettings": {"Networks": {"podman": {}, "other": {}}}}"#;
+        let found: Container = serde_json::from_str(said).unwrap();
+        assert_eq!(found.volumes().collect::<Vec<_>>(), ["data"]);
+        assert_eq!(found.paths().collect::<Vec<_>>(), [Path::new("/srv")]);
+        assert_eq!(found.networks(), ["other", "podman"]);
+        let alone: Container = serde_json::from_str(&said.replace("bridge", "none")).unwrap();
+        assert!(alone.networks().is_empty());
+    }
 
     #[test]
     fn a_pod_has_its_containers_but_the_one_that_holds_its_namespaces() {

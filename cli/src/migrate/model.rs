@@ -1,7 +1,10 @@
-//! A model of a migration's end, from the dump on: every order of steps, losses and deaths is tried.
+//! A model of a migration's end, from the dump on: every order of steps, losses and deaths is tried, for a process tree and for a
+//! container.
 //!
 //! Parts: the command, CRIU and the daemon of the source, the process that holds the tree at the target, with its daemon, and
-//! whoever settles. Each step of the model is one step of one part, and any part may die, and the connection break, between any
+//! whoever settles. A container has podman besides: at the source it works on when CRIU has let go of the container, which stands
+//! still then, and removes it in the end; at the target it keeps what is left of a restore that has failed, which must be gone
+//! before the next. Each step of the model is one step of one part, and any part may die, and the connection break, between any
 //! two. Checked are that the tree never runs on both hosts, that it runs nowhere again once it was handed over from there, and
 //! that from every state, if nothing else fails, it runs on exactly one.
 
@@ -12,7 +15,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 enum Tree {
     Absent,
     Runs,
-    /// Stopped by CRIU, which waits for a decision.
+    /// Stopped by CRIU, which waits for a decision; or, of a container, by SIGSTOP.
     Still,
     Dead,
 }
@@ -67,9 +70,13 @@ enum Said {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct World {
+    /// Whether the tree is a container.
+    container: bool,
     here: Tree,
-    /// Whether CRIU of the source waits for the daemon's decision.
+    /// Whether CRIU of the source waits for the daemon's decision; of a container: whether podman works there.
     criu: bool,
+    /// Whether the daemon of the source lives.
+    daemon: bool,
     /// Whether the tree here has SIGSTOP pending, and is killed when CRIU lets go.
     doomed: bool,
     record: Record,
@@ -78,6 +85,8 @@ struct World {
     said: Said,
     holder: Holder,
     there: Tree,
+    /// Whether podman knows a container there that does not run.
+    remains: bool,
     /// Whether the target has all images and the note how to restore them.
     images: bool,
     /// Whether the daemon of the target has recorded that the tree was let run.
@@ -89,8 +98,10 @@ struct World {
 }
 
 const START: World = World {
+    container: false,
     here: Tree::Still,
     criu: true,
+    daemon: true,
     doomed: false,
     record: Record::Undecided,
     command: Command::Sends,
@@ -98,24 +109,35 @@ const START: World = World {
     said: Said::Nothing,
     holder: Holder::Receives,
     there: Tree::Absent,
+    remains: false,
     images: false,
     arrived: false,
     running: false,
     failures: 3,
 };
 
+/// A container as its dump ends: it stands still, and podman has its archive to write.
+const CONTAINER: World = World { container: true, ..START };
+
 impl World {
-    /// The order's connection has closed, or CRIU has ended: the tree goes on here unless it was handed over.
+    /// The order's connection has closed, or CRIU has ended: the tree goes on here unless it was handed over. A container goes on by the
+    /// daemon's SIGCONT.
     fn keep(mut self) -> Self {
         if self.record == Record::Undecided {
             self.record = Record::Kept;
+            if self.container {
+                self.here = Tree::Runs;
+            }
         }
         self
     }
 
-    /// CRIU lets go of the tree: it acts on the decision, or has died.
+    /// CRIU lets go of the tree: it acts on the decision, or has died. podman ends: only its command acts on that.
     fn criu_ends(mut self) -> Self {
         self.criu = false;
+        if self.container {
+            return self;
+        }
         self = self.keep();
         if self.here == Tree::Still {
             self.here = if self.doomed || self.record == Record::HandedOver { Tree::Dead } else { Tree::Runs };
@@ -123,11 +145,27 @@ impl World {
         self
     }
 
-    /// The target lets run what it holds, or restores it again from the images and lets that run; which its daemon allows once.
+    /// The target lets run what it holds, or restores it again from the images and lets that run; which its daemon allows once. podman
+    /// restores a container only where nothing is left of it.
     fn own(mut self) -> Self {
         if !self.arrived {
             assert!(self.there != Tree::Runs, "twice: {self:?}");
-            (self.there, self.arrived) = (Tree::Runs, true);
+            (self.there, self.arrived, self.remains) = (Tree::Runs, true, false);
+        }
+        self
+    }
+
+    /// What the target holds is killed; podman still knows the container.
+    fn dies_there(mut self) -> Self {
+        self.there = Tree::Dead;
+        self.remains = self.container;
+        self
+    }
+
+    /// podman removes the container here, which runs elsewhere.
+    fn remove(mut self) -> Self {
+        if self.container {
+            (self.here, self.criu) = (Tree::Dead, false);
         }
         self
     }
@@ -143,7 +181,7 @@ impl World {
         if self.there == Tree::Still {
             self.there = Tree::Dead;
         }
-        (self.images, self.holder) = (false, Holder::Ended);
+        (self.images, self.remains, self.holder) = (false, false, Holder::Ended);
         self
     }
 
@@ -156,7 +194,8 @@ impl World {
         let lost = !self.connected;
         match self.command {
             Command::Sends if lost => step(Self { command: Command::AsksDecision, ..self }),
-            Command::Sends if self.said == Said::Nothing => {
+            // It sends podman's archive when podman has ended.
+            Command::Sends if self.said == Said::Nothing && !(self.container && self.criu) => {
                 step(Self { command: Command::AsksRestore, ..says(Said::Restore) });
             }
             Command::AsksRestore if self.said == Said::Held => {
@@ -167,19 +206,20 @@ impl World {
             }
             Command::AsksRestore if lost => step(Self { command: Command::AsksDecision, ..self }),
             // The daemon stops the tree, records the decision, and answers; or it refuses, because CRIU has ended.
-            Command::HandsOver if self.record == Record::Undecided && self.criu => {
-                step(Self { record: Record::HandedOver, doomed: true, command: Command::TellsOwn, ..self });
+            Command::HandsOver if self.record == Record::Undecided && self.daemon && (self.criu || self.container) => {
+                let doomed = !self.container;
+                step(Self { record: Record::HandedOver, doomed, command: Command::TellsOwn, ..self });
                 // The daemon dies before it answers, after the record.
-                step(Self { record: Record::HandedOver, doomed: true, command: Command::AsksDecision, ..self });
+                step(Self { record: Record::HandedOver, doomed, command: Command::AsksDecision, ..self });
             }
             Command::HandsOver => step(Self { command: Command::AsksDecision, ..self }),
             Command::TellsOwn if self.said == Said::Running => {
-                step(Self { command: Command::Ended, ..says(Said::Nothing) });
+                step(Self { command: Command::Ended, ..says(Said::Nothing).remove() });
             }
             Command::TellsOwn if !lost && self.said == Said::Nothing => step(says(Said::Own)),
             // It settles, or gives up and says how to.
             Command::TellsOwn if lost => step(Self { command: Command::Ended, ..self }),
-            Command::AsksDecision => {
+            Command::AsksDecision if self.daemon => {
                 let decided = self.keep();
                 let command = match decided.record {
                     Record::HandedOver => Command::TellsOwn,
@@ -193,16 +233,20 @@ impl World {
             Command::TellsAbandon if lost => step(Self { command: Command::Ended, ..self }),
             _ => {}
         }
-        // CRIU at the source hears the decision.
-        if self.criu && self.record != Record::Undecided {
+        // CRIU at the source hears the decision. podman ends by itself.
+        if self.criu && (self.record != Record::Undecided || self.container) {
             step(self.criu_ends());
+        }
+        // The next daemon lets a container go on about which nothing was decided.
+        if !self.daemon {
+            step(Self { daemon: true, ..self.keep() });
         }
         // The holder at the target.
         match (self.holder, self.said) {
             (Holder::Receives, Said::Restore) => {
                 step(Self { images: true, holder: Holder::Holds, there: Tree::Still, ..says(Said::Held) });
                 // CRIU fails there.
-                step(Self { images: true, ..says(Said::Failed) });
+                step(Self { images: true, remains: self.container, ..says(Said::Failed) });
             }
             (Holder::Holds, Said::Own) => step(Self { holder: Holder::Owns, ..self.own() }),
             (Holder::Owns, Said::Own) => step(Self { said: Said::Running, ..self.note() }),
@@ -213,8 +257,10 @@ impl World {
         }
         // Somebody settles.
         match self.record {
+            Record::HandedOver if self.running && self.container && self.here != Tree::Dead => step(self.remove()),
             Record::HandedOver if !self.running && self.images => {
                 step(self.own().note());
+                step(self.own().note().remove());
                 // It ends before it has noted that.
                 step(Self { holder: Holder::Ended, ..self.own() });
             }
@@ -235,22 +281,24 @@ impl World {
         }
         if world.command != Command::Ended {
             let dead = Self { command: Command::Ended, connected: false, said: Said::Nothing, ..world };
-            next.push(dead.keep());
+            next.push(if dead.daemon { dead.keep() } else { dead });
         }
-        if world.criu {
+        if world.criu && !world.container {
             next.push(world.criu_ends());
             // So does CRIU's dump end with its daemon: the next one keeps what is undecided, and kills what was handed over.
             next.push(world.keep().criu_ends());
         }
+        if world.criu && world.container && world.command == Command::Sends {
+            // podman fails, and the command gives up.
+            next.push(Self { command: Command::AsksDecision, ..world.criu_ends() });
+        }
+        if world.container && world.daemon {
+            // The container stands still on, and with the daemon the order's connection ends.
+            next.push(Self { daemon: false, ..world });
+        }
         if world.holder == Holder::Holds {
             // It, CRIU there or the daemon there dies: the daemon, or its end, kills what is held. The images stay.
-            next.push(Self {
-                holder: Holder::Ended,
-                there: Tree::Dead,
-                connected: false,
-                said: Said::Nothing,
-                ..world
-            });
+            next.push(Self { holder: Holder::Ended, connected: false, said: Said::Nothing, ..world.dies_there() });
         }
         if world.holder == Holder::Owns {
             // The tree is not its own.
@@ -276,17 +324,28 @@ impl World {
         assert!(self.here != Tree::Dead || self.record == Record::HandedOver, "killed, and not handed over: {self:?}");
         let can_go_on = self.running || self.images || self.holder == Holder::Holds;
         assert!(self.record != Record::HandedOver || can_go_on, "handed over to one that cannot go on: {self:?}");
+        assert!(!(self.there == Tree::Runs && self.remains), "podman would run two there: {self:?}");
     }
 
     fn is_good_end(self) -> bool {
-        (self.here == Tree::Runs) != (self.there == Tree::Runs)
+        let one = (self.here == Tree::Runs) != (self.there == Tree::Runs);
+        one && (self.here == Tree::Runs || self.here == Tree::Dead)
     }
 }
 
 #[test]
 fn a_tree_goes_on_on_exactly_one_host_whatever_ends_in_between() {
-    let mut seen = HashSet::from([START]);
-    let mut queue = VecDeque::from([START]);
+    explore(START);
+}
+
+#[test]
+fn so_does_a_container_and_podman_is_left_with_one() {
+    explore(CONTAINER);
+}
+
+fn explore(start: World) {
+    let mut seen = HashSet::from([start]);
+    let mut queue = VecDeque::from([start]);
     // For each state those from which one step without a failure leads to it.
     let mut before = HashMap::<World, Vec<World>>::new();
     while let Some(world) = queue.pop_front() {

@@ -1,7 +1,8 @@
 //! `rekindle migrate --settle`: the end of a migration whose connection was lost.
 //!
 //! The daemon of the source knows what was decided, and the target waits to hear it: if it holds the processes, they never run by
-//! themselves. So whoever asks the one and tells the other settles it, at any time and any number of times.
+//! themselves. So whoever asks the one and tells the other settles it, at any time and any number of times. A container that runs
+//! there by then is removed here.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::anyhow;
 use rekindle_wire::control::{MigrationState, Reply, Request};
 
+use super::container;
 use super::link::Way;
 use super::talk::{ToSource, ToTarget};
 use crate::daemon;
@@ -61,8 +63,14 @@ pub(super) fn settle(socket: &Path, way: &dyn Way, migration: &str, take: bool) 
         }
     };
     let host = way.host();
+    if !own {
+        container::settle(migration, false)?;
+    }
     match (tell(way, migration, own)?, own) {
-        (ToSource::Running, true) => Ok("the processes run there"),
+        (ToSource::Running, true) => {
+            container::settle(migration, true)?;
+            Ok("the processes run there")
+        }
         (ToSource::Abandoned, false) => Ok("the processes go on here, and nothing of them is left there"),
         (ToSource::Failed { kind, reason, .. }, _) => Err(Failure::of_kind(kind, anyhow!("{host}: {reason}"))),
         (other, _) => Err(anyhow!("{host} answers {other:?}: install one version of Rekindle on both hosts").into()),

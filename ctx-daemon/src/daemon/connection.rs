@@ -233,9 +233,10 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             drop(pending);
             dump::pre_copy(daemon, &stream, (peer, body.wire), root, fds);
         }
-        Request::Migrate { root, migration, span } => {
+        Request::Migrate { root, migration, container, span } => {
             drop(pending);
-            migrate::serve(daemon, &stream, (peer, party), (root, &migration), span);
+            let asked = migrate::Asked { root, name: &migration, is_container: container };
+            migrate::serve(daemon, &stream, (peer, party), asked, span);
         }
         Request::Migration { migration } => {
             message::reply(&stream, &Reply::Migration(daemon.migrations.state(&migration)));

@@ -7,7 +7,7 @@
 //!
 //! | from | to | a migration |
 //! |---|---|---|
-//! | `Running` | `Complete` | the image is durable, and the tree is frozen |
+//! | `Running` | `Complete` | the image is durable, and the tree is frozen, or stands still where it is a container |
 //! | `Running` | `Kept` | the command has ended, or the dump has: the tree goes on here |
 //! | `Complete` | `HandedOver` | `HandOver`: the decision is on disk, and the tree never goes on here |
 //! | `Complete` | `Kept` | the command has ended, or CRIU has: the tree goes on here |
@@ -20,6 +20,11 @@
 //! gets SIGSTOP before the decision is recorded, which takes effect where CRIU lets go of it, and SIGKILL when CRIU is through
 //! or gone. If a process has no tracer any more after that signal, CRIU has let go of it before, and it has run: then it is not
 //! handed over.
+//!
+//! A container's engine works on when CRIU has ended, and may start a container anew that is killed. So CRIU leaves a container, which
+//! stands still by a SIGSTOP from the end of its dump on. It goes on by SIGCONT where it is kept; where it is handed over, it stands
+//! still until its engine has removed it. The record names the processes as soon as they stand still: the next daemon lets them go on
+//! if nothing was decided.
 
 mod records;
 mod serve;
@@ -35,7 +40,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use self::records::{Decision, Records};
-pub(super) use self::serve::serve;
+pub(super) use self::serve::{Asked, serve};
 use super::process::Process;
 use super::{lock, sys, wait_timeout};
 
@@ -56,6 +61,22 @@ pub(super) enum MigrationError {
     LeftRunning,
     #[error("its image is not complete yet")]
     NotComplete,
+    #[error(
+        "a container that is migrated stands still when its dump has ended, and this dump was to kill it: use `rekindle migrate`"
+    )]
+    NotLeft,
+    #[error(
+        "the plugin of this CRIU is older than the daemon, and cannot keep a container still: install one version of Rekindle"
+    )]
+    OldPlugin,
+    #[error(
+        "processes of the container use the driver without Rekindle's library: such a container cannot be migrated"
+    )]
+    Natives,
+    #[error("a process of the container has run or ended since its dump: it goes on here")]
+    HasRun,
+    #[error("cannot record that the container stands still, so it goes on here: {0}")]
+    Still(io::Error),
     #[error("cannot record that it was handed over, so it goes on here: {0}")]
     Record(io::Error),
     #[error("no process of the tree uses a GPU through Rekindle: dump and restore it with CRIU alone")]
@@ -65,9 +86,12 @@ pub(super) enum MigrationError {
 impl Failing for MigrationError {
     fn kind(&self) -> FailureKind {
         match self {
-            Self::Kept | Self::Closed => FailureKind::GivenUp,
-            Self::LeftRunning | Self::NotComplete | Self::NoClients => FailureKind::Refused,
-            Self::Record(error) => Failing::kind(error),
+            Self::Kept | Self::Closed | Self::HasRun => FailureKind::GivenUp,
+            Self::LeftRunning | Self::NotLeft | Self::NotComplete | Self::NoClients | Self::Natives => {
+                FailureKind::Refused
+            }
+            Self::OldPlugin => FailureKind::Version,
+            Self::Record(error) | Self::Still(error) => Failing::kind(error),
         }
     }
 }
@@ -136,6 +160,8 @@ pub(crate) struct Migrations {
 pub(super) struct Migration {
     name: String,
     root: Process,
+    /// Whether the tree is a container: CRIU leaves it.
+    is_container: bool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -161,7 +187,7 @@ impl Migrations {
     /// still live.
     pub(crate) fn open(state_dir: &std::path::Path) -> Self {
         let records = Records::open(state_dir, DEPARTURES);
-        records.kill_handed_over();
+        records.act_on_what_was_left();
         Self { going_on: Mutex::default(), records, arrivals: Mutex::new(Records::open(state_dir, ARRIVALS)) }
     }
 
@@ -181,7 +207,12 @@ impl Migrations {
     }
 
     /// Begins a migration, which lasts until the result is dropped.
-    pub(super) fn begin(&self, name: &str, root: Process) -> Result<MigrationGuard<'_>, NoMigration> {
+    pub(super) fn begin(
+        &self,
+        name: &str,
+        root: Process,
+        is_container: bool,
+    ) -> Result<MigrationGuard<'_>, NoMigration> {
         if !records::is_name(name) {
             return Err(NoMigration::Name);
         }
@@ -193,9 +224,8 @@ impl Migrations {
             return Err(NoMigration::Known);
         }
         self.records.write(name, Decision::Undecided, &[root]).map_err(NoMigration::Record)?;
-        let migration =
-            Migration { name: name.to_owned(), root, state: Mutex::new(State::Running), changed: Condvar::new() };
-        let migration = Arc::new(migration);
+        let (name, state) = (name.to_owned(), Mutex::new(State::Running));
+        let migration = Arc::new(Migration { name, root, is_container, state, changed: Condvar::new() });
         going_on.push(Arc::clone(&migration));
         Ok(MigrationGuard { migrations: self, migration })
     }
@@ -203,6 +233,28 @@ impl Migrations {
     /// The migration of a tree, for its dump, if it is migrated.
     pub(super) fn of(&self, root: i32) -> Option<Arc<Migration>> {
         lock(&self.going_on).iter().find(|it| it.root.pid == root).map(Arc::clone)
+    }
+
+    /// The dump of a container has ended, and CRIU is about to let go of it: it stands still from then on. An error means that it goes
+    /// on here.
+    pub(super) fn stand_still(&self, migration: &Migration, tree: Vec<Process>) -> Result<(), MigrationError> {
+        let mut state = lock(&migration.state);
+        match &*state {
+            State::Running => {}
+            State::Complete(_) => return Ok(()),
+            State::Kept | State::HandedOver => return Err(MigrationError::Kept),
+        }
+        let written = self.records.write_still(&migration.name, Decision::Undecided, &tree, true);
+        written.map_err(MigrationError::Still)?;
+        tree.iter().for_each(Process::stop);
+        // Of what CRIU has let go of before, the image is no longer true.
+        if !tree.iter().all(Process::is_traced) {
+            tree.iter().for_each(Process::go_on);
+            migration.replace(&mut state, State::Kept);
+            return Err(MigrationError::HasRun);
+        }
+        migration.replace(&mut state, State::Complete(tree));
+        Ok(())
     }
 
     /// What has become of a migration.
@@ -233,7 +285,7 @@ pub(super) struct MigrationGuard<'a> {
 impl MigrationGuard<'_> {
     /// Hands the tree over: from now on it never goes on here, whatever happens to this daemon or to CRIU.
     pub(super) fn hand_over(&self) -> Result<(), MigrationError> {
-        let Migration { name, state, .. } = &*self.migration;
+        let Migration { name, is_container, state, .. } = &*self.migration;
         // The dump cannot end meanwhile, since it would have to take the lock.
         let mut state = lock(state);
         let tree = match &*state {
@@ -243,15 +295,21 @@ impl MigrationGuard<'_> {
             State::Running => return Err(MigrationError::NotComplete),
         };
         tree.iter().for_each(Process::stop);
-        if !tree.iter().all(Process::is_traced) {
+        let (stands_still, otherwise): (fn(&Process) -> bool, _) = match is_container {
+            true => (|it| it.is_alive() && it.is_stopped(), MigrationError::HasRun),
+            false => (Process::is_traced, MigrationError::Closed),
+        };
+        if !tree.iter().all(stands_still) {
             tree.iter().for_each(Process::go_on);
             self.migration.replace(&mut state, State::Kept);
-            return Err(MigrationError::Closed);
+            return Err(otherwise);
         }
-        if let Err(error) = self.migrations.records.write(name, Decision::HandedOver, tree) {
+        if let Err(error) = self.migrations.records.write_still(name, Decision::HandedOver, tree, *is_container) {
             // What was written may be there all the same, and would be believed.
             self.migrations.records.withdraw(name);
-            tree.iter().for_each(Process::go_on);
+            if !is_container {
+                tree.iter().for_each(Process::go_on);
+            }
             return Err(MigrationError::Record(error));
         }
         info!(migration = name, processes = tree.len(), "handed over");
@@ -295,9 +353,25 @@ impl Migration {
         }
     }
 
-    /// The tree goes on here, unless it was handed over.
-    pub(super) fn keep(&self) {
+    /// Whether the tree is a container.
+    pub(super) fn is_container(&self) -> bool {
+        self.is_container
+    }
+
+    /// The dump of the tree has ended: the tree goes on here, unless it was handed over, or is a container that stands still.
+    pub(super) fn dump_ends(&self) {
         let mut state = lock(&self.state);
+        if matches!(*state, State::Running) || !self.is_container && matches!(*state, State::Complete(_)) {
+            self.replace(&mut state, State::Kept);
+        }
+    }
+
+    /// The tree goes on here, unless it was handed over.
+    fn keep(&self) {
+        let mut state = lock(&self.state);
+        if let (State::Complete(tree), true) = (&*state, self.is_container) {
+            tree.iter().for_each(Process::go_on);
+        }
         if matches!(*state, State::Running | State::Complete(_)) {
             self.replace(&mut state, State::Kept);
         }
@@ -409,7 +483,7 @@ mod tests {
         let mut sleeper = Sleeper::traced();
         let process = sleeper.process();
         let (ours, _criu) = UnixStream::pair().unwrap();
-        let guard = migrations.begin("a", process).unwrap();
+        let guard = migrations.begin("a", process, false).unwrap();
         assert_eq!(migrations.state("a"), MigrationState::Undecided);
         assert!(matches!(guard.hand_over(), Err(MigrationError::NotComplete)));
         let migration = migrations.of(process.pid).unwrap();
@@ -439,12 +513,12 @@ mod tests {
         let migrations = Migrations::open(dir.path());
         let sleeper = Sleeper::new();
         let (ours, criu) = UnixStream::pair().unwrap();
-        let guard = migrations.begin("command", sleeper.process()).unwrap();
+        let guard = migrations.begin("command", sleeper.process(), false).unwrap();
         let migration = migrations.of(sleeper.process().pid).unwrap();
         drop(guard);
         assert!(matches!(migration.wait(vec![sleeper.process()], &ours), Err(MigrationError::Kept)));
         assert_eq!(migrations.state("command"), MigrationState::Kept);
-        let guard = migrations.begin("criu", sleeper.process()).unwrap();
+        let guard = migrations.begin("criu", sleeper.process(), false).unwrap();
         let migration = migrations.of(sleeper.process().pid).unwrap();
         drop(criu);
         assert!(matches!(migration.wait(vec![sleeper.process()], &ours), Err(MigrationError::Closed)));
@@ -460,7 +534,7 @@ mod tests {
         let migrations = Migrations::open(dir.path());
         let sleeper = Sleeper::traced();
         let (ours, _criu) = UnixStream::pair().unwrap();
-        let guard = migrations.begin("a", sleeper.process()).unwrap();
+        let guard = migrations.begin("a", sleeper.process(), false).unwrap();
         let migration = migrations.of(sleeper.process().pid).unwrap();
         std::thread::scope(|scope| {
             let dump = scope.spawn(|| migration.wait(vec![sleeper.process()], &ours));
@@ -479,7 +553,7 @@ mod tests {
         let migrations = Migrations::open(dir.path());
         let sleeper = Sleeper::traced();
         let (ours, _criu) = UnixStream::pair().unwrap();
-        let guard = migrations.begin("a", sleeper.process()).unwrap();
+        let guard = migrations.begin("a", sleeper.process(), false).unwrap();
         let migration = migrations.of(sleeper.process().pid).unwrap();
         std::thread::scope(|scope| {
             let dump = scope.spawn(|| migration.wait(vec![sleeper.process()], &ours));
@@ -509,8 +583,77 @@ mod tests {
         let states = ["gone", "here", "never"].map(|name| migrations.state(name));
         assert_eq!(states, [MigrationState::HandedOver, MigrationState::Kept, MigrationState::Unknown]);
         for name in ["here", "", "../a", &"a".repeat(65)] {
-            assert!(migrations.begin(name, here.process()).is_err(), "{name}");
+            assert!(migrations.begin(name, here.process(), false).is_err(), "{name}");
         }
+    }
+
+    /// A container that its dump has left, and that stands still.
+    fn container(migrations: &Migrations) -> (Sleeper, MigrationGuard<'_>) {
+        let sleeper = Sleeper::traced();
+        let guard = migrations.begin("a", sleeper.process(), true).unwrap();
+        let migration = migrations.of(sleeper.process().pid).unwrap();
+        assert!(matches!(guard.hand_over(), Err(MigrationError::NotComplete)));
+        migrations.stand_still(&migration, vec![sleeper.process()]).unwrap();
+        sleeper.let_go();
+        migration.dump_ends();
+        while !is_stopped(sleeper.process()) {
+            std::thread::yield_now();
+        }
+        assert_eq!(migrations.state("a"), MigrationState::Undecided);
+        (sleeper, guard)
+    }
+
+    #[test]
+    fn a_container_stands_still_after_its_dump_until_it_is_kept() {
+        let dir = TempDir::new().unwrap();
+        let migrations = Migrations::open(dir.path());
+        let (sleeper, guard) = container(&migrations);
+        drop(guard);
+        until_it_runs(sleeper.process());
+        assert_eq!(migrations.state("a"), MigrationState::Kept);
+    }
+
+    #[test]
+    fn a_container_that_is_handed_over_stands_still_whatever_daemon_starts() {
+        let dir = TempDir::new().unwrap();
+        let migrations = Migrations::open(dir.path());
+        let (sleeper, guard) = container(&migrations);
+        guard.hand_over().unwrap();
+        drop(guard);
+        assert_eq!(Migrations::open(dir.path()).state("a"), MigrationState::HandedOver);
+        assert!(is_stopped(sleeper.process()));
+    }
+
+    #[test]
+    fn the_next_daemon_lets_a_container_go_on_about_which_nothing_was_decided() {
+        let dir = TempDir::new().unwrap();
+        let migrations = Migrations::open(dir.path());
+        let (sleeper, guard) = container(&migrations);
+        // The daemon dies.
+        std::mem::forget(guard);
+        assert_eq!(Migrations::open(dir.path()).state("a"), MigrationState::Kept);
+        until_it_runs(sleeper.process());
+    }
+
+    #[test]
+    fn a_container_that_has_run_since_its_dump_is_not_handed_over() {
+        let dir = TempDir::new().unwrap();
+        let migrations = Migrations::open(dir.path());
+        let (sleeper, guard) = container(&migrations);
+        sleeper.process().kill();
+        while sleeper.process().is_alive() {
+            std::thread::yield_now();
+        }
+        assert!(matches!(guard.hand_over(), Err(MigrationError::HasRun)));
+        assert_eq!(migrations.state("a"), MigrationState::Kept);
+        drop(guard);
+        let running = Sleeper::new();
+        let guard = migrations.begin("b", running.process(), true).unwrap();
+        let migration = migrations.of(running.process().pid).unwrap();
+        let stands_still = migrations.stand_still(&migration, vec![running.process()]);
+        assert!(matches!(stands_still, Err(MigrationError::HasRun)));
+        until_it_runs(running.process());
+        drop(guard);
     }
 
     #[test]

@@ -45,6 +45,9 @@ pub(super) struct Record {
     pub(super) decision: Decision,
     /// The processes that must not go on, or do.
     pub(super) processes: Vec<Process>,
+    /// Whether they stand still by a SIGSTOP until they go on or are removed by their engine, as containers do.
+    #[serde(default)]
+    pub(super) still: bool,
 }
 
 /// Whether a migration may have this name.
@@ -65,10 +68,16 @@ impl Records {
         records
     }
 
-    /// Kills processes of trees that were handed over, if they still live.
-    pub(super) fn kill_handed_over(&self) {
-        for record in self.paths().filter_map(|it| read(&it)).filter(|it| it.decision == Decision::HandedOver) {
-            record.processes.iter().rev().for_each(Process::kill);
+    /// Acts for the daemon that has ended: kills processes of trees that were handed over, if they still live, and lets those go on
+    /// that stand still undecided. What stands still and was handed over is its engine's to remove, which would start a container
+    /// anew that is killed.
+    pub(super) fn act_on_what_was_left(&self) {
+        for record in self.paths().filter_map(|it| read(&it)) {
+            match (record.decision, record.still) {
+                (Decision::HandedOver, false) => record.processes.iter().rev().for_each(Process::kill),
+                (Decision::Undecided, true) => record.processes.iter().for_each(Process::go_on),
+                _ => {}
+            }
         }
     }
 
@@ -81,7 +90,19 @@ impl Records {
 
     /// Writes a decision so that it survives this daemon.
     pub(super) fn write(&self, name: &str, decision: Decision, processes: &[Process]) -> io::Result<()> {
-        let record = Record { version: VERSION, boot: state_dir::boot()?, decision, processes: processes.to_vec() };
+        self.write_still(name, decision, processes, false)
+    }
+
+    /// The same, of processes that may stand still.
+    pub(super) fn write_still(
+        &self,
+        name: &str,
+        decision: Decision,
+        processes: &[Process],
+        still: bool,
+    ) -> io::Result<()> {
+        let (boot, processes) = (state_dir::boot()?, processes.to_vec());
+        let record = Record { version: VERSION, boot, decision, processes, still };
         state_dir::make(&self.dir)?;
         let new = self.path(name).with_extension("new");
         let file = File::create(&new)?;
