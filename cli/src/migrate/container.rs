@@ -3,6 +3,10 @@
 //! `podman container checkpoint --leave-running --export` dumps it. From the end of the dump on the container stands still, which is
 //! the daemon's work: so what podman puts into its archive afterwards fits, and the container goes on at once if anything fails. It
 //! is removed when it runs on the other host, as `podman rm` does, and its volumes stay.
+//!
+//! Others may start a container, too. Those that would start it anew while it stands still are refused beforehand: a systemd unit, and a
+//! health check that ends it. A restart policy is set to `no` before the container is handed over, since podman would start it anew with
+//! the machine. podman's archive has the policy as it was, and so has the note, for a container that stays after all.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,17 +16,23 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, anyhow};
+use rekindle_wire::control::MigrationState;
 use serde::{Deserialize, Serialize};
 
+use super::freezer;
 use super::place::Place;
+use super::settle;
 use super::talk::Needs;
 use crate::criu::Keep;
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::podman;
+use crate::process;
 
 /// podman's name of the directory with CRIU's images.
 const CHECKPOINT: &str = "checkpoint";
+/// podman's name of the restart policy by which nothing is started anew.
+const NO_RESTART: &str = "no";
 
 /// A container that is migrated.
 #[derive(Debug)]
@@ -30,35 +40,53 @@ pub(super) struct Container {
     engine: Engine,
     found: podman::Container,
     place: Place,
+    note: Note,
 }
 
 /// What whoever finishes the migration must know of it.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Note {
     podman: PathBuf,
     id: String,
     name: String,
     static_dir: PathBuf,
+    /// Its first process, and when that started: a later container of the same id has another.
+    pid: i32,
+    start: u64,
+    /// Its cgroup.
+    cgroup: PathBuf,
+    /// Its restart policy, once that was set to `no`.
+    #[serde(default)]
+    restart: Option<String>,
 }
 
 impl Container {
-    /// The container of this name, and its first process. Refuses one that podman cannot restore elsewhere.
+    /// The container of this name, and its first process. Refuses one that podman cannot restore elsewhere, or that others than podman's
+    /// user may start anew.
     pub(super) fn find(engine: Engine, name: &str, migration: &str) -> Result<(Self, i32), Failure> {
         let pid = engine.pid(name)?;
         let found = podman::Container::find(&engine, name)?;
-        let refused = |why: &str| Err(Failure::refused(anyhow!("container {name} cannot be migrated: {why}")));
-        if !found.pod.is_empty() {
-            return refused("it belongs to a pod, and would move without the others");
+        let refused = |why: &str| Failure::refused(anyhow!("container {name} cannot be migrated: {why}"));
+        if let Some(why) = obstacle(&found) {
+            return Err(refused(&why));
         }
-        if !found.dependencies.is_empty() {
-            return refused("it shares a namespace with another container");
-        }
-        if !found.rootfs.is_empty() {
-            return refused(
-                "it was made of a directory (--rootfs), and podman restores only containers of images elsewhere",
-            );
-        }
-        Ok((Self { engine, found, place: Place::of(migration) }, pid))
+        let start = process::start_of(pid).ok_or_else(|| refused("it has just ended"))?;
+        let cgroup = freezer::of(pid, &found.id).ok_or_else(|| {
+            refused(
+                "it has no cgroup of its own that can be frozen, as cgroups of version 2 can (podman run --cgroups)",
+            )
+        })?;
+        let note = Note {
+            podman: engine.program.clone(),
+            id: found.id.clone(),
+            name: found.name.clone(),
+            static_dir: found.static_dir.clone(),
+            pid,
+            start,
+            cgroup,
+            restart: None,
+        };
+        Ok((Self { engine, found, place: Place::of(migration), note }, pid))
     }
 
     /// The container's name.
@@ -86,16 +114,14 @@ impl Container {
         })
     }
 
-    /// Has podman's checkpoint of the container go to the migration's directory, which is open. The link leads nowhere when this process
-    /// has ended: no other checkpoint builds on images there, which have lost their content.
+    /// Has podman's checkpoint of the container go to the directory `last` of the migration's, which is open. The link leads nowhere when
+    /// this process has ended, also if another one has its number then: no other checkpoint builds on images there, which have lost their
+    /// content. So the name `last` must be this migration's alone.
     pub(super) fn link(&self, dir: &File, last: &str) -> Result<(), Failure> {
-        let podman::Container { id, name, static_dir, .. } = &self.found;
-        let (podman, id) = (self.engine.program.clone(), id.clone());
-        let note = Note { podman, id, name: name.clone(), static_dir: static_dir.clone() };
         let dir = format!("/proc/{}/fd/{}", std::process::id(), dir.as_raw_fd());
         self.place.make(Path::new(&dir))?;
-        self.place.note(&serde_json::to_vec(&note).context("cannot write JSON")?)?;
-        let checkpoint = static_dir.join(CHECKPOINT);
+        self.place.write(&self.note)?;
+        let checkpoint = self.note.static_dir.join(CHECKPOINT);
         let linked = || -> io::Result<()> {
             // What an earlier checkpoint has left there, podman would overwrite.
             match fs::symlink_metadata(&checkpoint) {
@@ -125,20 +151,145 @@ impl Container {
 
     /// podman has done its part, or will not: its next checkpoint of the container goes where its checkpoints go.
     pub(super) fn unlink(&self) {
-        unlink(&self.found.static_dir, &self.place);
+        self.note.unlink(&self.place);
+    }
+
+    /// podman does not start it anew here any more, whatever ends it. It stands still by now.
+    pub(super) fn forbid_restart(&mut self) -> Result<(), Failure> {
+        let policy = self.found.restart_policy();
+        if policy == NO_RESTART {
+            return Ok(());
+        }
+        self.note.restart = Some(policy);
+        self.place.write(&self.note)?;
+        set_restart(&self.engine, &self.note.id, NO_RESTART)
+            .map_err(|failure| failure.but("its restart policy cannot be set to `no`".to_owned()))
+    }
+
+    /// The container was handed over: no signal lets it run here any more.
+    pub(super) fn freeze(&self) {
+        self.note.freeze();
     }
 
     /// The container goes on here: nothing of its migration is left.
     pub(super) fn stays(&self) {
-        self.unlink();
-        self.place.remove();
+        if let Err(failure) = self.note.stays(&self.place) {
+            eprintln!("rekindle: {failure}");
+        }
     }
 
     /// The container runs elsewhere: removes it here.
     pub(super) fn remove(&self) -> Result<(), Failure> {
-        remove(&self.engine, &self.found.id, self.name())?;
-        self.place.remove();
+        let Some(_lock) = self.place.lock()? else { return Ok(()) };
+        self.note.remove(&self.place)
+    }
+}
+
+/// Why a container cannot be migrated, if it cannot.
+fn obstacle(found: &podman::Container) -> Option<String> {
+    let advice = |option: &str, value: &str| format!("`podman update {option} {value} {}` first", found.name);
+    if !found.pod.is_empty() {
+        return Some("it belongs to a pod, and would move without the others".to_owned());
+    }
+    if !found.dependencies.is_empty() {
+        return Some("it shares a namespace with another container".to_owned());
+    }
+    if !found.rootfs.is_empty() {
+        return Some(
+            "it was made of a directory (--rootfs), and podman restores only containers of images elsewhere".to_owned(),
+        );
+    }
+    if let Some(unit) = found.unit() {
+        return Some(format!(
+            "the systemd unit {unit} runs it, and would start it anew here as soon as it has gone: run it without a unit"
+        ));
+    }
+    found.ends_when_unhealthy().map(|action| {
+        format!(
+            "its health check ends it when it fails (--health-on-failure={action}), as it does while the container stands still: {}",
+            advice("--health-on-failure", "none")
+        )
+    })
+}
+
+impl Note {
+    fn of(place: &Place) -> Option<Self> {
+        serde_json::from_slice(&place.noted()?).ok()
+    }
+
+    fn engine(&self) -> Engine {
+        Engine::podman(Some(&self.podman))
+    }
+
+    fn unlink(&self, place: &Place) {
+        let checkpoint = self.static_dir.join(CHECKPOINT);
+        let is_ours = |link: PathBuf| link.parent() == place.path("x").parent();
+        if fs::read_link(&checkpoint).is_ok_and(is_ours) {
+            let _ = fs::remove_file(checkpoint);
+        }
+    }
+
+    /// Whether a process is the first one of the container that was dumped.
+    fn is_of(&self, pid: i32) -> bool {
+        pid == self.pid && process::start_of(pid) == Some(self.start)
+    }
+
+    fn freeze(&self) {
+        // A later container of the same id has a cgroup of the same name.
+        if self.is_of(self.pid)
+            && let Err(error) = freezer::freeze(&self.cgroup)
+        {
+            eprintln!(
+                "rekindle: cannot freeze {}: {error}; container {} stands still only until somebody sends it SIGCONT",
+                self.cgroup.display(),
+                self.name
+            );
+        }
+    }
+
+    fn stays(&self, place: &Place) -> Result<(), Failure> {
+        let Some(_lock) = place.lock()? else { return Ok(()) };
+        self.unlink(place);
+        // A newer note knows of a policy that was changed.
+        let note = Self::of(place).unwrap_or_else(|| self.clone());
+        if let Some(policy) = &note.restart {
+            set_restart(&self.engine(), &self.id, policy).map_err(|failure| {
+                let by = format!("{} update --restart {policy} {}", self.podman.display(), self.id);
+                failure.but(format!("container {} goes on here without its restart policy: `{by}` sets it", self.name))
+            })?;
+        }
+        place.remove();
         Ok(())
+    }
+
+    /// Removes the container that was dumped, and no other that has its id by now.
+    fn remove(&self, place: &Place) -> Result<(), Failure> {
+        let (engine, name, id) = (self.engine(), &self.name, &self.id);
+        let podman = self.podman.display();
+        match podman::pid(&engine, id)? {
+            None => {}
+            Some(pid) if self.is_of(pid) => {
+                let removed = engine.ask(&["rm", "--force", "--ignore", "--time", "0", id]);
+                removed.map_err(|said| {
+                    said.failed(&format!(
+                        "podman does not remove container {name}, which stands still here: `{podman} rm --force {id}`"
+                    ))
+                })?;
+            }
+            Some(0) => eprintln!(
+                "rekindle: container {name} has ended here, and is left: `{podman} rm {id}` removes it, and with it what it has written"
+            ),
+            Some(_) => eprintln!("rekindle: container {name} runs here since its migration, and is left as it is"),
+        }
+        place.remove();
+        Ok(())
+    }
+}
+
+/// The container of a migration from here was handed over: no signal lets it run here any more, if it still stands still here.
+pub(super) fn freeze(migration: &str) {
+    if let Some(note) = Note::of(&Place::of(migration)) {
+        note.freeze();
     }
 }
 
@@ -146,44 +297,89 @@ impl Container {
 /// elsewhere. None of that concerns a migration of a process.
 pub(super) fn settle(migration: &str, moved: bool) -> Result<(), Failure> {
     let place = Place::of(migration);
-    let Some(note) = noted(&place) else { return Ok(()) };
-    let Note { podman, id, name, static_dir } = note;
-    unlink(&static_dir, &place);
-    if moved {
-        remove(&Engine::podman(Some(&podman)), &id, &name)?;
+    if !moved {
+        return Note::of(&place).map_or(Ok(()), |note| note.stays(&place));
     }
-    place.remove();
-    Ok(())
+    let Some(_lock) = place.lock()? else { return Ok(()) };
+    // Somebody else may have settled it meanwhile.
+    let Some(note) = Note::of(&place) else { return Ok(()) };
+    note.unlink(&place);
+    note.remove(&place)
 }
 
-/// The command of a migration was killed: podman's next checkpoint of the container goes where its checkpoints go.
-pub(super) fn sweep(migration: &str) {
-    let place = Place::of(migration);
-    if let Some(note) = noted(&place) {
-        unlink(&note.static_dir, &place);
+/// Ends what commands have left that were killed, where it is known how. What was handed over stays, for whoever settles it.
+pub(super) fn sweep(socket: &Path) {
+    for migration in Place::all() {
+        let place = Place::of(&migration);
+        let Some(note) = Note::of(&place) else {
+            place.remove_if_left();
+            continue;
+        };
+        let swept = match settle::decision(socket, &migration) {
+            Ok(MigrationState::Kept) => note.stays(&place),
+            // podman's next checkpoint of the container goes where its checkpoints go.
+            Ok(MigrationState::HandedOver | MigrationState::Unknown) => {
+                note.unlink(&place);
+                Ok(())
+            }
+            // Its command lives, or nobody knows.
+            Ok(MigrationState::Undecided) | Err(_) => Ok(()),
+        };
+        if let Err(failure) = swept {
+            eprintln!("rekindle: {failure}");
+        }
     }
 }
 
-fn noted(place: &Place) -> Option<Note> {
-    serde_json::from_slice(&place.noted()?).ok()
+fn set_restart(engine: &Engine, id: &str, policy: &str) -> Result<(), Failure> {
+    let set = engine.ask(&["update", "--restart", policy, id]);
+    set.map(drop).map_err(|said| said.failed(&format!("podman does not set the restart policy to {policy}")))
 }
 
-fn leads_to(link: &Path, place: &Place) -> bool {
-    link.parent() == place.path("x").parent()
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn unlink(static_dir: &Path, place: &Place) {
-    let checkpoint = static_dir.join(CHECKPOINT);
-    if fs::read_link(&checkpoint).is_ok_and(|it| leads_to(&it, place)) {
-        let _ = fs::remove_file(checkpoint);
+    fn container(more: &str) -> podman::Container {
+        let said = format!(
+            r#"{{"Id": "a", "Name": "c", "Image": "b", "ImageName": "i", "StaticDir": "/s", "HostConfig": {{}} {more}}}"#
+        );
+        serde_json::from_str(&said).unwrap()
     }
-}
 
-fn remove(engine: &Engine, id: &str, name: &str) -> Result<(), Failure> {
-    let removed = engine.ask(&["rm", "--force", "--ignore", "--time", "0", id]);
-    removed.map(drop).map_err(|said| {
-        said.failed(&format!(
-            "podman does not remove container {name}, which stands still here: `podman rm --force {id}`"
-        ))
-    })
+    #[test]
+    fn what_others_would_start_anew_is_refused() {
+        assert_eq!(obstacle(&container("")), None);
+        for (more, why) in [
+            (r#", "Pod": "p""#, "belongs to a pod"),
+            (r#", "Dependencies": ["b"]"#, "shares a namespace"),
+            (r#", "Rootfs": "/r""#, "--rootfs"),
+            (r#", "Config": {"Labels": {"PODMAN_SYSTEMD_UNIT": "job.service"}}"#, "unit job.service"),
+            (r#", "Config": {"HealthcheckOnFailureAction": "restart"}"#, "podman update --health-on-failure none c"),
+        ] {
+            let said = obstacle(&container(more)).unwrap_or_default();
+            assert!(said.contains(why), "{more}: {said}");
+        }
+        for more in [r#""Labels": null"#, r#""HealthcheckOnFailureAction": "none", "Labels": {"a": "b"}"#] {
+            assert_eq!(obstacle(&container(&format!(r#", "Config": {{{more}}}"#))), None, "{more}");
+        }
+    }
+
+    #[test]
+    fn a_container_of_the_same_id_is_told_from_the_one_that_was_dumped() {
+        let own = std::process::id() as i32;
+        let note = Note {
+            podman: "podman".into(),
+            id: "a".into(),
+            name: "c".into(),
+            static_dir: "/s".into(),
+            pid: own,
+            start: process::start_of(own).unwrap(),
+            cgroup: "/c".into(),
+            restart: None,
+        };
+        assert!(note.is_of(own) && !note.is_of(1));
+        let later = Note { start: note.start + 1, ..note };
+        assert!(!later.is_of(own));
+    }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use rekindle_images::Image;
-use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, FailureKind, Reply, Request, RestoreInfo};
+use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, FailureKind, HELD_FILE, Reply, Request, RestoreInfo};
 
 use super::imported::Imported;
 use super::place::Place;
@@ -39,6 +39,16 @@ pub(super) struct Host {
     pub(super) podman: Engine,
 }
 
+/// Which restore of the processes it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Attempt {
+    First,
+    /// An earlier one may have left something. The processes have not run.
+    Next,
+    /// The same, and they may have run, and have ended.
+    Again,
+}
+
 /// Processes that are complete, and wait.
 pub(super) struct Held {
     /// CRIU, or podman.
@@ -51,13 +61,20 @@ pub(super) struct Held {
 
 impl Held {
     /// Has the processes restored, and waits until they are complete.
-    pub(super) fn restore(dir: &Path, restore: &Restore, host: &Host) -> Result<Self, Failure> {
-        let request = Request::HoldRestore { migration: name(dir), span: span::begin() };
+    pub(super) fn restore(dir: &Path, restore: &Restore, host: &Host, attempt: Attempt) -> Result<Self, Failure> {
+        // Whatever becomes of this process, no daemon restores the image unless somebody holds the processes.
+        let mark = last(dir, restore)?.join(HELD_FILE);
+        fs::write(&mark, name(dir)).with_context(|| format!("cannot write {}", mark.display()))?;
+        let request =
+            Request::HoldRestore { migration: name(dir), again: attempt == Attempt::Again, span: span::begin() };
         let (session, reply) = Session::open(&host.socket, &request)?;
         if reply != Reply::Awaited {
             return Err(daemon::unexpected_answer().into());
         }
         let imported = restore.container.as_deref().map(|id| Imported::new(&host.podman, id));
+        if let Some(imported) = imported.as_ref().filter(|_| attempt != Attempt::First) {
+            imported.remove()?;
+        }
         let mut command = match &imported {
             None => by_criu(dir, restore)?,
             Some(imported) => by_podman(imported, dir, restore)?,
@@ -73,8 +90,10 @@ impl Held {
             }
             if let Some(status) = held.restorer.try_wait().with_context(|| format!("cannot wait for {program}"))? {
                 let failure = failure_of(dir, restore, &held, &format!("{program} ended with {status}"));
-                held.abandon();
-                return Err(failure);
+                return Err(match held.abandon() {
+                    Ok(()) => failure,
+                    Err(left) => failure.but(left.to_string()),
+                });
             }
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -84,7 +103,7 @@ impl Held {
     pub(super) fn own(mut self) -> Result<(), Failure> {
         // podman must live to know of the container.
         if self.imported.is_some() && self.restorer.try_wait().context("cannot wait for podman")?.is_some() {
-            self.abandon();
+            self.abandon()?;
             return Err(anyhow!("podman has ended before the container was let run").into());
         }
         let owned = self.session.ask(&Request::Own);
@@ -98,13 +117,11 @@ impl Held {
     }
 
     /// The processes do not run here: the daemon kills them.
-    pub(super) fn abandon(mut self) {
+    pub(super) fn abandon(mut self) -> Result<(), Failure> {
         drop(self.session);
         // CRIU fails.
         let _ = self.restorer.wait();
-        if let Some(imported) = &self.imported {
-            imported.remove();
-        }
+        self.imported.as_ref().map_or(Ok(()), Imported::remove)
     }
 }
 
@@ -133,10 +150,9 @@ fn by_criu(dir: &Path, restore: &Restore) -> Result<Command, Failure> {
     Ok(command)
 }
 
-/// The command by which podman restores the container. What an earlier try has left of it is removed.
+/// The command by which podman restores the container.
 fn by_podman(imported: &Imported, dir: &Path, restore: &Restore) -> Result<Command, Failure> {
     check(&last(dir, restore)?)?;
-    imported.remove();
     let own = rustix::process::getpid();
     rustix::process::set_child_subreaper(Some(own)).context("cannot adopt what podman starts")?;
     Place::of(&name(dir)).make(dir)?;

@@ -1,9 +1,9 @@
 //! A container of podman's at the host that it goes to: what podman must have there, and its restore from the archive.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 
 use super::talk::{ARCHIVE, Needs};
 use crate::engine::Engine;
@@ -35,14 +35,30 @@ impl Imported {
         self.engine.errors(said)
     }
 
-    /// Removes what podman has made of it. Nothing of it runs.
-    pub(super) fn remove(&self) {
-        if let Err(said) = self.engine.ask(&["rm", "--force", "--ignore", "--time", "0", &self.id]) {
-            eprintln!(
-                "rekindle: {}",
-                said.failed(&format!("podman does not remove the copy of container {}", self.id))
-            );
-        }
+    /// Removes what podman and its runtime have made of it. Nothing of it runs: both refuse to remove a container that does. podman removes
+    /// from its runtime only what has been created, so a podman that was killed before leaves the runtime with a container that
+    /// stands in the way of the next restore.
+    pub(super) fn remove(&self) -> Result<(), Failure> {
+        let runtime = self.runtime()?;
+        let removed = self.engine.ask(&["rm", "--ignore", &self.id]);
+        removed.map_err(|said| said.failed(&format!("podman does not remove the copy of container {}", self.id)))?;
+        // In most cases it knows no such container.
+        let mut delete = Command::new(&runtime);
+        delete.args(["delete", &self.id]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        delete.status().map(drop).with_context(|| format!("cannot run {runtime}"))?;
+        Ok(())
+    }
+
+    /// The program of podman's runtime: the container's, if podman knows it.
+    fn runtime(&self) -> Result<String, Failure> {
+        let known = self.engine.ask(&["container", "inspect", "--format", "{{.OCIRuntime}}", &self.id]);
+        let said = known.or_else(|_| self.engine.ask(&["info", "--format", "{{.Host.OCIRuntime.Path}}"]));
+        said.map(|it| it.trim().to_owned()).map_err(|said| said.failed("podman does not say which runtime it uses"))
+    }
+
+    /// Whether podman knows that it runs.
+    pub(super) fn is_known_to_run(&self) -> Result<bool, Failure> {
+        Ok(podman::pid(&self.engine, &self.id)?.is_some_and(|pid| pid != 0))
     }
 }
 

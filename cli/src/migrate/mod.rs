@@ -14,10 +14,12 @@
 //! losses and deaths. Where the decision does not reach the target, `--settle` tells it (`settle.rs`).
 //!
 //! A container moves in the same way, with podman in the place of CRIU on both hosts (`container.rs`, `imported.rs`). podman works on
-//! when CRIU has ended, so the container stands still by itself from then on, and podman removes it when it runs elsewhere.
+//! when CRIU has ended, so the container stands still by itself from then on, is frozen once it was handed over (`freezer.rs`), and
+//! podman removes it when it runs elsewhere.
 
 mod compare;
 mod container;
+mod freezer;
 mod held;
 mod imported;
 mod link;
@@ -50,7 +52,7 @@ pub(crate) fn migrate(options: &Options) -> Result<(), Failure> {
         None => Via::ssh(host, &options.words_there()),
     };
     if let Some([migration, host]) = options.settle.as_deref() {
-        let said = settle::settle(&options.daemon.socket()?, &way(host)?, migration, options.take)?;
+        let said = settle::settle(options, &way(host)?, migration)?;
         return Ok(output::print(&format!("{said}\n"))?);
     }
     let (subject, host) = options.subject()?;

@@ -34,6 +34,10 @@ pub(crate) struct Options {
     /// With --settle: the host that the processes come from is gone for good, and they go on at HOST
     #[arg(long, requires = "settle")]
     pub(super) take: bool,
+    /// With --settle: the processes were let run at HOST, and ended in that very moment, before they had done anything: restore them there
+    /// once more
+    #[arg(long, requires = "settle")]
+    pub(super) again: bool,
     /// The shell command that runs a program on the other host [default: ssh HOST]
     #[arg(long, value_name = "COMMAND")]
     pub(super) via: Option<String>,
@@ -101,11 +105,37 @@ impl Options {
         Engine::podman(self.podman.as_deref())
     }
 
+    /// The command by which a user finishes a migration, as a shell takes it: with what these options say of the other host.
+    pub(super) fn settle_command(&self, migration: &str, host: &str, more: &[&str]) -> String {
+        let mut words = ["rekindle", "migrate", "--settle", migration, host].map(str::to_owned).to_vec();
+        words.extend(more.iter().map(|it| (*it).to_owned()));
+        let mut option = |name: &str, value: &str, default: &str| {
+            if value != default {
+                words.extend([name.to_owned(), value.to_owned()]);
+            }
+        };
+        option("--via", self.via.as_deref().unwrap_or_default(), "");
+        option("--rekindle", &self.rekindle, "rekindle");
+        option("--dir-there", &self.dir_there, DIRECTORY);
+        option("--podman-there", &self.podman_there, "podman");
+        option("--socket", &self.daemon.given().unwrap_or_default(), "");
+        words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+    }
+
     /// The words that run `rekindle` on the other host.
     pub(super) fn words_there(&self) -> Vec<String> {
         let (rekindle, dir, podman) = (&self.rekindle, &self.dir_there, &self.podman_there);
         [rekindle, "migrate", "--receive", "--dir", dir, "--podman", podman].map(ToString::to_string).to_vec()
     }
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%+,".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 #[cfg(test)]
@@ -136,5 +166,19 @@ mod tests {
             assert_eq!(meant(words), None, "{words}");
         }
         assert_eq!(meant("--container job gpu2 --allow-other-gpu"), None);
+    }
+
+    #[test]
+    fn the_command_that_settles_a_migration_reaches_the_host_in_the_same_way() {
+        let command = |words: &[&str], more: &[&str]| {
+            let line = Line::try_parse_from(["migrate", "1", "gpu2"].iter().chain(words)).unwrap();
+            line.options.settle_command("ab", "gpu2", more)
+        };
+        assert_eq!(command(&[], &[]), "rekindle migrate --settle ab gpu2");
+        assert_eq!(command(&["--streams", "2"], &["--again"]), "rekindle migrate --settle ab gpu2 --again");
+        let words =
+            ["--via", "ssh -p 22 'gpu2'", "--dir-there", "/mnt/a b", "--podman-there", "/opt/podman", "--socket", "/s"];
+        let expected = r"rekindle migrate --settle ab gpu2 --via 'ssh -p 22 '\''gpu2'\''' --dir-there '/mnt/a b'";
+        assert_eq!(command(&words, &[]), format!("{expected} --podman-there /opt/podman --socket /s"));
     }
 }

@@ -38,7 +38,7 @@ use crate::daemon::{self, Session};
 use crate::failure::Failure;
 use crate::{protect, span};
 
-/// The directory of the last dump among the migration's.
+/// The directory of the last dump among the migration's. A container's has the migration's name besides (`Container::link`).
 const LAST: &str = "last";
 /// The end of the name of a migration's directory here. The target of another migration may use the same parent.
 const OWN: &str = "out";
@@ -109,6 +109,7 @@ impl<'a> Source<'a> {
             }
         };
         protect::must_not_be_protected(&socket, pid)?;
+        container::sweep(&socket);
         let needs = container.as_ref().map(Container::needs).transpose()?.map(Box::new);
         let what = What { container: needs, ..what(options, &socket, pid)? };
         let (dir, lock) = make_own(&options.dir, &name)?;
@@ -181,13 +182,14 @@ impl<'a> Source<'a> {
         let restored = self.send_last().and_then(|sent| {
             self.report.last_sent = sent;
             let restore = Restore {
-                name: LAST.to_owned(),
+                name: self.last(),
                 options: self.options.kept.options().map(str::to_owned).collect(),
                 container: self.container.as_ref().map(|it| it.id().to_owned()),
                 other_driver: self.options.allow_other_driver,
                 other_gpu: self.options.allow_other_gpu,
             };
-            expect(self.way, self.link.ask(&ToTarget::Restore(restore)), &ToSource::Held)
+            expect(self.way, self.link.ask(&ToTarget::Restore(restore)), &ToSource::Held)?;
+            self.container.as_mut().map_or(Ok(()), Container::forbid_restart)
         });
         if let Err(failure) = restored {
             return Err(self.keep(order, criu, failure));
@@ -201,6 +203,9 @@ impl<'a> Source<'a> {
             }
         }
         self.report.is_moved();
+        if let Some(container) = &self.container {
+            container.freeze();
+        }
         let owned = self.own();
         self.report.pause_ms = Some(since.elapsed().as_millis() as u64);
         if let Some(mut criu) = criu {
@@ -211,15 +216,26 @@ impl<'a> Source<'a> {
         self.container.as_ref().map_or(Ok(()), Container::remove)
     }
 
+    /// The name of the directory of the last dump.
+    fn last(&self) -> String {
+        if self.container.is_some() { format!("{LAST}-{}", self.name) } else { LAST.to_owned() }
+    }
+
+    /// The command that settles this migration.
+    fn settle_command(&self) -> String {
+        self.options.settle_command(&self.name, self.way.host(), &[])
+    }
+
     /// Sends the last image, and podman's archive of a container. Returns the bytes of their content.
     fn send_last(&mut self) -> Result<u64, Failure> {
-        let sent = self.send(LAST)?;
+        let sent = self.send(&self.last())?;
         Ok(sent + if self.container.is_some() { self.send(ARCHIVE)? } else { 0 })
     }
 
     /// Has CRIU or podman dump the tree, until the image is complete.
     fn dump(&mut self, order: &Session, before: Option<&Path>) -> Result<Dumped, Failure> {
-        let dir = self.make(LAST)?;
+        let last = self.last();
+        let dir = self.make(&last)?;
         if let Some(before) = before {
             base::link(&dir, before)?;
         }
@@ -227,7 +243,7 @@ impl<'a> Source<'a> {
         let mut command = match &self.container {
             None => by_criu(self.options, self.pid, &dir, &log)?,
             Some(container) => {
-                container.link(&self.lock, LAST)?;
+                container.link(&self.lock, &last)?;
                 container.checkpoint(&self.make(ARCHIVE)?.join(ARCHIVE), self.options.kept)
             }
         };
@@ -264,22 +280,24 @@ impl<'a> Source<'a> {
             Ok(answer) => answer,
             Err(error) => {
                 eprintln!("rekindle: {error}; the processes are handed over: trying again");
-                settle::tell(self.way, &self.name, true).map_err(|failure| {
+                settle::tell(self.way, &self.name, true, false).map_err(|failure| {
                     failure.but(format!(
-                        "the processes are handed over to {host}, which does not answer: there they wait for `rekindle migrate --settle {name} {host}`",
-                        host = self.way.host(),
-                        name = self.name,
+                        "the processes are handed over to {}, which does not answer: there they wait for `{}`",
+                        self.way.host(),
+                        self.settle_command()
                     ))
                 })?
             }
         };
         match answer {
             ToSource::Running => Ok(()),
-            ToSource::Failed { kind, reason, kept } => {
+            ToSource::Failed { kind, reason, kept, remedy } => {
                 let what = if kept { ", where their image is complete" } else { "" };
                 let host = self.way.host();
-                let said = anyhow!("the processes are handed over to {host}{what}, and do not run there: {reason}");
-                Err(Failure::of_kind(kind, said))
+                let remedy = settle::advice(self.options, &self.name, host, remedy);
+                let said =
+                    format!("the processes are handed over to {host}{what}, and do not run there: {reason}{remedy}");
+                Err(Failure::of_kind(kind, anyhow!(said)))
             }
             other => Err(unexpected(self.way, &other)),
         }
@@ -307,9 +325,9 @@ impl<'a> Source<'a> {
 
     /// The daemon does not say what it has decided.
     fn undecided(&mut self, failure: Failure) -> Failure {
-        let (host, name) = (self.way.host(), &self.name);
         failure.but(format!(
-            "the daemon does not answer, and has decided where the processes go on: start it, and run `rekindle migrate --settle {name} {host}`"
+            "the daemon does not answer, and has decided where the processes go on: start it, and run `{}`",
+            self.settle_command()
         ))
     }
 
@@ -318,13 +336,13 @@ impl<'a> Source<'a> {
         let told = match self.link.ask(&ToTarget::Abandon) {
             Ok(answer) => Ok(answer),
             Err(_) if self.report.last_sent == 0 => return failure,
-            Err(_) => settle::tell(self.way, &self.name, false),
+            Err(_) => settle::tell(self.way, &self.name, false, false),
         };
         if told.is_err() {
-            let (host, name) = (self.way.host(), &self.name);
             eprintln!(
-                "rekindle: the processes go on here; {host}, which does not answer, may keep a copy that never runs: \
-                 `rekindle migrate --settle {name} {host}` removes it"
+                "rekindle: the processes go on here; {}, which does not answer, may keep a copy that never runs: `{}` removes it",
+                self.way.host(),
+                self.settle_command()
             );
         }
         failure
@@ -364,9 +382,7 @@ fn make_own(parent: &Path, name: &str) -> Result<(PathBuf, File), Failure> {
     let is_own = |path: &PathBuf| path.extension().is_some_and(|it| it == OWN);
     let before = fs::read_dir(parent).into_iter().flatten().flatten().map(|it| it.path()).filter(is_own);
     for dir in before {
-        let migration = dir.file_stem().unwrap_or_default().to_string_lossy();
         if File::open(&dir).is_ok_and(|it| it.try_lock().is_ok()) {
-            container::sweep(&migration);
             let _ = fs::remove_dir_all(&dir);
         }
     }

@@ -49,6 +49,9 @@ pub(super) enum ToTarget {
         migration: String,
         /// Whether the processes go on at the target.
         own: bool,
+        /// Whether they may be let run there once more, since somebody knows that they have not run.
+        #[serde(default)]
+        again: bool,
     },
     /// On a connection of its own: content for a migration's directories follows, in the form of `stream.rs`.
     Stream {
@@ -155,7 +158,22 @@ pub(super) enum ToSource {
         reason: String,
         /// Whether the target has all that is needed to try the restore again: the images, and the right to.
         kept: bool,
+        /// What to do at the source.
+        #[serde(default)]
+        remedy: Remedy,
     },
+}
+
+/// What to do at the source about processes that are the target's, and do not run there.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub(super) enum Remedy {
+    /// Nothing helps, or the reason says what does.
+    #[default]
+    None,
+    /// To settle the migration once more.
+    Settle,
+    /// The same with `--again`, if they have done nothing.
+    Again,
 }
 
 /// Why the other host cannot be heard.
@@ -208,7 +226,8 @@ mod tests {
     #[test]
     fn what_is_said_is_heard_and_a_connection_that_ends_early_is_closed() {
         let mut said = Vec::new();
-        let message = ToSource::Failed { kind: FailureKind::NoSpace, reason: "no".into(), kept: true };
+        let message =
+            ToSource::Failed { kind: FailureKind::NoSpace, reason: "no".into(), kept: true, remedy: Remedy::Again };
         send(&mut said, &message).unwrap();
         assert_eq!(receive::<ToSource>(&mut said.as_slice()).unwrap(), message);
         for end in 0..said.len() {

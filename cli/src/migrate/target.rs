@@ -32,12 +32,12 @@ use anyhow::{Context, anyhow};
 use rekindle_wire::control::{FailureKind, Reply, Request};
 
 use super::compare;
-use super::held::{Held, Host, name};
-use super::imported::{Imported, archive};
+use super::held::{Attempt, Held, Host, name};
+use super::imported::Imported;
 use super::options::Options;
 use super::place::Place;
 use super::stream;
-use super::talk::{self, Directory, Restore, TalkError, ToSource, ToTarget, VERSION};
+use super::talk::{self, Directory, Remedy, Restore, TalkError, ToSource, ToTarget, VERSION};
 use crate::daemon;
 use crate::failure::Failure;
 
@@ -79,7 +79,7 @@ pub(super) fn receive(options: &Options) -> Result<(), Failure> {
             }
             None => answer(&failed(&Failure::refused(anyhow!("there is no migration {migration}")), false)),
         },
-        ToTarget::Settle { migration, own } => answer(&settle(options, &migration, own)),
+        ToTarget::Settle { migration, own, again } => answer(&settle(options, &migration, own, again)),
         _ => answer(&failed(&Failure::refused(anyhow!("a connection does not begin with this")), false)),
     }
 }
@@ -90,7 +90,29 @@ fn answer(message: &ToSource) -> Result<(), Failure> {
 }
 
 fn failed(failure: &Failure, kept: bool) -> ToSource {
-    ToSource::Failed { kind: failure.kind(), reason: failure.to_string(), kept }
+    let remedy = if kept { Remedy::Settle } else { Remedy::None };
+    ToSource::Failed { kind: failure.kind(), reason: failure.to_string(), kept, remedy }
+}
+
+/// The processes run here, or have run, and the source says that they are its own: what is left stays for somebody who knows more.
+fn both() -> ToSource {
+    failed(
+        &Failure::refused(anyhow!("the processes were let run here: both hosts have been told that they own them")),
+        false,
+    )
+}
+
+/// Waits until nobody else works on a migration. None if it is gone.
+fn lock(dir: &Path) -> Result<Option<File>, Failure> {
+    let locked = || -> io::Result<Option<File>> {
+        let opened = match File::open(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        opened.lock()?;
+        Ok(dir.exists().then_some(opened))
+    };
+    Ok(locked().with_context(|| format!("cannot lock {}", dir.display()))?)
 }
 
 /// The directory of a migration; none for a name that no migration has.
@@ -113,6 +135,8 @@ enum Event {
 struct Target {
     host: Host,
     dir: PathBuf,
+    /// The directory's lock: who settles the migration without this process has it alone.
+    _lock: File,
     events: Receiver<Event>,
     held: Option<Held>,
 }
@@ -130,8 +154,9 @@ impl Target {
         sweep(&options.dir);
         let made = fs::DirBuilder::new().mode(0o700).create(&dir);
         made.with_context(|| format!("cannot make {}", dir.display()))?;
+        let lock = lock(&dir)?.ok_or_else(|| anyhow!("{} was removed", dir.display()))?;
         let (sender, events) = mpsc::channel();
-        let target = Self { host: host(options)?, dir, events, held: None };
+        let target = Self { host: host(options)?, dir, _lock: lock, events, held: None };
         let listening = within(&target.dir, DECISION, UnixListener::bind);
         let listener = listening.with_context(|| format!("cannot listen in {}", target.dir.display()))?;
         let for_settlers = sender.clone();
@@ -197,7 +222,8 @@ impl Target {
 
     /// Restores the processes, and holds them.
     fn hold(&mut self, restore: &Restore) -> ToSource {
-        let held = write_restore(&self.dir, restore).and_then(|()| Held::restore(&self.dir, restore, &self.host));
+        let held = write_restore(&self.dir, restore)
+            .and_then(|()| Held::restore(&self.dir, restore, &self.host, Attempt::First));
         match held {
             Ok(held) => {
                 self.held = Some(held);
@@ -212,14 +238,14 @@ impl Target {
         match self.held.take().map(Held::own) {
             Some(Ok(())) => is_running(&self.dir),
             // The images are whole, and nobody else has these processes.
-            Some(Err(_)) | None => restore_kept(&self.dir, &self.host),
+            Some(Err(_)) | None => restore_kept(&self.dir, &self.host, false),
         }
     }
 
     /// The processes do not go on here.
     fn abandon(&mut self) -> ToSource {
-        if let Some(held) = self.held.take() {
-            held.abandon();
+        if let Some(Err(failure)) = self.held.take().map(Held::abandon) {
+            return failed(&failure, true);
         }
         forget(&self.dir, &self.host)
     }
@@ -253,21 +279,12 @@ fn hear_settlers(listener: &UnixListener, events: &Sender<Event>) {
 
 /// Settles a migration whose connection was lost: by the process that holds the processes, or, if that has ended, by what it has
 /// left.
-fn settle(options: &Options, migration: &str, own: bool) -> ToSource {
+fn settle(options: &Options, migration: &str, own: bool, again: bool) -> ToSource {
     let Some(dir) = directory(options, migration) else {
         return failed(&Failure::refused(anyhow!("there is no migration {migration}")), false);
     };
-    if dir.with_extension(RUNNING).exists() {
-        return match own {
-            true => ToSource::Running,
-            false => failed(
-                &Failure::refused(anyhow!("the processes run here: both hosts have been told that they own them")),
-                false,
-            ),
-        };
-    }
     if let Ok(mut holder) = within(&dir, DECISION, UnixStream::connect) {
-        let message = ToTarget::Settle { migration: migration.to_owned(), own };
+        let message = ToTarget::Settle { migration: migration.to_owned(), own, again };
         let answered = talk::send(&mut holder, &message).and_then(|()| talk::receive(&mut holder));
         match answered {
             Ok(answered) => return answered,
@@ -276,37 +293,68 @@ fn settle(options: &Options, migration: &str, own: bool) -> ToSource {
             Err(error) => return failed(&anyhow!(error).into(), true),
         }
     }
+    // Others may settle it at the same time. What was decided for good by then is looked at with the lock alone.
+    let _lock = match lock(&dir) {
+        Ok(lock) => lock,
+        Err(failure) => return failed(&failure, true),
+    };
+    if dir.with_extension(RUNNING).exists() {
+        return if own { ToSource::Running } else { both() };
+    }
     match (own, host(options)) {
         (false, Ok(host)) => forget(&dir, &host),
-        (true, Ok(host)) => restore_kept(&dir, &host),
+        (true, Ok(host)) => restore_kept(&dir, &host, again),
         (_, Err(failure)) => failed(&failure, true),
     }
 }
 
-/// Restores what a process has left that held the processes and has ended, unless it has let them run before.
-fn restore_kept(dir: &Path, host: &Host) -> ToSource {
+/// Whether the processes have been let run here: none if not, otherwise whether one of them lives.
+fn arrival(dir: &Path, host: &Host) -> Result<Option<bool>, Failure> {
+    match daemon::ask(&host.socket, &Request::Arrival { migration: name(dir) })? {
+        Reply::Arrival(arrival) => Ok(arrival),
+        _ => Err(daemon::unexpected_answer().into()),
+    }
+}
+
+/// Restores what a process has left that held the processes and has ended, unless it has let them run before, and this is not `again`.
+fn restore_kept(dir: &Path, host: &Host, again: bool) -> ToSource {
     let restored = || -> Result<(), Failure> {
-        match daemon::ask(&host.socket, &Request::Arrival { migration: name(dir) })? {
-            Reply::Arrival(None) => {}
-            Reply::Arrival(Some(true)) => return Ok(()),
-            Reply::Arrival(Some(false)) => {
-                let again = match read_restore(dir)?.container {
-                    Some(_) => format!("podman container restore --ignore-volumes --import {}", archive(dir).display()),
-                    None => format!("rekindle restore -d {}", dir.join("last").display()),
-                };
+        match arrival(dir, host)? {
+            None => {}
+            Some(true) => return is_known_to_run(dir, host),
+            Some(false) if again => {}
+            Some(false) => {
                 return Err(Failure::refused(anyhow!(
-                    "they were let run here and have ended since, or were killed at that moment. If they have not run, `{again}` \
-                     restores them"
+                    "they were let run and have ended since, or were killed at that moment"
                 )));
             }
-            _ => return Err(daemon::unexpected_answer().into()),
         }
-        Held::restore(dir, &read_restore(dir)?, host)?.own()
+        Held::restore(dir, &read_restore(dir)?, host, if again { Attempt::Again } else { Attempt::Next })?.own()
     };
     match restored() {
         Ok(()) => is_running(dir),
-        Err(failure) => failed(&failure, dir.join(RESTORE).exists()),
+        Err(failure) => {
+            let kept = dir.join(RESTORE).exists();
+            let remedy = match (kept, arrival(dir, host)) {
+                (false, _) | (_, Ok(Some(true))) => Remedy::None,
+                (true, Ok(Some(false))) => Remedy::Again,
+                (true, Ok(None) | Err(_)) => Remedy::Settle,
+            };
+            ToSource::Failed { kind: failure.kind(), reason: failure.to_string(), kept, remedy }
+        }
     }
+}
+
+/// The processes run. A container must be known to podman, too.
+fn is_known_to_run(dir: &Path, host: &Host) -> Result<(), Failure> {
+    let Ok(Restore { container: Some(id), .. }) = read_restore(dir) else { return Ok(()) };
+    if Imported::new(&host.podman, &id).is_known_to_run()? {
+        return Ok(());
+    }
+    Err(anyhow!(
+        "processes of container {id} run, and podman does not know that: kill them, and settle the migration again"
+    )
+    .into())
 }
 
 /// This host.
@@ -338,6 +386,7 @@ fn sweep(parent: &Path) {
             let _ = fs::remove_dir_all(dir);
         }
     }
+    Place::all().for_each(|it| Place::of(&it).remove_if_left());
 }
 
 fn is_old(note: &Path) -> bool {
@@ -347,10 +396,23 @@ fn is_old(note: &Path) -> bool {
 
 /// Removes all of a migration whose processes go on elsewhere.
 fn forget(dir: &Path, host: &Host) -> ToSource {
-    // What podman has made of a container, if whoever held that was killed.
-    if let Ok(Restore { container: Some(id), .. }) = read_restore(dir) {
-        Imported::new(&host.podman, &id).remove();
+    let removed = || -> Result<Option<ToSource>, Failure> {
+        let Ok(restore) = read_restore(dir) else { return Ok(None) };
+        match (arrival(dir, host), restore.container) {
+            (Ok(Some(_)), _) => return Ok(Some(both())),
+            // Only the daemon knows that nothing of a container runs.
+            (Err(failure), Some(_)) => return Err(failure),
+            // What podman has made of it, if whoever held that was killed.
+            (Ok(None), Some(id)) => Imported::new(&host.podman, &id).remove()?,
+            (_, None) => {}
+        }
         Place::of(&name(dir)).remove();
+        Ok(None)
+    };
+    match removed() {
+        Ok(None) => {}
+        Ok(Some(answer)) => return answer,
+        Err(failure) => return failed(&failure, true),
     }
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

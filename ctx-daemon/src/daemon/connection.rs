@@ -259,9 +259,9 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             let wish = if hears_first { restore::Wish::Hear } else { restore::Wish::Watch };
             restore::watch::serve(daemon, &stream, peer, wish, span);
         }
-        Request::HoldRestore { migration, span } => {
+        Request::HoldRestore { migration, again, span } => {
             drop(pending);
-            restore::watch::serve(daemon, &stream, peer, restore::Wish::Hold(migration), span);
+            restore::watch::serve(daemon, &stream, peer, restore::Wish::Hold { migration, again }, span);
         }
         Request::Arrival { migration } => {
             message::reply(&stream, &Reply::Arrival(daemon.migrations.arrival(&migration)));

@@ -326,6 +326,9 @@ pub enum Request {
     HoldRestore {
         /// The migration's name. Its tree runs here once: of several restores, all but the first that is owned fail.
         migration: String,
+        /// Whether the tree may run here once more if all its processes have ended. Somebody knows that they have not run.
+        #[serde(default)]
+        again: bool,
         /// The asker's span. The spans of the restore belong to it.
         #[serde(default)]
         span: Option<CommandSpan>,
@@ -619,6 +622,9 @@ pub struct Allowances {
 
 /// The environment variable in which the plugin finds the allowances, as words between commas.
 pub const ALLOW_VARIABLE: &str = "REKINDLE_ALLOW";
+
+/// The file of an image that is restored only while a command holds its processes (`HoldRestore`): the name of their migration.
+pub const HELD_FILE: &str = "rekindle-held";
 
 impl Allowances {
     /// The word for [`Self::other_driver`].

@@ -77,6 +77,10 @@ impl<'a> Tree<'a> {
             Some((true, false)) => return Err(MigrationError::NotLeft.into()),
             _ => {}
         }
+        if let Some(migration) = &migration {
+            let tree = process::tree(root).map_err(DumpError::Tree)?;
+            migration.note_stopped(&tree.into_iter().filter_map(|it| Process::with_pid(it).ok()).collect::<Vec<_>>());
+        }
         Ok(Self {
             daemon,
             stream,
@@ -107,7 +111,8 @@ impl<'a> Tree<'a> {
     pub(super) fn wait_until_handed_over(&self) -> Result<Option<HandedOver>, DumpError> {
         let Some(migration) = &self.migration else { return Ok(None) };
         let tree = process::frozen_tree(self.root).map_err(DumpError::Tree)?;
-        let tree = tree.into_iter().filter_map(|pid| Process::with_pid(pid).ok()).collect();
+        // What has ended, and waits for its parent, cannot run.
+        let tree = tree.into_iter().filter_map(|pid| Process::with_pid(pid).ok()).filter(Process::is_alive).collect();
         if migration.is_container() {
             self.daemon.migrations.stand_still(migration, tree)?;
             return Ok(None);

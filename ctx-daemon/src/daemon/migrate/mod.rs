@@ -25,13 +25,17 @@
 //! stands still by a SIGSTOP from the end of its dump on. It goes on by SIGCONT where it is kept; where it is handed over, it stands
 //! still until its engine has removed it. The record names the processes as soon as they stand still: the next daemon lets them go on
 //! if nothing was decided.
+//!
+//! Anybody may send SIGCONT to a container that stands still, and one that has run since its dump is not the one in the image. So the
+//! kernel's count of how often its threads have left a processor is noted once CRIU has let go of it (`Standstill`). It is handed over
+//! only if that count is the same. Processes that somebody had stopped before the dump get no SIGCONT: they stay as they were.
 
 mod records;
 mod serve;
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use rekindle_ctx_worker::transition::{self, machine};
@@ -73,7 +77,7 @@ pub(super) enum MigrationError {
         "processes of the container use the driver without Rekindle's library: such a container cannot be migrated"
     )]
     Natives,
-    #[error("a process of the container has run or ended since its dump: it goes on here")]
+    #[error("a process of the container has run or ended since its dump, as by a SIGCONT: it goes on here")]
     HasRun,
     #[error("cannot record that the container stands still, so it goes on here: {0}")]
     Still(io::Error),
@@ -162,6 +166,8 @@ pub(super) struct Migration {
     root: Process,
     /// Whether the tree is a container: CRIU leaves it.
     is_container: bool,
+    /// The processes that somebody had stopped before the dump.
+    stopped: OnceLock<Vec<Process>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -169,9 +175,20 @@ pub(super) struct Migration {
 #[derive(Debug)]
 enum State {
     Running,
-    Complete(Vec<Process>),
+    Complete(Vec<Process>, Option<Standstill>),
     Kept,
     HandedOver,
+}
+
+/// A container's processes when CRIU had let go of them: how often each of them had left a processor.
+#[derive(Debug, PartialEq, Eq)]
+struct Standstill(Vec<u64>);
+
+impl Standstill {
+    /// None if a process runs, has ended, or is traced still.
+    fn of(tree: &[Process]) -> Option<Self> {
+        tree.iter().map(Process::standstill).collect::<Option<_>>().map(Self)
+    }
 }
 
 machine! {
@@ -191,14 +208,21 @@ impl Migrations {
         Self { going_on: Mutex::default(), records, arrivals: Mutex::new(Records::open(state_dir, ARRIVALS)) }
     }
 
-    /// The tree of a migration to this host is about to run: records that before it does. A tree runs once.
-    pub(super) fn arrives(&self, name: &str, processes: &[Process]) -> Result<(), ArrivalError> {
-        let arrivals = lock(&self.arrivals);
-        match (records::is_name(name), arrivals.read(name)) {
-            (false, _) => Err(ArrivalError::Name),
-            (_, Some(_)) => Err(ArrivalError::Again(name.to_owned())),
-            (true, None) => arrivals.write(name, Decision::Arrived, processes).map_err(ArrivalError::Record),
+    /// The tree of a migration to this host is about to run: records that before it does. A tree runs once; or `again`, if all its
+    /// processes have ended.
+    pub(super) fn arrives(&self, name: &str, processes: &[Process], again: bool) -> Result<(), ArrivalError> {
+        if !records::is_name(name) {
+            return Err(ArrivalError::Name);
         }
+        let arrivals = lock(&self.arrivals);
+        let may_run = match arrivals.read(name) {
+            Some(before) => again && !before.processes.iter().any(Process::is_alive),
+            None => !arrivals.has(name),
+        };
+        if !may_run {
+            return Err(ArrivalError::Again(name.to_owned()));
+        }
+        arrivals.write(name, Decision::Arrived, processes).map_err(ArrivalError::Record)
     }
 
     /// Whether a tree has come to this host and was let run: none if not, otherwise whether one of its processes lives.
@@ -220,12 +244,12 @@ impl Migrations {
         if going_on.iter().any(|it| it.root == root) {
             return Err(NoMigration::Taken(root.pid));
         }
-        if self.records.read(name).is_some() {
+        if self.records.has(name) {
             return Err(NoMigration::Known);
         }
         self.records.write(name, Decision::Undecided, &[root]).map_err(NoMigration::Record)?;
-        let (name, state) = (name.to_owned(), Mutex::new(State::Running));
-        let migration = Arc::new(Migration { name, root, is_container, state, changed: Condvar::new() });
+        let (name, stopped, state) = (name.to_owned(), OnceLock::new(), Mutex::new(State::Running));
+        let migration = Arc::new(Migration { name, root, is_container, stopped, state, changed: Condvar::new() });
         going_on.push(Arc::clone(&migration));
         Ok(MigrationGuard { migrations: self, migration })
     }
@@ -241,19 +265,19 @@ impl Migrations {
         let mut state = lock(&migration.state);
         match &*state {
             State::Running => {}
-            State::Complete(_) => return Ok(()),
+            State::Complete(..) => return Ok(()),
             State::Kept | State::HandedOver => return Err(MigrationError::Kept),
         }
-        let written = self.records.write_still(&migration.name, Decision::Undecided, &tree, true);
+        let written = self.records.write_still(&migration.name, Decision::Undecided, &tree, migration.stopped());
         written.map_err(MigrationError::Still)?;
         tree.iter().for_each(Process::stop);
         // Of what CRIU has let go of before, the image is no longer true.
         if !tree.iter().all(Process::is_traced) {
-            tree.iter().for_each(Process::go_on);
+            migration.let_go_on(&tree);
             migration.replace(&mut state, State::Kept);
             return Err(MigrationError::HasRun);
         }
-        migration.replace(&mut state, State::Complete(tree));
+        migration.replace(&mut state, State::Complete(tree, None));
         Ok(())
     }
 
@@ -262,7 +286,7 @@ impl Migrations {
         // While it goes on, its own state is the newest.
         if let Some(migration) = lock(&self.going_on).iter().find(|it| it.name == name) {
             return match &*lock(&migration.state) {
-                State::Running | State::Complete(_) => MigrationState::Undecided,
+                State::Running | State::Complete(..) => MigrationState::Undecided,
                 State::Kept => MigrationState::Kept,
                 State::HandedOver => MigrationState::HandedOver,
             };
@@ -283,32 +307,51 @@ pub(super) struct MigrationGuard<'a> {
 }
 
 impl MigrationGuard<'_> {
+    /// The command asks for the dump's progress: looks whether a container stands still by now.
+    fn looks(&self) {
+        self.migration.note_standstill(&mut lock(&self.migration.state));
+    }
+
     /// Hands the tree over: from now on it never goes on here, whatever happens to this daemon or to CRIU.
     pub(super) fn hand_over(&self) -> Result<(), MigrationError> {
         let Migration { name, is_container, state, .. } = &*self.migration;
         // The dump cannot end meanwhile, since it would have to take the lock.
         let mut state = lock(state);
-        let tree = match &*state {
-            State::Complete(tree) => tree,
+        self.migration.note_standstill(&mut state);
+        let (tree, standstill) = match &*state {
+            State::Complete(tree, standstill) => (tree, standstill),
             State::HandedOver => return Ok(()),
             State::Kept => return Err(MigrationError::Closed),
             State::Running => return Err(MigrationError::NotComplete),
         };
-        tree.iter().for_each(Process::stop);
-        let (stands_still, otherwise): (fn(&Process) -> bool, _) = match is_container {
-            true => (|it| it.is_alive() && it.is_stopped(), MigrationError::HasRun),
-            false => (Process::is_traced, MigrationError::Closed),
+        // SIGSTOP would hide that it runs, so the count comes first; a second one tells whether it has run in between.
+        let has_run = || *is_container && (standstill.is_none() || Standstill::of(tree) != *standstill);
+        let refused = if has_run() {
+            Some(MigrationError::HasRun)
+        } else {
+            tree.iter().for_each(Process::stop);
+            match is_container {
+                true => has_run().then_some(MigrationError::HasRun),
+                false => (!tree.iter().all(Process::is_traced)).then_some(MigrationError::Closed),
+            }
         };
-        if !tree.iter().all(stands_still) {
-            tree.iter().for_each(Process::go_on);
+        if let Some(error) = refused {
+            self.migration.let_go_on(tree);
             self.migration.replace(&mut state, State::Kept);
-            return Err(otherwise);
+            return Err(error);
         }
-        if let Err(error) = self.migrations.records.write_still(name, Decision::HandedOver, tree, *is_container) {
+        let records = &self.migrations.records;
+        let written = match is_container {
+            true => records.write_still(name, Decision::HandedOver, tree, self.migration.stopped()),
+            false => records.write(name, Decision::HandedOver, tree),
+        };
+        if let Err(error) = written {
             // What was written may be there all the same, and would be believed.
-            self.migrations.records.withdraw(name);
-            if !is_container {
-                tree.iter().for_each(Process::go_on);
+            records.withdraw(name);
+            self.migration.let_go_on(tree);
+            if *is_container {
+                // The next daemon would not know any more that it is to go on.
+                self.migration.replace(&mut state, State::Kept);
             }
             return Err(MigrationError::Record(error));
         }
@@ -336,13 +379,13 @@ impl Migration {
     pub(super) fn wait(&self, tree: Vec<Process>, criu: &UnixStream) -> Result<HandedOver, MigrationError> {
         let mut state = lock(&self.state);
         if matches!(*state, State::Running) {
-            self.replace(&mut state, State::Complete(tree.clone()));
+            self.replace(&mut state, State::Complete(tree.clone(), None));
         }
         loop {
             match &*state {
                 State::HandedOver => return Ok(HandedOver(tree)),
                 State::Kept => return Err(MigrationError::Kept),
-                State::Running | State::Complete(_) => {}
+                State::Running | State::Complete(..) => {}
             }
             // Seen under the lock: CRIU's end and the decision cannot both come first.
             if sys::is_hung_up(criu) {
@@ -358,10 +401,35 @@ impl Migration {
         self.is_container
     }
 
+    /// The dump of the tree begins, and the tree runs still: notes which of its processes somebody has stopped.
+    pub(super) fn note_stopped(&self, tree: &[Process]) {
+        let stopped = tree.iter().copied().filter(Process::is_stopped_by_signal).collect();
+        // The first dump counts, and there is no other.
+        let _ = self.stopped.set(stopped);
+    }
+
+    fn stopped(&self) -> &[Process] {
+        self.stopped.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Undoes SIGSTOP, but not for what had been stopped before.
+    fn let_go_on(&self, tree: &[Process]) {
+        tree.iter().filter(|it| !self.stopped().contains(it)).for_each(Process::go_on);
+    }
+
+    /// Notes, once, that CRIU has let go of a container, which stands still.
+    fn note_standstill(&self, state: &mut State) {
+        if let State::Complete(tree, standstill @ None) = state
+            && self.is_container
+        {
+            *standstill = Standstill::of(tree);
+        }
+    }
+
     /// The dump of the tree has ended: the tree goes on here, unless it was handed over, or is a container that stands still.
     pub(super) fn dump_ends(&self) {
         let mut state = lock(&self.state);
-        if matches!(*state, State::Running) || !self.is_container && matches!(*state, State::Complete(_)) {
+        if matches!(*state, State::Running) || !self.is_container && matches!(*state, State::Complete(..)) {
             self.replace(&mut state, State::Kept);
         }
     }
@@ -369,10 +437,10 @@ impl Migration {
     /// The tree goes on here, unless it was handed over.
     fn keep(&self) {
         let mut state = lock(&self.state);
-        if let (State::Complete(tree), true) = (&*state, self.is_container) {
-            tree.iter().for_each(Process::go_on);
+        if let (State::Complete(tree, _), true) = (&*state, self.is_container) {
+            self.let_go_on(tree);
         }
-        if matches!(*state, State::Running | State::Complete(_)) {
+        if matches!(*state, State::Running | State::Complete(..)) {
             self.replace(&mut state, State::Kept);
         }
     }
@@ -460,7 +528,7 @@ mod tests {
     }
 
     fn until_complete(migration: &Migration) {
-        while !matches!(*lock(&migration.state), State::Complete(_)) {
+        while !matches!(*lock(&migration.state), State::Complete(..)) {
             std::thread::yield_now();
         }
     }
@@ -599,6 +667,7 @@ mod tests {
         while !is_stopped(sleeper.process()) {
             std::thread::yield_now();
         }
+        guard.looks();
         assert_eq!(migrations.state("a"), MigrationState::Undecided);
         (sleeper, guard)
     }
@@ -636,6 +705,76 @@ mod tests {
     }
 
     #[test]
+    fn a_container_that_somebody_lets_run_is_not_handed_over() {
+        for stops_again in [false, true] {
+            let dir = TempDir::new().unwrap();
+            let migrations = Migrations::open(dir.path());
+            let (sleeper, guard) = container(&migrations);
+            let process = sleeper.process();
+            process.go_on();
+            until_it_runs(process);
+            if stops_again {
+                process.stop();
+                while !is_stopped(process) {
+                    std::thread::yield_now();
+                }
+            }
+            assert!(matches!(guard.hand_over(), Err(MigrationError::HasRun)), "{stops_again}");
+            until_it_runs(process);
+            drop(guard);
+            assert_eq!(migrations.state("a"), MigrationState::Kept);
+        }
+    }
+
+    #[test]
+    fn what_somebody_had_stopped_before_stays_so() {
+        let dir = TempDir::new().unwrap();
+        let migrations = Migrations::open(dir.path());
+        for next_daemon in [false, true] {
+            let (runs, stopped) = (Sleeper::traced(), Sleeper::new());
+            let (running, stops) = (runs.process(), stopped.process());
+            stops.stop();
+            while !is_stopped(stops) {
+                std::thread::yield_now();
+            }
+            let name = if next_daemon { "a" } else { "b" };
+            let guard = migrations.begin(name, running, true).unwrap();
+            let migration = migrations.of(running.pid).unwrap();
+            migration.note_stopped(&[running, stops]);
+            stopped.ptrace(PTRACE_SEIZE);
+            stopped.ptrace(libc::PTRACE_INTERRUPT);
+            migrations.stand_still(&migration, vec![running, stops]).unwrap();
+            stopped.let_go();
+            runs.let_go();
+            while !(is_stopped(stops) && is_stopped(running)) {
+                std::thread::yield_now();
+            }
+            if next_daemon {
+                std::mem::forget(guard);
+                Migrations::open(dir.path());
+            } else {
+                drop(guard);
+            }
+            until_it_runs(running);
+            assert!(is_stopped(stops), "{next_daemon}");
+        }
+    }
+
+    #[test]
+    fn a_container_whose_decision_cannot_be_recorded_goes_on_at_once() {
+        let dir = TempDir::new().unwrap();
+        let migrations = Migrations::open(dir.path());
+        let (sleeper, guard) = container(&migrations);
+        std::fs::create_dir(dir.path().join("migrations/a.new")).unwrap();
+        assert!(matches!(guard.hand_over(), Err(MigrationError::Record(_))));
+        until_it_runs(sleeper.process());
+        assert_eq!(migrations.state("a"), MigrationState::Kept);
+        std::fs::remove_dir(dir.path().join("migrations/a.new")).unwrap();
+        drop(guard);
+        assert_eq!(Migrations::open(dir.path()).state("a"), MigrationState::Kept);
+    }
+
+    #[test]
     fn a_container_that_has_run_since_its_dump_is_not_handed_over() {
         let dir = TempDir::new().unwrap();
         let migrations = Migrations::open(dir.path());
@@ -662,14 +801,22 @@ mod tests {
         let migrations = Migrations::open(dir.path());
         let mut sleeper = Sleeper::new();
         assert_eq!(migrations.arrival("a"), None);
-        migrations.arrives("a", &[sleeper.process()]).unwrap();
+        migrations.arrives("a", &[sleeper.process()], false).unwrap();
         assert_eq!(migrations.arrival("a"), Some(true));
         for migrations in [migrations, Migrations::open(dir.path())] {
-            assert!(matches!(migrations.arrives("a", &[sleeper.process()]), Err(ArrivalError::Again(_))));
+            for again in [false, true] {
+                let arrives = migrations.arrives("a", &[sleeper.process()], again);
+                assert!(matches!(arrives, Err(ArrivalError::Again(_))), "{again}");
+            }
             assert_eq!(migrations.state("a"), MigrationState::Unknown);
         }
         sleeper.process().kill();
         assert!(sleeper.is_killed());
-        assert_eq!(Migrations::open(dir.path()).arrival("a"), Some(false));
+        let migrations = Migrations::open(dir.path());
+        assert_eq!(migrations.arrival("a"), Some(false));
+        let second = Sleeper::new();
+        assert!(migrations.arrives("a", &[second.process()], false).is_err());
+        migrations.arrives("a", &[second.process()], true).unwrap();
+        assert_eq!(migrations.arrival("a"), Some(true));
     }
 }

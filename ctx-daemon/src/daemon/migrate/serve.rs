@@ -49,6 +49,7 @@ pub(in crate::daemon) fn serve(
     loop {
         match frame::receive_at_most::<Request>(stream, MAX_REQUEST, 0) {
             Ok(message) if matches!(message.body, Request::Progress) => {
+                migration.looks();
                 message::reply(stream, &Reply::Progress(order.progress()));
             }
             Ok(message) if matches!(message.body, Request::HandOver) => match migration.hand_over() {
