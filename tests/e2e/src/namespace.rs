@@ -57,8 +57,8 @@ impl Namespace {
         let pid = unshare.id() as i32;
         let first = until("the namespace has its first process", || {
             let first = process::tree(pid).get(1).copied();
-            // unshare's child becomes it once the namespace is made.
-            Ok(first.filter(|it| process::command_line(*it).contains("catatonit")))
+            // unshare's child becomes it once the namespace is made. Others have its name among their arguments.
+            Ok(first.filter(|it| process::command_line(*it).starts_with(&format!("{it}: catatonit"))))
         })?;
         Ok(Self { unshare, first, cgroup })
     }

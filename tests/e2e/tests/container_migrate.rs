@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Output, Stdio};
+use std::process::{Command, ExitStatus, Output, Stdio};
 
 use anyhow::{Context, ensure};
 use rekindle_e2e::contained::{Contained, SHARED};
@@ -124,6 +124,7 @@ impl Hosts {
 
     /// Ends the program, whose results were right all the time, and checks that nothing is left on either host.
     fn finish(self) -> Result {
+        self.podman.call(&["update", "--restart", "no", NAME])?;
         fs::write(self.shared("end"), "")?;
         ensure!(self.podman.output(NAME)?.ends_with("steady ok\n"));
         self.leave()
@@ -159,7 +160,6 @@ fn a_container_moves_to_and_fro() -> Result {
         report(&hosts.migrate_back()?)?;
         assert_eq!(hosts.is_on_one()?, Place::Here);
     }
-    hosts.podman.call(&["update", "--restart", "no", NAME])?;
     hosts.finish()
 }
 
@@ -215,12 +215,56 @@ fn a_container_stays_where_it_is_if_the_other_host_lacks_something() -> Result {
     hosts.leave()
 }
 
-/// A podman that does something else when it has checkpointed.
-fn podman_that(hosts: &Hosts, name: &str, does: &str) -> Result<PathBuf> {
+/// A podman that does something else when it has done this, and that is called `$podman`.
+fn podman_that(hosts: &Hosts, name: &str, done: &str, does: &str) -> Result<String> {
     let path = hosts.here.path(name);
-    let script = format!("#!/bin/bash\n'{}' \"$@\" || exit\n[ $2 != checkpoint ] || {does}\n", hosts.program.display());
+    let podman = hosts.program.display();
+    let script =
+        format!("#!/bin/bash\npodman='{podman}'\n$podman \"$@\" || exit\n[[ \"$*\" != {done}* ]] || {{ {does}; }}\n");
     stage::write_script(&path, &script)?;
-    Ok(path)
+    Ok(path.to_string_lossy().into_owned())
+}
+
+/// The last command of Rekindle's that a message names.
+fn printed(said: &str) -> Result<&str> {
+    let commands = said.split('`').skip(1).step_by(2).filter(|it| it.starts_with("rekindle migrate "));
+    commands.last().with_context(|| format!("no command: {said}"))
+}
+
+impl Hosts {
+    /// Moves the container with another podman, here or there as this option says.
+    fn migrate_with(&self, option: &str, podman: &str) -> Result<(ExitStatus, String)> {
+        let mut words = self.arguments(&self.there.via()?, &[])?;
+        let at = words.iter().position(|it| it == option).context("no such option")?;
+        words[at + 1] = podman.to_owned();
+        self.say(&words)
+    }
+
+    /// Runs a command as a user does who has read it.
+    fn run_printed(&self, command: &str) -> Result<(ExitStatus, String)> {
+        let programs = stage::program("rekindle")?.parent().context("no folder")?.display().to_string();
+        let path = format!("PATH={programs}:{}", std::env::var("PATH")?);
+        self.say_by("/usr/bin/env", &[path, "/bin/sh".into(), "-c".into(), command.to_owned()])
+    }
+
+    /// The restart policy of the container, where it is.
+    fn restart_policy(&self, place: Place) -> Result<String> {
+        let podman = if place == Place::Here { &self.podman } else { &self.podman_there };
+        let said = podman.call(&["inspect", "--format", "{{.HostConfig.RestartPolicy.Name}}", NAME])?;
+        Ok(said.trim().to_owned())
+    }
+
+    /// Checks that the container stands still here, whatever signal it gets, and that nobody can work in it.
+    fn stands_still_here(&self) -> Result {
+        let pid = self.podman.pid(NAME)?;
+        ensure!(Command::new("kill").args(["-CONT", &pid.to_string()]).status()?.success());
+        let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+        let cgroup = cgroup.lines().find_map(|line| line.strip_prefix("0::/")).context("no cgroup")?.to_owned();
+        let events = fs::read_to_string(Path::new("/sys/fs/cgroup").join(cgroup).join("cgroup.events"))?;
+        ensure!(events.contains("frozen 1"), "{events}");
+        ensure!(self.podman.call(&["exec", NAME, "/bin/true"]).is_err(), "podman works in it");
+        Ok(())
+    }
 }
 
 #[test]
@@ -228,11 +272,9 @@ fn a_container_that_stands_still_goes_on_when_podman_fails_or_the_command_is_kil
     let hosts = Hosts::start()?;
     hosts.run(&[])?;
     for (name, does, code) in [("fails.sh", "exit 1", Some(1)), ("kills.sh", "kill -KILL $PPID", None)] {
-        let podman = podman_that(&hosts, name, does)?.to_string_lossy().into_owned();
-        let words: Vec<_> = hosts.arguments(&hosts.there.via()?, &[])?;
-        let words = words.iter().map(|it| if *it == *hosts.program.to_string_lossy() { &podman } else { it });
-        let output = hosts.here.rekindle(&words.map(OsStr::new).collect::<Vec<_>>())?;
-        ensure!(output.status.code() == code, "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+        let podman = podman_that(&hosts, name, "container\\ checkpoint", does)?;
+        let (status, said) = hosts.migrate_with("--podman", &podman)?;
+        ensure!(status.code() == code, "{status}: {said}");
         assert_eq!(hosts.is_on_one()?, Place::Here, "{name}");
     }
     // podman's own checkpoints are what they were.
@@ -240,6 +282,109 @@ fn a_container_that_stands_still_goes_on_when_podman_fails_or_the_command_is_kil
     hosts.podman.call(&["container", "checkpoint", NAME])?;
     hosts.podman.call(&["container", "restore", NAME])?;
     report(&hosts.migrate(&[])?)?;
+    report(&hosts.migrate_back()?)?;
+    hosts.finish()
+}
+
+#[test]
+fn a_container_that_others_would_start_anew_is_refused() -> Result {
+    let hosts = Hosts::start()?;
+    hosts.run(&[
+        "--label",
+        "PODMAN_SYSTEMD_UNIT=job.service",
+        "--health-cmd",
+        "true",
+        "--health-on-failure",
+        "kill",
+    ])?;
+    let refuses = |reason: &str| -> Result {
+        let (status, said) = hosts.say(&hosts.arguments(&hosts.there.via()?, &[])?)?;
+        ensure!(status.code() == Some(3) && said.contains(reason), "{status}: {said}");
+        ensure!(fs::read_dir(hosts.here.path("moves")).is_err(), "there are files");
+        hosts.goes_on()
+    };
+    refuses("the systemd unit job.service runs it")?;
+    hosts.podman.call(&["rm", "--force", "--time", "0", NAME])?;
+    hosts.run(&["--health-cmd", "true", "--health-on-failure", "kill"])?;
+    refuses("its health check ends it when it fails (--health-on-failure=kill)")?;
+    hosts.podman.call(&["rm", "--force", "--time", "0", NAME])?;
+    hosts.leave()
+}
+
+#[test]
+fn a_container_that_somebody_lets_go_on_stays() -> Result {
+    let hosts = Hosts::start()?;
+    hosts.run(&["--restart", "always"])?;
+    let does = format!("kill -CONT $($podman inspect --format '{{{{.State.Pid}}}}' {NAME})");
+    let podman = podman_that(&hosts, "continues.sh", "container\\ checkpoint", &does)?;
+    let (status, said) = hosts.migrate_with("--podman", &podman)?;
+    ensure!(!status.success() && said.contains("has run or ended since its dump"), "{status}: {said}");
+    assert_eq!(hosts.is_on_one()?, Place::Here);
+    assert_eq!(hosts.restart_policy(Place::Here)?, "always");
+    report(&hosts.migrate(&[])?)?;
+    report(&hosts.migrate_back()?)?;
+    hosts.finish()
+}
+
+#[test]
+fn a_migration_that_is_settled_late_or_twice_removes_no_container_that_runs() -> Result {
+    let hosts = Hosts::start()?;
+    hosts.run(&["--restart", "always"])?;
+    // podman fails to remove the container, which stands still then.
+    let podman = podman_that(&hosts, "keeps.sh", "ps", "exit 1")?;
+    let (status, said) = hosts.migrate_with("--podman", &podman)?;
+    ensure!(!status.success(), "{status}: {said}");
+    assert_eq!(Hosts::state(&hosts.podman_there)?, "running");
+    hosts.stands_still_here()?;
+    let migrations: Vec<_> = fs::read_dir(PLACES)?.flatten().collect();
+    let [migration] = &migrations[..] else { anyhow::bail!("{migrations:?}") };
+    let migration = migration.file_name().to_string_lossy().into_owned();
+    // As somebody does who has read what podman says.
+    hosts.podman.call(&["rm", "--force", "--time", "0", NAME])?;
+    report(&hosts.migrate_back()?)?;
+    assert_eq!(hosts.is_on_one()?, Place::Here);
+    let pid = hosts.podman.pid(NAME)?;
+    let words = ["migrate", "--settle", &migration, "there"].map(str::to_owned);
+    let words: Vec<_> = words.into_iter().chain(hosts.options(&hosts.there.via()?)?).collect();
+    let note = Path::new(PLACES).join(&migration).join("container");
+    let noted = fs::read_to_string(&note)?.replace("keeps.sh", "podman.sh");
+    fs::write(&note, noted)?;
+    for _ in 0..2 {
+        let (status, said) = hosts.say(&words)?;
+        ensure!(status.success(), "{status}: {said}");
+        assert_eq!((hosts.is_on_one()?, hosts.podman.pid(NAME)?), (Place::Here, pid));
+    }
+    hosts.finish()
+}
+
+#[test]
+fn what_is_printed_of_a_container_that_was_lost_as_it_was_let_run_restores_it() -> Result {
+    let hosts = Hosts::start()?;
+    hosts.run(&["--restart", "always"])?;
+    let once = hosts.here.path("once");
+    let does = format!(
+        "mkdir '{}' 2>/dev/null && {{ $podman update --restart no {NAME}; $podman kill {NAME}; $podman wait {NAME}; exit 1; }} >&2",
+        once.display()
+    );
+    let podman = podman_that(&hosts, "loses.sh", "container\\ restore", &format!("{does} || true"))?;
+    let (status, said) = hosts.migrate_with("--podman-there", &podman)?;
+    ensure!(!status.success(), "{status}: {said}");
+    hosts.stands_still_here()?;
+    // To settle it in the ordinary way does nothing, and prints the same.
+    let again = printed(&said)?.to_owned();
+    let ordinary = again.replace(" --again", "");
+    ensure!(again != ordinary, "{said}");
+    let (status, said) = hosts.run_printed(&ordinary)?;
+    ensure!(!status.success() && printed(&said)? == again, "{status}: {said}");
+    hosts.stands_still_here()?;
+    let (status, said) = hosts.run_printed(&again)?;
+    ensure!(status.success(), "{status}: {said}");
+    assert_eq!(hosts.is_on_one()?, Place::There);
+    // A second time it changes nothing.
+    let (status, said) = hosts.run_printed(&again)?;
+    ensure!(status.success(), "{status}: {said}");
+    assert_eq!(hosts.is_on_one()?, Place::There);
+    assert_eq!(hosts.restart_policy(Place::There)?, "always");
     report(&hosts.migrate_back()?)?;
     hosts.finish()
 }
@@ -324,8 +469,12 @@ impl Hosts {
 
     /// Runs `rekindle` here. What it says goes to a file: a connection may outlive it, and a pipe's end with it.
     fn say(&self, words: &[String]) -> Result<(ExitStatus, String)> {
+        self.say_by(stage::program("rekindle")?, words)
+    }
+
+    fn say_by(&self, program: impl AsRef<Path>, words: &[String]) -> Result<(ExitStatus, String)> {
         let said = self.here.path("said");
-        let mut command = self.here.command(&stage::program("rekindle")?)?;
+        let mut command = self.here.command(program.as_ref())?;
         let status = command.args(words).stdout(Stdio::null()).stderr(fs::File::create(&said)?).status()?;
         Ok((status, fs::read_to_string(said)?))
     }
@@ -343,8 +492,13 @@ impl Hosts {
         let case = format!("{happens}: {status}");
         ensure!(fs::read_to_string(&plan)? == "over", "{case}: that has not happened");
         self.heal()?;
+        if let Ok(command) = printed(&said) {
+            let (status, answer) = self.run_printed(command)?;
+            eprintln!("as printed, `{command}`: {status} {answer}");
+        }
         self.settle()?;
         let place = self.is_on_one().with_context(|| format!("{case} {said}"))?;
+        ensure!(self.restart_policy(place)? == "always", "{case}: it would not be started anew");
         eprintln!("{case}, and it is {place:?}: {said}");
         ensure!(!status.success() || place == Place::There, "{case}: it has moved, and is here");
         if place == Place::There {
@@ -373,11 +527,9 @@ fn whatever_ends_at_whatever_moment_the_container_goes_on_on_exactly_one_host() 
         .into_iter()
         .flat_map(|victim| ["before", "after"].map(|when| (victim, when)))
         .flat_map(|(victim, when)| MESSAGES.map(|message| (victim, when, message)))
-        // A container whose podman is killed just as it is let run ends with conmon, as it would at any later time.
-        .filter(|(victim, _, message)| *victim != Victim::PodmanThere || !["\"Own\"", "\"Running\""].contains(message))
         .collect();
     let mut hosts = Hosts::start()?;
-    hosts.run(&[])?;
+    hosts.run(&["--restart", "always"])?;
     for (victim, when, message) in pairs::cases(&all, |(victim, when, message)| [victim, when, message]) {
         let action = hosts.kill(victim)?;
         hosts.migrate_while(&format!("{when} {message} {action}"))?;
@@ -389,7 +541,7 @@ fn whatever_ends_at_whatever_moment_the_container_goes_on_on_exactly_one_host() 
 fn a_connection_that_is_cut_at_any_moment_leaves_one_container() -> Result {
     let mut random = Random::new();
     let mut hosts = Hosts::start()?;
-    hosts.run(&[])?;
+    hosts.run(&["--restart", "always"])?;
     let all = hosts.migrate_while("at 0 true")?;
     for _ in 0..2 * repetitions() {
         // Few bytes pass before the last ones, since content differs from time to time.
