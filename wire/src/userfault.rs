@@ -81,7 +81,7 @@ impl AsFd for Userfault {
 
 impl Userfault {
     /// Makes one for this process's memory, in which the kernel's own accesses wait too (`read(2)` into such memory). The system
-    /// call needs `CAP_SYS_PTRACE` or `vm.unprivileged_userfaultfd`; otherwise the rights to [`DEVICE`] decide.
+    /// call needs `CAP_SYS_PTRACE` or `vm.unprivileged_userfaultfd`; otherwise the rights to `/dev/userfaultfd` decide.
     ///
     /// # Errors
     /// The kernel's, where the process may make none, or the kernel knows too little.
@@ -96,7 +96,7 @@ impl Userfault {
         Self(unsafe { OwnedFd::from_raw_fd(fd as i32) }).with_features()
     }
 
-    /// As [`Userfault::new`], by an open [`DEVICE`].
+    /// As [`Userfault::new`], by that file, opened.
     ///
     /// # Errors
     /// The kernel's.

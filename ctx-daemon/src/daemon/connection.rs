@@ -194,7 +194,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         Request::Userfaultfd => {
             // As above.
             drop(pending);
-            managed::serve(daemon, &stream, process);
+            managed::serve(daemon.config.clients.userfaultfd, &stream, process);
             wait_for_peer(daemon, &stream, peer);
         }
         Request::Gpus | Request::GpuMemory { .. } | Request::GpuProcesses { .. } | Request::GpuAsk(_) => {

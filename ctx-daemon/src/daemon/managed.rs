@@ -13,14 +13,14 @@ use rekindle_wire::userfault::{LINK, Userfault};
 use tracing::{debug, error, warn};
 
 use super::process::Process;
-use super::{Daemon, message, sys};
+use super::{message, sys};
 
 /// The file by which a process makes a userfaultfd that also waits for the kernel's own accesses.
 const DEVICE: &str = "/dev/userfaultfd";
 
 /// Opens that file for a client, if the configuration allows it.
-pub(super) fn serve(daemon: &Daemon, stream: &UnixStream, process: Process) {
-    let opened = match daemon.config.clients.userfaultfd {
+pub(super) fn serve(allowed: bool, stream: &UnixStream, process: Process) {
+    let opened = match allowed {
         true => fs::File::options().read(true).write(true).open(DEVICE).map_err(|why| format!("{DEVICE}: {why}")),
         false => Err("the daemon's configuration gives clients no userfaultfd (`limits.userfaultfd`)".to_owned()),
     };

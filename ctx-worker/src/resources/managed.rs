@@ -24,8 +24,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use rekindle_cuda_abi::types::*;
 use rekindle_wire::userfault::{Fault, Userfault};
+use thiserror::Error;
 
+use crate::gpu::driver::CallFailed;
+use crate::session::outcome::Refused;
 use crate::session::state;
 
 /// The bytes of a chunk, which belongs to one side.
@@ -34,6 +38,35 @@ pub(crate) const CHUNK: u64 = 2 << 20;
 const MOST_AHEAD: usize = 16;
 /// The most bytes that are on their way at a time.
 pub(crate) const BATCH: u64 = MOST_AHEAD as u64 * CHUNK;
+
+/// Why managed memory does not move.
+#[derive(Debug, Error)]
+pub(crate) enum ManagedError {
+    #[error(transparent)]
+    Driver(#[from] CallFailed),
+    #[error("pages of managed memory cannot be given to the process, or taken away from it: {0}")]
+    Pages(#[from] io::Error),
+    #[error("{0}")]
+    Context(Refused),
+    #[error("managed memory at {0:#x} has not come with the process")]
+    NotCome(u64),
+}
+
+impl ManagedError {
+    /// Whether the process is gone, so that nobody needs its pages.
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self, Self::Pages(error) if error.raw_os_error() == Some(libc::ESRCH))
+    }
+
+    /// The result of a command that would have used the memory.
+    pub(crate) fn code(&self) -> CUresult {
+        match self {
+            Self::Driver(failed) => failed.code,
+            Self::Context(Refused::Code(code)) => *code,
+            Self::Pages(_) | Self::Context(_) | Self::NotCome(_) => CUDA_ERROR_UNKNOWN,
+        }
+    }
+}
 
 /// Who has the content of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

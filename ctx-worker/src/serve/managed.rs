@@ -9,45 +9,16 @@ use rekindle_wire::command::{self, Clause, ManagedMap, ManagedToDevice, ManagedU
 use rekindle_wire::ring::CommandHeader;
 use rekindle_wire::userfault::{Fault, Userfault};
 use rekindle_wire::window;
-use thiserror::Error;
 use tracing::{error, warn};
 
 use crate::cores::cores;
-use crate::gpu::driver::{CallFailed, checked};
-use crate::resources::managed::{BATCH, CHUNK, Pages, Part, Side};
+use crate::gpu::driver::checked;
+use crate::resources::managed::{BATCH, CHUNK, ManagedError, Pages, Part, Side};
 use crate::resources::pinned::is_sealed;
 use crate::schedule::rest::busy_stream;
 use crate::serve::executor::Executor;
-use crate::serve::refusal::Refusal;
 use crate::session::outcome::{Outcome, Refused};
 use crate::signal_stack::Thread;
-
-/// Why managed memory does not move.
-#[derive(Debug, Error)]
-pub(crate) enum ManagedError {
-    #[error(transparent)]
-    Driver(#[from] CallFailed),
-    #[error("pages of managed memory cannot be given to the process, or taken away from it: {0}")]
-    Pages(#[from] io::Error),
-    #[error("{0}")]
-    Context(Refused),
-}
-
-impl ManagedError {
-    /// Whether the process is gone, so that nobody needs its pages.
-    fn is_gone(&self) -> bool {
-        matches!(self, Self::Pages(error) if error.raw_os_error() == Some(libc::ESRCH))
-    }
-
-    /// The result of a command that would have used the memory.
-    fn code(&self) -> CUresult {
-        match self {
-            Self::Driver(failed) => failed.code,
-            Self::Context(Refused::Code(code)) => *code,
-            Self::Pages(_) | Self::Context(_) => CUDA_ERROR_UNKNOWN,
-        }
-    }
-}
 
 /// Does something with parts of a buffer, several at a time: one processor fills memory slower than the link does.
 fn in_parts(buffer: &mut [u8], act: impl Fn(usize, &mut [u8]) -> io::Result<()> + Sync) -> io::Result<()> {
@@ -358,20 +329,20 @@ impl Executor {
     }
 
     /// Takes the managed memory of a restored client, which has all of its content.
-    pub(super) fn adopt_managed(&mut self) -> Result<(), Refusal> {
+    pub(super) fn adopt_managed(&mut self) -> Result<(), ManagedError> {
         let arrived = Arc::clone(&self.memory.pinned.arrived);
         self.memory.managed.faults = arrived.userfault();
         for expected in self.memory.managed.take_expected() {
             let (address, size) = (expected.address, expected.size);
-            let (_, file) = arrived.take(address, None).ok_or(Refusal::NoManaged(address))?;
+            let (_, file) = arrived.take(address, None).ok_or(ManagedError::NotCome(address))?;
             if !is_sealed(&file, size) {
-                return Err(Refusal::NoManaged(address));
+                return Err(ManagedError::NotCome(address));
             }
             let pages = Pages::new(size, expected.context, file.into(), Side::Process);
             self.memory.managed.add(address, pages).map_err(ManagedError::Pages)?;
         }
         let opened = self.memory.open_managed(self.call.gpu.driver);
-        opened.map_err(|code| ManagedError::Context(Refused::Code(code)).into())
+        opened.map_err(|code| ManagedError::Context(Refused::Code(code)))
     }
 
     pub(super) fn managed_unmap(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {

@@ -14,10 +14,10 @@ use crate::gpu::driver::CallFailed;
 use crate::resources::ipc::ShareError;
 use crate::resources::job::EngineError;
 use crate::resources::limits::NoRow;
+use crate::resources::managed::ManagedError;
 use crate::resources::memory::borrowed::TemplateError;
 use crate::resources::not_loaded::NotLoaded;
 use crate::schedule::rest::Broken;
-use crate::serve::managed::ManagedError;
 use crate::session::failure;
 use crate::session::outcome::Refused;
 
@@ -85,8 +85,6 @@ pub(crate) enum Refusal {
     Template(#[from] TemplateError),
     #[error(transparent)]
     Managed(#[from] ManagedError),
-    #[error("managed memory at {0:#x} has not come with the process")]
-    NoManaged(u64),
     #[error(
         "its process is suspended deeply, and its worker only keeps it until another takes it over: resume it first (`rekindle resume`); a daemon of an older Rekindle cannot"
     )]
