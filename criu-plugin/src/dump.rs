@@ -148,6 +148,9 @@ impl Dump {
             Reply::Frozen { ours } => ours,
             other => return Err(daemon::unexpected(other).into()),
         };
+        if ours {
+            managed::count(&[pid])?;
+        }
         saving.natives.checkpoint(&saving.daemon, pid)?;
         Ok(Answer::ours(ours || saving.natives.has(pid)))
     }

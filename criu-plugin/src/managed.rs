@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::os::fd::RawFd;
 
-use rekindle_wire::layout::MANAGED_NAME;
+use rekindle_wire::layout::USERFAULT_NAME;
 use rekindle_wire::userfault::LINK;
 use thiserror::Error;
 
@@ -17,7 +17,16 @@ pub enum UserfaultError {
         "a process of this tree has a userfaultfd of its own, with which memory is filled from outside: CRIU cannot dump it"
     )]
     Foreign,
-    /// A process's mappings cannot be read.
+    /// The program has closed it.
+    #[error(
+        "process {pid} has closed the userfaultfd of its managed memory, as programs do that close all descriptors: run it \
+        with REKINDLE_MANAGED=host"
+    )]
+    Closed {
+        /// The process.
+        pid: i32,
+    },
+    /// A process's mappings or descriptors cannot be read.
     #[error("the mappings of process {pid} cannot be read: {source}")]
     Maps {
         /// The process.
@@ -35,48 +44,62 @@ pub fn is_userfault(fd: RawFd) -> bool {
     fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|link| link.as_os_str() == LINK)
 }
 
-/// How many of these processes have managed memory that moves: each has one userfaultfd for that.
+/// How many of these processes have a userfaultfd for managed memory, by the mapping that says so. Each must have it still, and no
+/// other: nobody could tell them apart in the restored process.
 pub fn count(pids: &[i32]) -> Result<usize, UserfaultError> {
-    let name = format!("/memfd:{MANAGED_NAME}");
-    let has = |pid: i32| {
-        let maps = fs::read(format!("/proc/{pid}/maps")).map_err(|source| UserfaultError::Maps { pid, source })?;
-        Ok(String::from_utf8_lossy(&maps).lines().any(|line| line.contains(&name)))
-    };
-    pids.iter().try_fold(0, |count, pid| Ok(count + usize::from(has(*pid)?)))
+    let name = format!("/memfd:{} ", USERFAULT_NAME.to_string_lossy());
+    let mut count = 0;
+    for &pid in pids {
+        let unreadable = |source| UserfaultError::Maps { pid, source };
+        let maps = fs::read(format!("/proc/{pid}/maps")).map_err(unreadable)?;
+        if !String::from_utf8_lossy(&maps).lines().any(|line| line.contains(&name)) {
+            continue;
+        }
+        count += 1;
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).map_err(unreadable)?.flatten();
+        match open.filter(|it| fs::read_link(it.path()).is_ok_and(|link| link.as_os_str() == LINK)).count() {
+            0 => return Err(UserfaultError::Closed { pid }),
+            1 => {}
+            _ => return Err(UserfaultError::Foreign),
+        }
+    }
+    Ok(count)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
     use rekindle_wire::userfault::Userfault;
 
     use super::*;
 
     #[test]
-    fn only_a_userfaultfd_is_one() {
-        let file = fs::File::open("/dev/null").unwrap();
-        assert!(!is_userfault(file.as_raw_fd()) && !is_userfault(-1));
-        if let Ok(made) = Userfault::new() {
-            assert!(is_userfault(made.as_fd().as_raw_fd()));
-        }
-    }
-
-    #[test]
-    fn a_process_counts_when_it_has_pages_of_managed_memory() {
+    fn a_process_counts_when_a_mapping_says_so_and_must_have_one_userfaultfd() {
         let own = [std::process::id() as i32];
-        let before = count(&own).unwrap();
+        assert_eq!(count(&own).unwrap(), 0);
         // SAFETY: makes a file and maps it at an address of the kernel's choice.
         let (_file, at) = unsafe {
-            let file = OwnedFd::from_raw_fd(libc::memfd_create(c"rekindle-managed-7".as_ptr(), libc::MFD_CLOEXEC));
+            let file = OwnedFd::from_raw_fd(libc::memfd_create(USERFAULT_NAME.as_ptr(), libc::MFD_CLOEXEC));
             assert_eq!(libc::ftruncate(file.as_raw_fd(), 4096), 0);
             let at = libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
             assert_ne!(at, libc::MAP_FAILED);
             (file, at)
         };
-        assert_eq!((before, count(&own).unwrap()), (0, 1));
+        assert!(matches!(count(&own), Err(UserfaultError::Closed { .. })));
+        if let Ok(_first) = Userfault::new() {
+            assert_eq!(count(&own).unwrap(), 1);
+            let _second = Userfault::new().unwrap();
+            assert!(matches!(count(&own), Err(UserfaultError::Foreign)));
+        }
         // SAFETY: mapped above, and not used.
         assert_eq!(unsafe { libc::munmap(at, 4096) }, 0);
-        assert!(count(&[i32::MAX]).is_err());
+        assert!(matches!(count(&[i32::MAX]), Err(UserfaultError::Maps { .. })));
+    }
+
+    #[test]
+    fn only_a_userfaultfd_is_one() {
+        let file = fs::File::open("/dev/null").unwrap();
+        assert!(!is_userfault(file.as_raw_fd()) && !is_userfault(-1));
     }
 }

@@ -69,7 +69,8 @@ pub(crate) fn initialise() -> CUresult {
 
 /// In a forked child CUDA is not initialised and cannot be, as with the real driver; the ring is not even mapped.
 extern "C" fn forget_in_child() {
-    if client::attached().is_some() {
+    if let Some(client) = client::attached() {
+        client.managed.close_in_child();
         client::set_forked();
         counts::end();
         // SAFETY: the child's own copy of the descriptor; the parent keeps its.

@@ -12,10 +12,25 @@ __global__ void number(uint32_t *words, uint32_t n) {
     if (i < n) words[i] = i / 1024 + 1;
 }
 
+// Answers when the CPU has set the first word.
+__global__ void answer(volatile uint32_t *flags) {
+    while (flags[0] == 0) {}
+    __threadfence_system();
+    flags[1] = 7;
+}
+
 int main(int argc, char **argv) {
     Options options(argc, argv);
     const char *file = options.text("--progress", nullptr);
     options.done();
+    // Few bytes stay where both sides reach them at once.
+    uint32_t *small;
+    CHECK(cudaMallocManaged(&small, 8));
+    volatile uint32_t *flags = small;
+    answer<<<1, 1>>>(flags);
+    CHECK(cudaGetLastError());
+    flags[0] = 1;
+    while (flags[1] != 7) sleep_us(100);
     uint32_t *words;
     CHECK(cudaMallocManaged(&words, WORDS * 4));
     number<<<WORDS / 1024 / 128, 128>>>(words, WORDS);

@@ -239,12 +239,19 @@ impl Userfault {
 }
 
 /// Makes a request for a range, and again for what the kernel has left of it. `request` returns the result, and the bytes that are
-/// done or the negative error, as the kernel writes them. Pages that are there are left out.
+/// done or the negative error, as the kernel writes them. Pages that are there are left out. The kernel takes ranges of one mapping
+/// only; a program may have split its own (mprotect(2), mlock(2)).
 fn by_parts(range: Range<u64>, mut request: impl FnMut(Range<u64>) -> (io::Result<()>, u64)) -> io::Result<()> {
     let mut at = range.start;
+    let mut most = range.end.saturating_sub(range.start);
     while at < range.end {
-        let (done, said) = request(at..range.end);
-        let Err(error) = done else { return Ok(()) };
+        let end = range.end.min(at + most);
+        let (done, said) = request(at..end);
+        let Err(error) = done else {
+            at = end;
+            most = range.end - range.start;
+            continue;
+        };
         if said as i64 > 0 {
             at += said;
             continue;
@@ -252,6 +259,7 @@ fn by_parts(range: Range<u64>, mut request: impl FnMut(Range<u64>) -> (io::Resul
         match error.raw_os_error() {
             Some(libc::EEXIST) => at += PAGE,
             Some(libc::EAGAIN) => std::thread::yield_now(),
+            Some(libc::ENOENT) if end - at > PAGE => most = ((end - at) / 2).next_multiple_of(PAGE),
             _ => return Err(error),
         }
     }
@@ -336,7 +344,9 @@ mod tests {
         assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), hole, 2 * PAGE as i64, PAGE as i64) }, 0);
         let reader = thread::spawn(move || load(second.start));
         assert_eq!(next(&faults).address, second.start);
-        // Pages that are there are left out.
+        // Pages that are there are left out, and a mapping may be in parts.
+        // SAFETY: a page of the mapping, which nothing writes.
+        unsafe { libc::mprotect((range.start + 5 * PAGE) as *mut c_void, PAGE as usize, libc::PROT_READ) };
         faults.zero(range.clone()).unwrap();
         assert_eq!((reader.join().unwrap(), load(first.start), load(range.end - 1)), (0, 7, 0));
     }

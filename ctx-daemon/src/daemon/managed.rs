@@ -10,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use rekindle_wire::control::{Failure, Reply};
 use rekindle_wire::layout::MANAGED_NAME;
 use rekindle_wire::userfault::{LINK, Userfault};
+use rekindle_wire::window;
 use tracing::{debug, error, warn};
 
 use super::process::Process;
@@ -17,6 +18,9 @@ use super::{message, sys};
 
 /// The file by which a process makes a userfaultfd that also waits for the kernel's own accesses.
 const DEVICE: &str = "/dev/userfaultfd";
+
+/// The most managed memory of a process, in bytes.
+const MOST: u64 = 16 << 40;
 
 /// Opens that file for a client, if the configuration allows it.
 pub(super) fn serve(allowed: bool, stream: &UnixStream, process: Process) {
@@ -66,7 +70,8 @@ fn ranges(pid: i32) -> io::Result<Vec<Range<u64>>> {
     let hex = |text: &str| u64::from_str_radix(text, 16).ok();
     let range = |line: &str| {
         let (start, end) = line.split(' ').next()?.split_once('-')?;
-        Some(hex(start)?..hex(end)?)
+        // A process may call anything by that name.
+        Some(hex(start)?..hex(end)?).filter(|it| window::device_of(it.start).is_some())
     };
     let text = String::from_utf8_lossy(&text);
     Ok(text.lines().filter(|line| line.contains(&name)).filter_map(range).collect())
@@ -80,6 +85,9 @@ pub(super) fn lose(process: Process) {
     let lost = ranges(pid).and_then(|ranges| {
         if ranges.is_empty() {
             return Ok(());
+        }
+        if ranges.iter().map(|it| it.end - it.start).sum::<u64>() > MOST {
+            return Err(io::Error::other("it has more managed memory than a machine's GPUs have"));
         }
         let userfault = Userfault::from(userfault(pid)?);
         ranges.into_iter().try_for_each(|range| {
@@ -114,16 +122,24 @@ mod tests {
     #[test]
     fn managed_memory_is_found_by_its_name_and_the_only_userfaultfd_is_its() {
         let pid = std::process::id() as i32;
-        // SAFETY: makes a file and maps it at an address of the kernel's choice.
+        // SAFETY: makes a file and maps it where nothing else is.
         let (_file, at) = unsafe {
             let file = OwnedFd::from_raw_fd(libc::memfd_create(c"rekindle-managed-3".as_ptr(), libc::MFD_CLOEXEC));
             assert_eq!(libc::ftruncate(file.as_raw_fd(), 8192), 0);
-            let at = libc::mmap(std::ptr::null_mut(), 8192, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+            let at = libc::mmap(
+                window::DEVICE_BASE as *mut _,
+                8192,
+                libc::PROT_READ,
+                libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE,
+                file.as_raw_fd(),
+                0,
+            );
             assert_ne!(at, libc::MAP_FAILED);
             (file, at)
         };
         let found = ranges(pid).unwrap();
         assert!(found.len() == 1 && found[0] == (at as u64..at as u64 + 8192), "{found:?}");
+        assert!(window::device_of(at as u64).is_some());
         // SAFETY: mapped above, and not used.
         assert_eq!(unsafe { libc::munmap(at, 8192) }, 0);
         assert!(ranges(pid).unwrap().is_empty());

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rekindle_cuda_abi::types::*;
 use rekindle_images as images;
 use rekindle_wire::attach::Pinned;
-use rekindle_wire::userfault::Userfault;
+use rekindle_wire::userfault::{LINK, Userfault};
 use rekindle_wire::{layout, window};
 use tracing::warn;
 
@@ -33,6 +33,11 @@ const MAX_ARRIVED: usize = 1024;
 impl Arrived {
     /// Keeps the client's userfaultfd. Returns it if it is the first that has come: a client has one.
     pub(crate) fn put_userfault(&self, fd: OwnedFd) -> Option<Arc<Userfault>> {
+        // A client may send anything.
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        if !link.is_ok_and(|it| it.as_os_str() == LINK) {
+            return None;
+        }
         let userfault = Arc::new(Userfault::from(fd));
         self.userfault.set(Arc::clone(&userfault)).is_ok().then_some(userfault)
     }

@@ -38,8 +38,8 @@ pub(crate) struct Executor {
     pub(crate) code: Code,
     pub(crate) scheduler: Scheduler,
     pub(crate) checkpoint: Checkpoint,
-    /// Why the last copy of managed memory to the device has failed.
-    pub(super) managed_failed: Option<ManagedError>,
+    /// How the last copy of managed memory to the device went, if it was made.
+    pub(super) managed_copied: Option<Result<(), ManagedError>>,
 }
 
 impl Executor {
@@ -61,7 +61,7 @@ impl Executor {
                 session: Session::new(table, attached),
                 header: CommandHeader::default(),
             },
-            managed_failed: None,
+            managed_copied: None,
         }
     }
 
@@ -130,12 +130,16 @@ impl Executor {
             None
         };
         let mut payload = Writer::new();
-        let (trial, mut outcome) = match brought.and_then(|()| self.own_what_is_written(parameters)) {
+        let owned = brought.and_then(|()| self.own_what_is_written(parameters));
+        // What was not brought, or is not its own, it must not use in a further attempt either.
+        let may_run = owned.is_ok();
+        let (trial, mut outcome) = match owned {
             Ok(trial) => (trial, self.carry_out(&header, parameters, &mut payload)),
             Err(code) => (None, Err(Refused::Code(code))),
         };
         let mut first = true;
-        while is_out_of_memory(&outcome) && is_repeatable(header.call) && self.make_room(header.call, first) {
+        while may_run && is_out_of_memory(&outcome) && is_repeatable(header.call) && self.make_room(header.call, first)
+        {
             first = false;
             payload = Writer::new();
             outcome = self.carry_out(&header, parameters, &mut payload);

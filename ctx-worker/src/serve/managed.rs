@@ -1,7 +1,7 @@
 //! Moves managed memory between the client's pages and the device. `resources/managed.rs` has the states.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Reader, Writer};
@@ -20,7 +20,8 @@ use crate::serve::executor::Executor;
 use crate::session::outcome::{Outcome, Refused};
 use crate::signal_stack::Thread;
 
-/// Does something with parts of a buffer, several at a time: one processor fills memory slower than the link does.
+/// Does something with parts of a buffer, several at a time: one processor fills memory slower than the link does. Where there can be
+/// no more threads, this one does all of it.
 fn in_parts(buffer: &mut [u8], act: impl Fn(usize, &mut [u8]) -> io::Result<()> + Sync) -> io::Result<()> {
     const MOST: usize = 8;
     let threads = (buffer.len() / CHUNK as usize).clamp(1, MOST).min(cores().div_ceil(2));
@@ -28,15 +29,20 @@ fn in_parts(buffer: &mut [u8], act: impl Fn(usize, &mut [u8]) -> io::Result<()> 
         return act(0, buffer);
     }
     let length = buffer.len().div_ceil(threads).next_multiple_of(4096);
+    let parts = Mutex::new(buffer.chunks_mut(length).enumerate());
+    let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || -> io::Result<()> {
+        while let Some((index, part)) = next() {
+            act(index * length, part)?;
+        }
+        Ok(())
+    };
     std::thread::scope(|scope| {
-        let parts = buffer.chunks_mut(length).enumerate();
-        let act = &act;
-        let started: Vec<_> = parts
-            .map(|(index, part)| Thread::named("managed").spawn_scoped(scope, move || act(index * length, part)))
-            .collect();
-        started
-            .into_iter()
-            .try_for_each(|it| it?.join().unwrap_or_else(|_| Err(io::Error::other("a thread has panicked"))))
+        let helper = || Thread::named("managed").spawn_scoped(scope, work).ok();
+        let helpers: Vec<_> = (1..threads).filter_map(|_| helper()).collect();
+        let own = work();
+        let failed = || io::Error::other("a thread has panicked");
+        helpers.into_iter().map(|it| it.join().unwrap_or_else(|_| Err(failed()))).fold(own, Result::and)
     })
 }
 
@@ -83,12 +89,20 @@ impl Executor {
     fn take_from_client(&mut self, side: Side, part: &Part) -> Result<(), ManagedError> {
         if side == Side::Process {
             let faults = self.userfault()?;
-            // No thread writes from here on until it has the page again, so that the copy is all of its writes.
-            faults.protect(&part.range, true)?;
+            // No thread writes from here on until it has the page again, so that the copy is all of its writes. A client that ends its
+            // context may have unmapped the pages already; the file has them.
+            match faults.protect(&part.range, true) {
+                Err(why) if why.raw_os_error() == Some(libc::ENOENT) => {}
+                done => done?,
+            }
             let mut at = part.range.start;
             while at < part.range.end {
                 let bytes = BATCH.min(part.range.end - at);
-                self.copy_to_device(part.base, at, bytes)?;
+                if let Err(why) = self.copy_to_device(part.base, at, bytes) {
+                    // They stay the client's.
+                    let _ = faults.protect(&part.range, false);
+                    return Err(why);
+                }
                 at += bytes;
             }
         }
@@ -102,9 +116,10 @@ impl Executor {
         let header = CommandHeader { call: command::MANAGED_TO_DEVICE, context, ..CommandHeader::default() };
         let mut parameters = Writer::new();
         ManagedToDevice { address, bytes }.write(&mut parameters);
-        self.managed_failed = None;
+        self.managed_copied = None;
         self.perform(header, parameters.bytes()).map_err(ManagedError::Context)?;
-        self.managed_failed.take().map_or(Ok(()), Err)
+        // A command that was refused before it was carried out has copied nothing.
+        self.managed_copied.take().unwrap_or(Err(ManagedError::Context(Refused::Code(CUDA_ERROR_OUT_OF_MEMORY))))
     }
 
     /// The command of [`Executor::copy_to_device`].
@@ -119,7 +134,7 @@ impl Executor {
         }
         let copied = self.copy_pages_to_device(&part, address, bytes);
         let result = copied.as_ref().err().map_or(CUDA_SUCCESS, ManagedError::code);
-        self.managed_failed = copied.err();
+        self.managed_copied = Some(copied);
         Ok(Outcome::Done(result))
     }
 
@@ -167,7 +182,7 @@ impl Executor {
         faults.ok_or_else(|| ManagedError::Pages(io::ErrorKind::NotConnected.into()))
     }
 
-    /// Gives the client pages that the device has. The devices are idle.
+    /// Gives the client pages that the device has. The devices are idle. Nothing has changed if this fails.
     fn give_to_client(&mut self, part: &Part, protected: bool) -> Result<(), ManagedError> {
         self.open_all_memory();
         let faults = self.userfault()?;
@@ -177,13 +192,19 @@ impl Executor {
         while at < part.range.end && given.is_ok() {
             let bytes = BATCH.min(part.range.end - at) as usize;
             given = self.copy_from_device(at, &mut content[..bytes]).and_then(|()| {
-                let give = |offset: usize, part: &mut [u8]| faults.copy(at + offset as u64, part, protected);
+                // Nobody writes what may be taken away again.
+                let give = |offset: usize, part: &mut [u8]| faults.copy(at + offset as u64, part, true);
                 Ok(in_parts(&mut content[..bytes], give)?)
             });
             at += bytes as u64;
         }
         self.memory.managed.buffer = content;
-        given?;
+        let given = given.and_then(|()| if protected { Ok(()) } else { Ok(faults.protect(&part.range, false)?) });
+        if let Err(why) = given {
+            // A page that stayed would be taken for the device's content later.
+            self.memory.managed.take_away(part)?;
+            return Err(why);
+        }
         self.memory.managed.set(part, if protected { Side::Both } else { Side::Process });
         // A thread that has touched a page since then finds it.
         Ok(faults.wake(&part.range)?)
@@ -229,15 +250,19 @@ impl Executor {
         }
         self.open_all_memory();
         for (_, part) in self.memory.managed.parts(|side| side == Side::Process) {
-            let (driver, stream) = (self.driver(), self.own_stream(part.range.start)?);
-            let bytes = (part.range.end - part.range.start) as usize;
-            // SAFETY: the range is the client's, the devices are idle, and the client has the content.
-            unsafe {
-                checked("cuMemsetD8Async", (driver.cuMemsetD8Async)(part.range.start, 0, bytes, stream))?;
-                checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
-            }
+            self.fill_with_zeros(part.range.start, part.range.end - part.range.start)?;
         }
         Ok(())
+    }
+
+    /// Fills device memory with zeros that no command uses: it is new, or the client has the content.
+    fn fill_with_zeros(&mut self, address: u64, bytes: u64) -> Result<(), ManagedError> {
+        let (driver, stream) = (self.driver(), self.own_stream(address)?);
+        // SAFETY: the range is the client's, of an allocation that is there; it is filled when this returns.
+        unsafe {
+            checked("cuMemsetD8Async", (driver.cuMemsetD8Async)(address, 0, bytes as usize, stream))?;
+            Ok(checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?)
+        }
     }
 
     /// Gives the client pages of zeros where it has none.
@@ -275,29 +300,33 @@ impl Executor {
             let _ = self.userfault().map(|faults| faults.wake(&page));
             return;
         };
+        let part = if side == Side::Device { self.memory.managed.chunks_ahead(&part) } else { part };
         let served = match side {
-            Side::Device => {
-                let part = self.memory.managed.chunks_ahead(&part);
-                match self.memory.managed.is_fresh(part.base) {
-                    true => self.give_zeros(&part).map(|()| self.memory.managed.set(&part, Side::Process)),
-                    false => self.give_to_client(&part, !fault.writes),
-                }
+            Side::Device if self.memory.managed.is_fresh(part.base) => {
+                self.memory.managed.set(&part, Side::Process);
+                self.give_zeros(&part)
             }
-            Side::Both if fault.writes => self.let_write(&part),
-            // The thread's page came with others; or the process itself had given it back (madvise(2), MADV_REMOVE).
-            Side::Both | Side::Process if fault.is_protected => {
+            Side::Device => self.give_to_client(&part, !fault.writes),
+            Side::Both if !fault.writes && fault.is_protected => {
                 self.userfault().and_then(|it| Ok(it.wake(&part.range)?))
             }
-            Side::Both | Side::Process => self.give_zeros(&part),
+            // Also where the thread's page has come with others meanwhile, or was protected for a copy that failed.
+            Side::Both | Side::Process if fault.is_protected => self.let_write(&part),
+            // The process itself has given the page back (madvise(2), MADV_REMOVE), or never had it before a restore: it is zeros.
+            Side::Both | Side::Process => self.let_write(&part).and_then(|()| self.give_zeros(&part)),
         };
         match served {
             Err(why) if why.is_gone() => {}
             Err(why) => {
                 // Whoever touches it gets SIGBUS, as of memory that the driver has lost.
                 warn!("a page of managed memory does not get to the process, which gets SIGBUS: {why}");
-                let poisoned =
-                    self.userfault().map(|it| it.poison(part.range.clone()).and_then(|()| it.wake(&part.range)));
-                if let Ok(Err(why)) = poisoned {
+                let poisoned = self.userfault().and_then(|it| {
+                    // What is left of a protection would keep the poison away.
+                    let _ = it.protect(&part.range, false);
+                    it.poison(part.range.clone())?;
+                    Ok(it.wake(&part.range)?)
+                });
+                if let Err(why) = poisoned {
                     error!("the thread goes on waiting for it: {why}");
                 }
             }
@@ -316,6 +345,9 @@ impl Executor {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
         self.memory.managed.faults = self.memory.pinned.arrived.userfault();
+        if let Err(why) = self.fill_with_zeros(address, size) {
+            return Ok(Outcome::Done(why.code()));
+        }
         let pages = Pages::new(size, context, file.into(), Side::Device);
         if let Err(why) = self.memory.managed.add(address, pages) {
             warn!("the process's pages of managed memory cannot be watched: {why}");

@@ -9,8 +9,9 @@ use rekindle_wire::command::{COPY, CopyMemory};
 
 use super::{check, code};
 use crate::call::{Call, standing_error, stream_of};
-use crate::operations::{copy, stream};
+use crate::operations::{copy, moving, stream};
 use crate::state::client;
+use crate::state::memory::Allocation;
 
 /// The kind of memory at one end of a copy, as the worker sees it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,7 +28,9 @@ enum Place {
 fn host_place(address: u64, bytes: usize) -> Result<(u64, Place), CUresult> {
     let memory = &client::get()?.memory;
     if let Some(at) = memory.reached_at(address, bytes as u64) {
-        return Ok((at, Place::Pinned));
+        // Where it moves, the device gets it.
+        let moves = moving::moves(at) && matches!(memory.at(address), Some(Allocation::Managed { .. }));
+        return Ok((at, if moves { Place::Device } else { Place::Pinned }));
     }
     // Reserved addresses without an allocation hold no memory.
     let nowhere = address == 0 || memory.is_reserved(address);

@@ -23,7 +23,7 @@ pub(crate) fn allocate(client: &'static Client, bytes: u64, flags: u32) -> Resul
         Some(base) => base,
         None => {
             let size = ManagedMemory::area_for(bytes).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-            let (base, size) = match moving::allocate(client, (context, device.device), size, flags)? {
+            let (base, size) = match moving::allocate(client, (context, device.device), bytes, flags)? {
                 Some(moving) => moving,
                 None => {
                     let pages = Pages::allocate(client, size, 0)?;

@@ -9,13 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use rekindle_cuda_abi::managed::ATTACH_GLOBAL;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::attach::Pinned;
-use rekindle_wire::command::{CONTEXT_SYNC, MANAGED_MAP, MANAGED_UNMAP, MEM_FREE};
-use rekindle_wire::command::{ManagedMap, ManagedUnmap, MemFree, SyncContext};
+use rekindle_wire::command::{MANAGED_MAP, MANAGED_UNMAP, MEM_FREE, ManagedMap, ManagedUnmap, MemFree};
 use rekindle_wire::layout::MANAGED_NAME;
 use rekindle_wire::window;
 
 use super::device_memory;
-use crate::call::{Call, perform, remote};
+use crate::call::{Call, perform};
 use crate::process::log;
 use crate::process::memfd::{map_shared, sealed_memfd};
 use crate::state::client::Client;
@@ -25,6 +24,8 @@ static SERIAL: AtomicU64 = AtomicU64::new(1);
 
 /// Allocations up to this size stay in host memory: programs use such for flags and counters, which both sides watch.
 const SMALLEST: u64 = 1 << 20;
+/// The worker keeps a file open for each allocation that moves, and may have so many.
+const MOST: usize = 4096;
 const PAGE: u64 = 4096;
 
 /// Whether the managed memory at this address moves.
@@ -41,7 +42,10 @@ pub(crate) fn allocate(
     flags: u32,
 ) -> Result<Option<(u64, u64)>, CUresult> {
     // Memory that begins as the host's is for programs whose CPU and GPU work at once, each with its own.
-    if bytes <= SMALLEST || flags != ATTACH_GLOBAL || client.managed.userfault().is_none() {
+    if bytes <= SMALLEST || flags != ATTACH_GLOBAL || client.managed.areas_there() >= MOST {
+        return Ok(None);
+    }
+    if client.managed.userfault().is_none() {
         return Ok(None);
     }
     let size = bytes.checked_next_multiple_of(PAGE).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -51,10 +55,7 @@ pub(crate) fn allocate(
         Err(CUDA_ERROR_OUT_OF_MEMORY) => return Ok(None),
         Err(error) => return Err(error),
     };
-    // SAFETY: no pointers of the caller's. It belongs to no capture.
-    let zeroed = check(unsafe { remote::cuMemsetD8Async(base, 0, size as usize, CU_STREAM_LEGACY) });
-    let mapped =
-        zeroed.and_then(|()| perform(CONTEXT_SYNC, &SyncContext { context })).and_then(|()| map(client, base, size));
+    let mapped = map(client, base, size);
     client.memory.remove(base);
     match mapped {
         Ok(()) => Ok(Some((base, size))),

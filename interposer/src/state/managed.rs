@@ -6,7 +6,8 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rekindle_cuda_abi::managed::Managed;
@@ -14,10 +15,12 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::control::Request;
 use rekindle_wire::descriptor;
 use rekindle_wire::free_ranges::FreeRanges;
+use rekindle_wire::layout::USERFAULT_NAME;
 use rekindle_wire::userfault::Userfault;
 
 use crate::connection::ask;
 use crate::process::log;
+use crate::process::memfd::{map_shared, sealed_memfd};
 
 /// The environment variable by which a user keeps managed memory in host memory: `host`.
 const MANAGED: &str = "REKINDLE_MANAGED";
@@ -32,6 +35,8 @@ const ALIGNMENT: u64 = 512;
 /// Memory that one or more allocations lie in.
 #[derive(Debug)]
 struct Area {
+    /// Whether small allocations may lie in it, one beside the other.
+    is_shared: bool,
     size: u64,
     context: CUcontext,
     free: FreeRanges,
@@ -56,6 +61,18 @@ pub(crate) struct ManagedMemory {
     userfault: OnceLock<Option<OwnedFd>>,
 }
 
+/// Maps a page of a memfd whose name says that this process has a userfaultfd for managed memory. A forked child has neither.
+fn mark() -> io::Result<()> {
+    const PAGE: usize = 4096;
+    let file = sealed_memfd(USERFAULT_NAME, PAGE)?;
+    let at = map_shared(&file, std::ptr::null_mut(), PAGE, 0)?;
+    // SAFETY: mapped just now.
+    match unsafe { libc::madvise(at.cast(), PAGE, libc::MADV_DONTFORK) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 impl ManagedMemory {
     /// The process's userfaultfd, if managed memory may move: the kernel allows it, and the user has not chosen host memory.
     pub(crate) fn userfault(&self) -> Option<&OwnedFd> {
@@ -64,19 +81,34 @@ impl ManagedMemory {
                 return None;
             }
             // The process keeps it: as long as it is open, no page that is missing turns into zeros, whatever happens to the worker.
+            // A mapping says so to whoever finds the descriptor.
             let made = Userfault::new().or_else(|why| match ask::for_file(&Request::Userfaultfd) {
                 Some(device) => Userfault::by_device(&device),
                 None => Err(why),
             });
             let made = made.and_then(|it| descriptor::above_standard(it.into()));
+            let made = made.and_then(|it| mark().map(|()| it));
             made.inspect_err(|why| log::note(&format!("managed memory stays in host memory: {why}"))).ok()
         });
         made.as_ref()
     }
 
+    /// In a forked child, which has no CUDA: closes the child's copy of the userfaultfd, which is about the parent's memory.
+    pub(crate) fn close_in_child(&self) {
+        if let Some(Some(userfault)) = self.userfault.get() {
+            // SAFETY: the child uses it no more; the parent keeps its own.
+            unsafe { libc::close(userfault.as_raw_fd()) };
+        }
+    }
+
     fn areas(&self) -> MutexGuard<'_, BTreeMap<u64, Area>> {
         // Each change leaves the areas valid.
         self.areas.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many areas there are.
+    pub(crate) fn areas_there(&self) -> usize {
+        self.areas().len()
     }
 
     /// The size of the area that an allocation needs where no other has room for it; none where there is no such size.
@@ -91,7 +123,7 @@ impl ManagedMemory {
         }
         let length = bytes.next_multiple_of(ALIGNMENT);
         let mut areas = self.areas();
-        let shared = areas.values_mut().filter(|it| it.context == context && it.size == SHARED);
+        let shared = areas.values_mut().filter(|it| it.context == context && it.is_shared);
         let base = shared.into_iter().find_map(|it| it.free.take(length))?;
         self.said.add(base..base + bytes);
         Some(base)
@@ -101,7 +133,8 @@ impl ManagedMemory {
     pub(crate) fn add(&self, context: CUcontext, base: u64, size: u64, bytes: u64) {
         let mut free = FreeRanges::all(base..base + size);
         free.take_at(base, bytes.next_multiple_of(ALIGNMENT).min(size));
-        self.areas().insert(base, Area { size, context, free });
+        let is_shared = bytes <= LARGEST_SHARED;
+        self.areas().insert(base, Area { is_shared, size, context, free });
         self.said.add(base..base + bytes);
     }
 

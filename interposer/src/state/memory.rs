@@ -24,7 +24,8 @@ pub(crate) enum Allocation {
     Global { base: u64, size: u64, device: usize, context: CUcontext },
     /// Pinned host memory of ours, mapped in both processes.
     Pinned { base: u64, size: u64, flags: u32, context: CUcontext },
-    /// Managed memory, in pages of ours that are pinned and mapped in both processes.
+    /// Managed memory: in pages of ours that are pinned and mapped in both processes, or device memory whose pages move
+    /// (`operations/moving.rs`).
     Managed { base: u64, size: u64, context: CUcontext },
     /// Memory of the application's that it registered. Its pages are in a memfd of that serial number, and the worker
     /// has them at `alias`; or they are where they were, `alias` is 0, and copies go through the bounce buffer.

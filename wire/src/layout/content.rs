@@ -46,6 +46,8 @@ pub const STAGING_NAME: &std::ffi::CStr = c"rekindle-staging";
 pub const PINNED_NAME: &str = "rekindle-pinned-";
 /// As [`PINNED_NAME`], of memfds that have the pages of managed memory which the process uses.
 pub const MANAGED_NAME: &str = "rekindle-managed-";
+/// The name of a memfd that a process has mapped which has a userfaultfd for managed memory.
+pub const USERFAULT_NAME: &std::ffi::CStr = c"rekindle-userfault";
 
 /// The seals of the three memfds: neither their size nor the seals can change under the other side.
 pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;

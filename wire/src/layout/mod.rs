@@ -27,7 +27,7 @@ mod mark;
 pub use content::{
     Aligned, CALL_FUNCTIONS, CALL_STRIPES, CHUNK_SIZE, CHUNKS, Header, MAGIC, MANAGED_NAME, MAX_COMMAND, PINNED_NAME,
     REPLIES, REPLY_BYTES, REPLY_PAYLOAD, ReplySlot, SEALS, SHARED_NAME, SHARED_SIZE, STAGING_NAME, STAGING_SIZE, UNIT,
-    UNITS,
+    UNITS, USERFAULT_NAME,
 };
 #[cfg(not(feature = "model"))]
 pub use mapping::Shared;
