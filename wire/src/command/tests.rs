@@ -89,6 +89,9 @@ fn every_command_lies_in_the_ring_as_when_it_was_written_by_hand() {
     same(seen, &WindowReserved { device: 1, end: 2 }, &[&1, &2]);
     same(seen, &PinnedMap { address: 1, size: 2, flags: 3, serial: 4 }, &[&1, &2, &3, &4]);
     same(seen, &PinnedUnmap { address: 1 }, &[&1]);
+    same(seen, &ManagedMap { address: 1, size: 2, serial: 3 }, &[&1, &2, &3]);
+    same(seen, &ManagedUnmap { address: 1 }, &[&1]);
+    same(seen, &ManagedToDevice { address: 1, bytes: 2 }, &[&1, &2]);
     same(seen, &MemInfo {}, &[]);
 
     same(seen, &CopyMemory { destination: 1, source: 2, bytes: 3, stream: 4 }, &[&1, &2, &3, &4]);
