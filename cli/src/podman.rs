@@ -105,6 +105,17 @@ struct Config {
     /// What podman does with it when its health check fails.
     #[serde(default)]
     healthcheck_on_failure_action: Option<String>,
+    #[serde(default)]
+    startup_health_check: Option<StartupCheck>,
+}
+
+/// The health check of a container that starts.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct StartupCheck {
+    /// After how many failures podman starts the container anew; 0: it never does.
+    #[serde(default)]
+    retries: u32,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -173,6 +184,11 @@ impl Container {
     pub(crate) fn ends_when_unhealthy(&self) -> Option<&str> {
         let action = self.config.healthcheck_on_failure_action.as_deref()?;
         (!["", "none"].contains(&action)).then_some(action)
+    }
+
+    /// Whether podman starts it anew when the health check of its start fails.
+    pub(crate) fn starts_anew_when_unhealthy(&self) -> bool {
+        self.config.startup_health_check.as_ref().is_some_and(|it| it.retries > 0)
     }
 
     /// When podman starts it anew, as an option of podman's says it.

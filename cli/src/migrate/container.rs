@@ -167,8 +167,8 @@ impl Container {
     }
 
     /// The container was handed over: no signal lets it run here any more.
-    pub(super) fn freeze(&self) {
-        self.note.freeze();
+    pub(super) fn freeze(&self) -> Result<(), Failure> {
+        self.note.freeze()
     }
 
     /// The container goes on here: nothing of its migration is left.
@@ -204,6 +204,13 @@ fn obstacle(found: &podman::Container) -> Option<String> {
             "the systemd unit {unit} runs it, and would start it anew here as soon as it has gone: run it without a unit"
         ));
     }
+    if found.starts_anew_when_unhealthy() {
+        return Some(format!(
+            "podman starts it anew when the health check of its start has failed some times (--health-startup-retries), as it may while \
+             the container stands still: {}",
+            advice("--health-startup-retries", "0")
+        ));
+    }
     found.ends_when_unhealthy().map(|action| {
         format!(
             "its health check ends it when it fails (--health-on-failure={action}), as it does while the container stands still: {}",
@@ -234,17 +241,20 @@ impl Note {
         pid == self.pid && process::start_of(pid) == Some(self.start)
     }
 
-    fn freeze(&self) {
+    fn freeze(&self) -> Result<(), Failure> {
         // A later container of the same id has a cgroup of the same name.
         if self.is_of(self.pid)
             && let Err(error) = freezer::freeze(&self.cgroup)
         {
-            eprintln!(
-                "rekindle: cannot freeze {}: {error}; container {} stands still only until somebody sends it SIGCONT",
-                self.cgroup.display(),
-                self.name
-            );
+            return Err(anyhow!(
+                "container {} was handed over, and {} cannot be frozen: {error}; as long as SIGCONT could let it run here, the other host \
+                 is not told",
+                self.name,
+                self.cgroup.display()
+            )
+            .into());
         }
+        Ok(())
     }
 
     fn stays(&self, place: &Place) -> Result<(), Failure> {
@@ -287,10 +297,19 @@ impl Note {
 }
 
 /// The container of a migration from here was handed over: no signal lets it run here any more, if it still stands still here.
-pub(super) fn freeze(migration: &str) {
-    if let Some(note) = Note::of(&Place::of(migration)) {
-        note.freeze();
-    }
+pub(super) fn freeze(migration: &str) -> Result<(), Failure> {
+    Note::of(&Place::of(migration)).map_or(Ok(()), |note| note.freeze())
+}
+
+/// A container that was handed over, and runs here all the same, since somebody has started it anew: its name, and how to remove it.
+pub(super) fn started_anew(migration: &str) -> Result<Option<(String, String)>, Failure> {
+    let Some(note) = Note::of(&Place::of(migration)) else { return Ok(None) };
+    let pid = podman::pid(&note.engine(), &note.id)?;
+    let is_another = pid.is_some_and(|pid| pid != 0 && !note.is_of(pid));
+    Ok(is_another.then(|| {
+        let remove = format!("{} rm --force {}", note.podman.display(), note.id);
+        (note.name, remove)
+    }))
 }
 
 /// The end of a migration at the source, whose command has ended before it was over: the container is removed if it goes on
@@ -356,11 +375,12 @@ mod tests {
             (r#", "Rootfs": "/r""#, "--rootfs"),
             (r#", "Config": {"Labels": {"PODMAN_SYSTEMD_UNIT": "job.service"}}"#, "unit job.service"),
             (r#", "Config": {"HealthcheckOnFailureAction": "restart"}"#, "podman update --health-on-failure none c"),
+            (r#", "Config": {"StartupHealthCheck": {"Retries": 2}}"#, "podman update --health-startup-retries 0 c"),
         ] {
             let said = obstacle(&container(more)).unwrap_or_default();
             assert!(said.contains(why), "{more}: {said}");
         }
-        for more in [r#""Labels": null"#, r#""HealthcheckOnFailureAction": "none", "Labels": {"a": "b"}"#] {
+        for more in [r#""StartupHealthCheck": {"Test": ["a"]}"#, r#""Labels": null"#, r#""HealthcheckOnFailureAction": "none", "Labels": {"a": "b"}"#] {
             assert_eq!(obstacle(&container(&format!(r#", "Config": {{{more}}}"#))), None, "{more}");
         }
     }

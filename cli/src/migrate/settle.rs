@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
-use rekindle_wire::control::{MigrationState, Reply, Request};
+use rekindle_wire::control::{FailureKind, MigrationState, Reply, Request};
 
 use super::container;
 use super::link::Way;
@@ -46,6 +46,16 @@ pub(super) fn tell(way: &dyn Way, migration: &str, own: bool, again: bool) -> Re
     }
 }
 
+/// Whether the processes run at the target, or have run there.
+fn runs(way: &dyn Way, migration: &str) -> Result<bool, Failure> {
+    match way.open()?.ask(&ToTarget::Runs { migration: migration.to_owned() }).map_err(|error| anyhow!(error))? {
+        ToSource::Running => Ok(true),
+        ToSource::Failed { kind: FailureKind::Refused, .. } => Ok(false),
+        ToSource::Failed { kind, reason, .. } => Err(Failure::of_kind(kind, anyhow!("{}: {reason}", way.host()))),
+        other => Err(anyhow!("{} answers {other:?}: install one version of Rekindle on both hosts", way.host()).into()),
+    }
+}
+
 /// Tells the target what the daemon here has decided.
 pub(super) fn settle(options: &Options, way: &dyn Way, migration: &str) -> Result<&'static str, Failure> {
     let (host, socket) = (way.host(), options.daemon.socket()?);
@@ -68,7 +78,18 @@ pub(super) fn settle(options: &Options, way: &dyn Way, migration: &str) -> Resul
         }
     };
     if own {
-        container::freeze(migration);
+        let frozen = container::freeze(migration);
+        frozen.map_err(|failure| {
+            failure.but(format!("`{}` tries again", options.settle_command(migration, host, &[])))
+        })?;
+        if let Some((name, remove)) = container::started_anew(migration)?
+            && !runs(way, migration)?
+        {
+            return Err(Failure::refused(anyhow!(
+                "container {name} was started anew here after it was handed over, and the one that was handed over waits at {host}. To have \
+                 that go on, remove the one here (`{remove}`), and settle the migration again"
+            )));
+        }
     } else {
         container::settle(migration, false)?;
     }

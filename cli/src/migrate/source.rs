@@ -203,9 +203,9 @@ impl<'a> Source<'a> {
             }
         }
         self.report.is_moved();
-        if let Some(container) = &self.container {
-            container.freeze();
-        }
+        let frozen = self.container.as_ref().map_or(Ok(()), Container::freeze);
+        // The next try to settle it freezes it first, too.
+        frozen.map_err(|failure| failure.but(format!("its copy waits there for `{}`", self.settle_command())))?;
         let owned = self.own();
         self.report.pause_ms = Some(since.elapsed().as_millis() as u64);
         if let Some(mut criu) = criu {

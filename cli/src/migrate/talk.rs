@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The version of these messages and of the streams. Both hosts must have the same.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 /// The directory of podman's archive of a container among a migration's, and the archive's name there.
 pub(super) const ARCHIVE: &str = "archive";
 /// The longest message: the list of the files of an image.
@@ -52,6 +52,11 @@ pub(super) enum ToTarget {
         /// Whether they may be let run there once more, since somebody knows that they have not run.
         #[serde(default)]
         again: bool,
+    },
+    /// On a connection of its own: do the processes of this migration run there, or have they? That changes nothing.
+    Runs {
+        /// The migration.
+        migration: String,
     },
     /// On a connection of its own: content for a migration's directories follows, in the form of `stream.rs`.
     Stream {
@@ -146,7 +151,7 @@ pub(super) enum ToSource {
     Ready,
     /// To `Restore`: the processes are complete, and wait.
     Held,
-    /// To `Own`: the processes run.
+    /// To `Own` and `Runs`: the processes run.
     Running,
     /// To `Abandon`: nothing is left of the migration.
     Abandoned,

@@ -80,6 +80,7 @@ pub(super) fn receive(options: &Options) -> Result<(), Failure> {
             None => answer(&failed(&Failure::refused(anyhow!("there is no migration {migration}")), false)),
         },
         ToTarget::Settle { migration, own, again } => answer(&settle(options, &migration, own, again)),
+        ToTarget::Runs { migration } => answer(&runs(options, &migration)),
         _ => answer(&failed(&Failure::refused(anyhow!("a connection does not begin with this")), false)),
     }
 }
@@ -305,6 +306,20 @@ fn settle(options: &Options, migration: &str, own: bool, again: bool) -> ToSourc
         (false, Ok(host)) => forget(&dir, &host),
         (true, Ok(host)) => restore_kept(&dir, &host, again),
         (_, Err(failure)) => failed(&failure, true),
+    }
+}
+
+/// Whether the processes run here, or have run to their end.
+fn runs(options: &Options, migration: &str) -> ToSource {
+    let asked = || -> Result<bool, Failure> {
+        let dir =
+            directory(options, migration).ok_or_else(|| Failure::refused(anyhow!("there is no migration {migration}")))?;
+        Ok(dir.with_extension(RUNNING).exists() || arrival(&dir, &host(options)?)? == Some(true))
+    };
+    match asked() {
+        Ok(true) => ToSource::Running,
+        Ok(false) => failed(&Failure::refused(anyhow!("the processes do not run there")), false),
+        Err(failure) => failed(&failure, false),
     }
 }
 
