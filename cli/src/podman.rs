@@ -223,6 +223,37 @@ pub(crate) fn pid(podman: &Engine, id: &str) -> Result<Option<i32>, Failure> {
     Ok(Some(pid))
 }
 
+/// What podman knows of a container, whether it runs or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// Its first process; 0 if it does not run.
+    pub(crate) pid: i32,
+    /// Whether podman has made it, and it has never run.
+    pub(crate) is_new: bool,
+    /// The directory of what podman keeps of it.
+    pub(crate) static_dir: PathBuf,
+}
+
+/// What podman knows of the container with this id, if it knows it.
+pub(crate) fn known(podman: &Engine, id: &str) -> Result<Option<Known>, Failure> {
+    if pid(podman, id)?.is_none() {
+        return Ok(None);
+    }
+    let format = "{{.State.Pid}} {{.State.Status}} {{.StaticDir}}";
+    let said = podman.ask(&["container", "inspect", "--format", format, id]);
+    let said = said.map_err(|said| said.failed(&format!("podman says nothing of container {id}")))?;
+    let known = Known::parse(&said).with_context(|| format!("podman says of container {id}: {said:?}"))?;
+    Ok(Some(known))
+}
+
+impl Known {
+    fn parse(said: &str) -> Option<Self> {
+        let mut words = said.trim().splitn(3, ' ');
+        let (pid, status, static_dir) = (words.next()?.parse().ok()?, words.next()?, words.next()?.into());
+        Some(Self { pid, is_new: ["configured", "created", "initialized"].contains(&status), static_dir })
+    }
+}
+
 /// podman's version.
 pub(crate) fn version(podman: &Engine) -> Result<String, Failure> {
     let said = podman.ask(&["version", "--format", "{{.Client.Version}}"]);
@@ -260,6 +291,15 @@ mod tests {
         assert_eq!(policy(r#"{"Name": "on-failure", "MaximumRetryCount": 3}"#), "on-failure:3");
         let alone: Container = serde_json::from_str(&said.replace("bridge", "none")).unwrap();
         assert!(alone.networks().is_empty());
+    }
+
+    #[test]
+    fn a_container_that_has_never_run_is_new() {
+        let is = |said: &str| Known::parse(said).map(|it| (it.pid, it.is_new, it.static_dir.display().to_string()));
+        assert_eq!(is("0 created /a b/userdata\n"), Some((0, true, "/a b/userdata".to_owned())));
+        assert_eq!(is("0 exited /a"), Some((0, false, "/a".to_owned())));
+        assert_eq!(is("7 running /a"), Some((7, false, "/a".to_owned())));
+        assert_eq!((is(""), is("7 running"), is("x running /a")), (None, None, None));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use rekindle_wire::control::MigrationState;
 use serde::{Deserialize, Serialize};
 
 use super::freezer;
-use super::place::Place;
+use super::place::{CHECKPOINT, Place};
 use super::settle;
 use super::talk::Needs;
 use crate::criu::Keep;
@@ -29,8 +29,6 @@ use crate::failure::Failure;
 use crate::podman;
 use crate::process;
 
-/// podman's name of the directory with CRIU's images.
-const CHECKPOINT: &str = "checkpoint";
 /// podman's name of the restart policy by which nothing is started anew.
 const NO_RESTART: &str = "no";
 
@@ -229,10 +227,8 @@ impl Note {
     }
 
     fn unlink(&self, place: &Place) {
-        let checkpoint = self.static_dir.join(CHECKPOINT);
-        let is_ours = |link: PathBuf| link.parent() == place.path("x").parent();
-        if fs::read_link(&checkpoint).is_ok_and(is_ours) {
-            let _ = fs::remove_file(checkpoint);
+        if place.is_led_to(&self.static_dir) {
+            let _ = fs::remove_file(self.static_dir.join(CHECKPOINT));
         }
     }
 
@@ -380,7 +376,11 @@ mod tests {
             let said = obstacle(&container(more)).unwrap_or_default();
             assert!(said.contains(why), "{more}: {said}");
         }
-        for more in [r#""StartupHealthCheck": {"Test": ["a"]}"#, r#""Labels": null"#, r#""HealthcheckOnFailureAction": "none", "Labels": {"a": "b"}"#] {
+        for more in [
+            r#""StartupHealthCheck": {"Test": ["a"]}"#,
+            r#""Labels": null"#,
+            r#""HealthcheckOnFailureAction": "none", "Labels": {"a": "b"}"#,
+        ] {
             assert_eq!(obstacle(&container(&format!(r#", "Config": {{{more}}}"#))), None, "{more}");
         }
     }

@@ -312,8 +312,8 @@ fn settle(options: &Options, migration: &str, own: bool, again: bool) -> ToSourc
 /// Whether the processes run here, or have run to their end.
 fn runs(options: &Options, migration: &str) -> ToSource {
     let asked = || -> Result<bool, Failure> {
-        let dir =
-            directory(options, migration).ok_or_else(|| Failure::refused(anyhow!("there is no migration {migration}")))?;
+        let dir = directory(options, migration)
+            .ok_or_else(|| Failure::refused(anyhow!("there is no migration {migration}")))?;
         Ok(dir.with_extension(RUNNING).exists() || arrival(&dir, &host(options)?)? == Some(true))
     };
     match asked() {
@@ -404,6 +404,14 @@ fn sweep(parent: &Path) {
     Place::all().for_each(|it| Place::of(&it).remove_if_left());
 }
 
+/// The migration to here that has this container and is not settled, if there is one.
+pub(super) fn that_waits(parent: &Path, container: &str) -> Option<String> {
+    let dirs = fs::read_dir(parent).into_iter().flatten().flatten().map(|it| it.path());
+    let mut waiting = dirs.filter(|dir| !dir.with_extension(RUNNING).exists());
+    let is_it = |dir: &PathBuf| read_restore(dir).is_ok_and(|it| it.container.as_deref() == Some(container));
+    waiting.find(is_it).map(|dir| name(&dir))
+}
+
 fn is_old(note: &Path) -> bool {
     let written = fs::metadata(note).and_then(|it| it.modified());
     written.is_ok_and(|it| it.elapsed().is_ok_and(|age| age > OLD))
@@ -418,7 +426,7 @@ fn forget(dir: &Path, host: &Host) -> ToSource {
             // Only the daemon knows that nothing of a container runs.
             (Err(failure), Some(_)) => return Err(failure),
             // What podman has made of it, if whoever held that was killed.
-            (Ok(None), Some(id)) => Imported::new(&host.podman, &id).remove()?,
+            (Ok(None), Some(id)) => Imported::new(&host.podman, &id).remove(&Place::of(&name(dir)), false)?,
             (_, None) => {}
         }
         Place::of(&name(dir)).remove();
