@@ -254,6 +254,12 @@ impl Known {
     }
 }
 
+/// Sets when podman starts a container anew.
+pub(crate) fn set_restart(podman: &Engine, id: &str, policy: &str) -> Result<(), Failure> {
+    let set = podman.ask(&["update", "--restart", policy, id]);
+    set.map(drop).map_err(|said| said.failed(&format!("podman does not set the restart policy to {policy}")))
+}
+
 /// podman's version.
 pub(crate) fn version(podman: &Engine) -> Result<String, Failure> {
     let said = podman.ask(&["version", "--format", "{{.Client.Version}}"]);

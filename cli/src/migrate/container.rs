@@ -5,8 +5,9 @@
 //! is removed when it runs on the other host, as `podman rm` does, and its volumes stay.
 //!
 //! Others may start a container, too. Those that would start it anew while it stands still are refused beforehand: a systemd unit, and a
-//! health check that ends it. A restart policy is set to `no` before the container is handed over, since podman would start it anew with
-//! the machine. podman's archive has the policy as it was, and so has the note, for a container that stays after all.
+//! health check that ends it. A restart policy is set to `no` before the checkpoint, since podman would start the container anew with
+//! the machine, here and where a copy of it waits. The note has the policy as it was, for a container that stays after all, and the other
+//! host hears it.
 
 use std::fs::{self, File};
 use std::io;
@@ -152,7 +153,7 @@ impl Container {
         self.note.unlink(&self.place);
     }
 
-    /// podman does not start it anew here any more, whatever ends it. It stands still by now.
+    /// podman does not start it anew any more, whatever ends it: here, and where it finds the archive of a checkpoint that follows.
     pub(super) fn forbid_restart(&mut self) -> Result<(), Failure> {
         let policy = self.found.restart_policy();
         if policy == NO_RESTART {
@@ -160,8 +161,13 @@ impl Container {
         }
         self.note.restart = Some(policy);
         self.place.write(&self.note)?;
-        set_restart(&self.engine, &self.note.id, NO_RESTART)
+        podman::set_restart(&self.engine, &self.note.id, NO_RESTART)
             .map_err(|failure| failure.but("its restart policy cannot be set to `no`".to_owned()))
+    }
+
+    /// Its restart policy, if that was set to `no`.
+    pub(super) fn restart_policy(&self) -> Option<&str> {
+        self.note.restart.as_deref()
     }
 
     /// The container was handed over: no signal lets it run here any more.
@@ -259,7 +265,7 @@ impl Note {
         // A newer note knows of a policy that was changed.
         let note = Self::of(place).unwrap_or_else(|| self.clone());
         if let Some(policy) = &note.restart {
-            set_restart(&self.engine(), &self.id, policy).map_err(|failure| {
+            podman::set_restart(&self.engine(), &self.id, policy).map_err(|failure| {
                 let by = format!("{} update --restart {policy} {}", self.podman.display(), self.id);
                 failure.but(format!("container {} goes on here without its restart policy: `{by}` sets it", self.name))
             })?;
@@ -295,6 +301,11 @@ impl Note {
 /// The container of a migration from here was handed over: no signal lets it run here any more, if it still stands still here.
 pub(super) fn freeze(migration: &str) -> Result<(), Failure> {
     Note::of(&Place::of(migration)).map_or(Ok(()), |note| note.freeze())
+}
+
+/// The id of the container of a migration from here, if it was one and is not over.
+pub(super) fn id(migration: &str) -> Option<String> {
+    Note::of(&Place::of(migration)).map(|it| it.id)
 }
 
 /// A container that was handed over, and runs here all the same, since somebody has started it anew: its name, and how to remove it.
@@ -344,11 +355,6 @@ pub(super) fn sweep(socket: &Path) {
             eprintln!("rekindle: {failure}");
         }
     }
-}
-
-fn set_restart(engine: &Engine, id: &str, policy: &str) -> Result<(), Failure> {
-    let set = engine.ask(&["update", "--restart", policy, id]);
-    set.map(drop).map_err(|said| said.failed(&format!("podman does not set the restart policy to {policy}")))
 }
 
 #[cfg(test)]

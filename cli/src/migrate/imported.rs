@@ -68,6 +68,14 @@ impl Imported {
         said.map(|it| it.trim().to_owned()).map_err(|said| said.failed("podman does not say which runtime it uses"))
     }
 
+    /// podman starts it anew when this policy says so, unless it knows it no more.
+    pub(super) fn may_restart(&self, policy: &str) -> Result<(), Failure> {
+        match podman::pid(&self.engine, &self.id)? {
+            None => Ok(()),
+            Some(_) => podman::set_restart(&self.engine, &self.id, policy),
+        }
+    }
+
     /// Whether podman knows that it runs.
     pub(super) fn is_known_to_run(&self) -> Result<bool, Failure> {
         Ok(podman::pid(&self.engine, &self.id)?.is_some_and(|pid| pid != 0))

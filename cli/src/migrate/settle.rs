@@ -16,7 +16,7 @@ use rekindle_wire::control::{FailureKind, MigrationState, Reply, Request};
 use super::container;
 use super::link::Way;
 use super::options::Options;
-use super::talk::{Remedy, ToSource, ToTarget};
+use super::talk::{Remedy, Settle, ToSource, ToTarget};
 use crate::daemon;
 use crate::failure::Failure;
 
@@ -34,8 +34,8 @@ pub(super) fn decision(socket: &Path, migration: &str) -> Result<MigrationState,
 }
 
 /// Tells the target what was decided, until it answers or that lasts too long.
-pub(super) fn tell(way: &dyn Way, migration: &str, own: bool, again: bool) -> Result<ToSource, Failure> {
-    let message = ToTarget::Settle { migration: migration.to_owned(), own, again };
+pub(super) fn tell(way: &dyn Way, decided: &Settle) -> Result<ToSource, Failure> {
+    let message = ToTarget::Settle(decided.clone());
     let began = Instant::now();
     loop {
         let answer = way.open().and_then(|mut link| link.ask(&message).map_err(|error| anyhow!(error).into()));
@@ -77,6 +77,9 @@ pub(super) fn settle(options: &Options, way: &dyn Way, migration: &str) -> Resul
             }
         }
     };
+    // Before the note of it is gone.
+    let container = container::id(migration);
+    let decided = Settle { migration: migration.to_owned(), own, again: options.again, container };
     if own {
         let frozen = container::freeze(migration);
         frozen.map_err(|failure| {
@@ -93,7 +96,7 @@ pub(super) fn settle(options: &Options, way: &dyn Way, migration: &str) -> Resul
     } else {
         container::settle(migration, false)?;
     }
-    match (tell(way, migration, own, options.again)?, own) {
+    match (tell(way, &decided)?, own) {
         (ToSource::Running, true) => {
             container::settle(migration, true)?;
             Ok("the processes run there")

@@ -44,15 +44,7 @@ pub(super) enum ToTarget {
     /// The source has decided that they do not.
     Abandon,
     /// On a connection of its own: what the source has decided about a migration whose connection is lost.
-    Settle {
-        /// The migration.
-        migration: String,
-        /// Whether the processes go on at the target.
-        own: bool,
-        /// Whether they may be let run there once more, since somebody knows that they have not run.
-        #[serde(default)]
-        again: bool,
-    },
+    Settle(Settle),
     /// On a connection of its own: do the processes of this migration run there, or have they? That changes nothing.
     Runs {
         /// The migration.
@@ -128,6 +120,21 @@ pub(super) struct Directory {
     pub(super) links: Vec<(String, String)>,
 }
 
+/// What the source has decided about a migration.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Settle {
+    /// The migration.
+    pub(super) migration: String,
+    /// Whether the processes go on at the target.
+    pub(super) own: bool,
+    /// Whether they may be let run there once more, since somebody knows that they have not run.
+    #[serde(default)]
+    pub(super) again: bool,
+    /// The id of the container, if it is one and the source knows it still. The target forgets it with its own start.
+    #[serde(default)]
+    pub(super) container: Option<String>,
+}
+
 /// How the processes are restored.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Restore {
@@ -138,6 +145,9 @@ pub(super) struct Restore {
     /// The id of the container, if it is one.
     #[serde(default)]
     pub(super) container: Option<String>,
+    /// The container's restart policy, if podman's archive has `no` in its place: as long as it waits, nobody is to start it.
+    #[serde(default)]
+    pub(super) restart: Option<String>,
     /// Whether the driver may be another.
     pub(super) other_driver: bool,
     /// Whether the GPUs may be of another kind.

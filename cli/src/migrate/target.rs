@@ -37,7 +37,7 @@ use super::imported::Imported;
 use super::options::Options;
 use super::place::Place;
 use super::stream;
-use super::talk::{self, Directory, Remedy, Restore, TalkError, ToSource, ToTarget, VERSION};
+use super::talk::{self, Directory, Remedy, Restore, Settle, TalkError, ToSource, ToTarget, VERSION};
 use crate::daemon;
 use crate::failure::Failure;
 
@@ -79,7 +79,7 @@ pub(super) fn receive(options: &Options) -> Result<(), Failure> {
             }
             None => answer(&failed(&Failure::refused(anyhow!("there is no migration {migration}")), false)),
         },
-        ToTarget::Settle { migration, own, again } => answer(&settle(options, &migration, own, again)),
+        ToTarget::Settle(decided) => answer(&settle(options, &decided)),
         ToTarget::Runs { migration } => answer(&runs(options, &migration)),
         _ => answer(&failed(&Failure::refused(anyhow!("a connection does not begin with this")), false)),
     }
@@ -237,7 +237,7 @@ impl Target {
     /// The processes go on here.
     fn own(&mut self) -> ToSource {
         match self.held.take().map(Held::own) {
-            Some(Ok(())) => is_running(&self.dir),
+            Some(Ok(())) => runs_here(&self.dir, &self.host),
             // The images are whole, and nobody else has these processes.
             Some(Err(_)) | None => restore_kept(&self.dir, &self.host, false),
         }
@@ -248,7 +248,7 @@ impl Target {
         if let Some(Err(failure)) = self.held.take().map(Held::abandon) {
             return failed(&failure, true);
         }
-        forget(&self.dir, &self.host)
+        forget(&self.dir, &self.host, None)
     }
 }
 
@@ -270,7 +270,7 @@ fn hear_source(events: &Sender<Event>) {
 /// Hears those who settle the migration.
 fn hear_settlers(listener: &UnixListener, events: &Sender<Event>) {
     for mut asker in listener.incoming().flatten() {
-        if let Ok(ToTarget::Settle { own, .. }) = talk::receive(&mut asker)
+        if let Ok(ToTarget::Settle(Settle { own, .. })) = talk::receive(&mut asker)
             && events.send(Event::Settled { own, asker }).is_err()
         {
             return;
@@ -280,13 +280,14 @@ fn hear_settlers(listener: &UnixListener, events: &Sender<Event>) {
 
 /// Settles a migration whose connection was lost: by the process that holds the processes, or, if that has ended, by what it has
 /// left.
-fn settle(options: &Options, migration: &str, own: bool, again: bool) -> ToSource {
+fn settle(options: &Options, decided: &Settle) -> ToSource {
+    let Settle { migration, own, again, container } = decided;
     let Some(dir) = directory(options, migration) else {
         return failed(&Failure::refused(anyhow!("there is no migration {migration}")), false);
     };
     if let Ok(mut holder) = within(&dir, DECISION, UnixStream::connect) {
-        let message = ToTarget::Settle { migration: migration.to_owned(), own, again };
-        let answered = talk::send(&mut holder, &message).and_then(|()| talk::receive(&mut holder));
+        let answered =
+            talk::send(&mut holder, &ToTarget::Settle(decided.clone())).and_then(|()| talk::receive(&mut holder));
         match answered {
             Ok(answered) => return answered,
             // It has ended meanwhile.
@@ -300,11 +301,11 @@ fn settle(options: &Options, migration: &str, own: bool, again: bool) -> ToSourc
         Err(failure) => return failed(&failure, true),
     };
     if dir.with_extension(RUNNING).exists() {
-        return if own { ToSource::Running } else { both() };
+        return if *own { ToSource::Running } else { both() };
     }
     match (own, host(options)) {
-        (false, Ok(host)) => forget(&dir, &host),
-        (true, Ok(host)) => restore_kept(&dir, &host, again),
+        (false, Ok(host)) => forget(&dir, &host, container.as_deref()),
+        (true, Ok(host)) => restore_kept(&dir, &host, *again),
         (_, Err(failure)) => failed(&failure, true),
     }
 }
@@ -347,7 +348,7 @@ fn restore_kept(dir: &Path, host: &Host, again: bool) -> ToSource {
         Held::restore(dir, &read_restore(dir)?, host, if again { Attempt::Again } else { Attempt::Next })?.own()
     };
     match restored() {
-        Ok(()) => is_running(dir),
+        Ok(()) => runs_here(dir, host),
         Err(failure) => {
             let kept = dir.join(RESTORE).exists();
             let remedy = match (kept, arrival(dir, host)) {
@@ -375,6 +376,18 @@ fn is_known_to_run(dir: &Path, host: &Host) -> Result<(), Failure> {
 /// This host.
 fn host(options: &Options) -> Result<Host, Failure> {
     Ok(Host { socket: options.daemon.socket()?, podman: options.podman() })
+}
+
+/// The processes run. podman may start a container anew from now on, as it did where that comes from.
+fn runs_here(dir: &Path, host: &Host) -> ToSource {
+    let restore = read_restore(dir).unwrap_or_default();
+    if let (Some(id), Some(policy)) = (restore.container, restore.restart)
+        && let Err(failure) = Imported::new(&host.podman, &id).may_restart(&policy)
+    {
+        let failure = failure.but(format!("container {id} runs there, without its restart policy"));
+        return failed(&failure, true);
+    }
+    is_running(dir)
 }
 
 /// The processes run: nobody needs the images.
@@ -417,11 +430,15 @@ fn is_old(note: &Path) -> bool {
     written.is_ok_and(|it| it.elapsed().is_ok_and(|age| age > OLD))
 }
 
-/// Removes all of a migration whose processes go on elsewhere.
-fn forget(dir: &Path, host: &Host) -> ToSource {
+/// Removes all of a migration whose processes go on elsewhere. If nothing says here any more that it was a container, the source may.
+fn forget(dir: &Path, host: &Host, container: Option<&str>) -> ToSource {
     let removed = || -> Result<Option<ToSource>, Failure> {
-        let Ok(restore) = read_restore(dir) else { return Ok(None) };
-        match (arrival(dir, host), restore.container) {
+        let container = match (read_restore(dir), container) {
+            (Ok(restore), _) => restore.container,
+            (Err(_), Some(id)) => Some(id.to_owned()),
+            (Err(_), None) => return Ok(None),
+        };
+        match (arrival(dir, host), container) {
             (Ok(Some(_)), _) => return Ok(Some(both())),
             // Only the daemon knows that nothing of a container runs.
             (Err(failure), Some(_)) => return Err(failure),
@@ -459,7 +476,12 @@ fn write_restore(dir: &Path, restore: &Restore) -> Result<(), Failure> {
 /// How the processes are restored.
 fn read_restore(dir: &Path) -> Result<Restore, Failure> {
     let path = dir.join(RESTORE);
-    let restore = fs::read(&path).with_context(|| format!("there is no {}: nothing of it is here", path.display()))?;
+    let restore = fs::read(&path).with_context(|| {
+        format!(
+            "there is no {}: its images are not there, or not any more since that host has started anew",
+            path.display()
+        )
+    })?;
     Ok(serde_json::from_slice(&restore).with_context(|| format!("bad {}", path.display()))?)
 }
 
