@@ -264,7 +264,10 @@ impl Note {
         self.unlink(place);
         // A newer note knows of a policy that was changed.
         let note = Self::of(place).unwrap_or_else(|| self.clone());
-        if let Some(policy) = &note.restart {
+        // It may have ended and gone meanwhile.
+        if let Some(policy) = &note.restart
+            && podman::pid(&self.engine(), &self.id)?.is_some()
+        {
             podman::set_restart(&self.engine(), &self.id, policy).map_err(|failure| {
                 let by = format!("{} update --restart {policy} {}", self.podman.display(), self.id);
                 failure.but(format!("container {} goes on here without its restart policy: `{by}` sets it", self.name))
@@ -407,5 +410,36 @@ mod tests {
         assert!(note.is_of(own) && !note.is_of(1));
         let later = Note { start: note.start + 1, ..note };
         assert!(!later.is_of(own));
+    }
+    /// A podman that knows these containers, and updates none.
+    fn podman_with(dir: &Path, containers: &str) -> PathBuf {
+        use std::os::unix::fs::PermissionsExt;
+        let program = dir.join("podman");
+        let script =
+            format!("#!/bin/sh\ncase $1 in ps) echo '{containers}' ;; container) echo 0 ;; *) exit 1 ;; esac\n");
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        program
+    }
+
+    #[test]
+    fn a_migration_of_a_container_that_has_gone_is_over() {
+        for (known, is_over) in [("b", true), ("a", false)] {
+            let dir = tempfile::tempdir().unwrap();
+            let place = Place::at(&dir.path().join("place"));
+            place.make(dir.path()).unwrap();
+            let note = Note {
+                podman: podman_with(dir.path(), known),
+                id: "a".into(),
+                name: "c".into(),
+                static_dir: dir.path().to_owned(),
+                pid: -1,
+                start: 0,
+                cgroup: "/c".into(),
+                restart: Some("always".into()),
+            };
+            place.write(&note).unwrap();
+            assert_eq!((note.stays(&place).is_ok(), place.noted().is_none()), (is_over, is_over), "{known}");
+        }
     }
 }

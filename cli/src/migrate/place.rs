@@ -40,6 +40,12 @@ impl Place {
         Self(Path::new(ALL).join(migration))
     }
 
+    /// A place elsewhere.
+    #[cfg(test)]
+    pub(super) fn at(dir: &Path) -> Self {
+        Self(dir.to_owned())
+    }
+
     /// Makes it, with a link to the migration's directory. An earlier link is replaced.
     pub(super) fn make(&self, dir: &Path) -> Result<(), Failure> {
         let link = self.0.join(FILES);

@@ -93,10 +93,12 @@ pub(super) fn settle(options: &Options, way: &dyn Way, migration: &str) -> Resul
                  that go on, remove the one here (`{remove}`), and settle the migration again"
             )));
         }
-    } else {
-        container::settle(migration, false)?;
     }
-    match (tell(way, &decided)?, own) {
+    // The target is told also if podman fails here.
+    let stays = if own { Ok(()) } else { container::settle(migration, false) };
+    let answer = tell(way, &decided)?;
+    stays?;
+    match (answer, own) {
         (ToSource::Running, true) => {
             container::settle(migration, true)?;
             Ok("the processes run there")
