@@ -57,6 +57,9 @@ struct Note {
     /// Its restart policy, once that was set to `no`.
     #[serde(default)]
     restart: Option<String>,
+    /// Whether the cgroup may be frozen.
+    #[serde(default)]
+    frozen: bool,
 }
 
 impl Container {
@@ -84,6 +87,7 @@ impl Container {
             start,
             cgroup,
             restart: None,
+            frozen: false,
         };
         Ok((Self { engine, found, place: Place::of(migration), note }, pid))
     }
@@ -172,7 +176,7 @@ impl Container {
 
     /// The container was handed over: no signal lets it run here any more.
     pub(super) fn freeze(&self) -> Result<(), Failure> {
-        self.note.freeze()
+        self.note.freeze(&self.place)
     }
 
     /// The container goes on here: nothing of its migration is left.
@@ -243,11 +247,13 @@ impl Note {
         pid == self.pid && process::start_of(pid) == Some(self.start)
     }
 
-    fn freeze(&self) -> Result<(), Failure> {
+    fn freeze(&self, place: &Place) -> Result<(), Failure> {
         // A later container of the same id has a cgroup of the same name.
-        if self.is_of(self.pid)
-            && let Err(error) = freezer::freeze(&self.cgroup)
-        {
+        if !self.is_of(self.pid) {
+            return Ok(());
+        }
+        place.write(&Self { frozen: true, ..self.clone() })?;
+        if let Err(error) = freezer::freeze(&self.cgroup) {
             return Err(anyhow!(
                 "container {} was handed over, and {} cannot be frozen: {error}; as long as SIGCONT could let it run here, the other host \
                  is not told",
@@ -264,6 +270,12 @@ impl Note {
         self.unlink(place);
         // A newer note knows of a policy that was changed.
         let note = Self::of(place).unwrap_or_else(|| self.clone());
+        if note.frozen && self.is_of(self.pid) {
+            let thawed = freezer::thaw(&self.cgroup);
+            thawed.with_context(|| {
+                format!("container {} goes on here, and {} cannot be thawed", self.name, self.cgroup.display())
+            })?;
+        }
         // It may have ended and gone meanwhile.
         if let Some(policy) = &note.restart
             && podman::pid(&self.engine(), &self.id)?.is_some()
@@ -303,7 +315,8 @@ impl Note {
 
 /// The container of a migration from here was handed over: no signal lets it run here any more, if it still stands still here.
 pub(super) fn freeze(migration: &str) -> Result<(), Failure> {
-    Note::of(&Place::of(migration)).map_or(Ok(()), |note| note.freeze())
+    let place = Place::of(migration);
+    Note::of(&place).map_or(Ok(()), |note| note.freeze(&place))
 }
 
 /// The id of the container of a migration from here, if it was one and is not over.
@@ -406,6 +419,7 @@ mod tests {
             start: process::start_of(own).unwrap(),
             cgroup: "/c".into(),
             restart: None,
+            frozen: false,
         };
         assert!(note.is_of(own) && !note.is_of(1));
         let later = Note { start: note.start + 1, ..note };
@@ -437,6 +451,7 @@ mod tests {
                 start: 0,
                 cgroup: "/c".into(),
                 restart: Some("always".into()),
+                frozen: true,
             };
             place.write(&note).unwrap();
             assert_eq!((note.stays(&place).is_ok(), place.noted().is_none()), (is_over, is_over), "{known}");

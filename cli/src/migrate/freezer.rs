@@ -71,6 +71,14 @@ pub(super) fn freeze(cgroup: &Path) -> io::Result<()> {
     }
 }
 
+/// Lets a cgroup's processes run that are not stopped otherwise. One that is gone has none.
+pub(super) fn thaw(cgroup: &Path) -> io::Result<()> {
+    match fs::write(cgroup.join(FREEZE), "0") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,5 +110,8 @@ mod tests {
         fs::write(dir.path().join(EVENTS), "populated 1\nfrozen 1\n").unwrap();
         freeze(dir.path()).unwrap();
         assert_eq!(fs::read_to_string(dir.path().join(FREEZE)).unwrap(), "1");
+        thaw(&dir.path().join("gone")).unwrap();
+        thaw(dir.path()).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join(FREEZE)).unwrap(), "0");
     }
 }

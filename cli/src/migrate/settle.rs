@@ -5,7 +5,8 @@
 //! there by then is removed here.
 //!
 //! Processes that were let run there, and have ended at that very moment, may have run. Only somebody who knows that they have not can
-//! have them restored once more (`--again`).
+//! have them restored once more (`--again`). And only somebody who knows that the target is lost, and has not let a container run, can
+//! have that go on here, where it stands still (`--keep`).
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -59,6 +60,9 @@ fn runs(way: &dyn Way, migration: &str) -> Result<bool, Failure> {
 /// Tells the target what the daemon here has decided.
 pub(super) fn settle(options: &Options, way: &dyn Way, migration: &str) -> Result<&'static str, Failure> {
     let (host, socket) = (way.host(), options.daemon.socket()?);
+    if options.keep {
+        return keep(way, &socket, migration);
+    }
     let own = if options.take {
         true
     } else {
@@ -96,7 +100,10 @@ pub(super) fn settle(options: &Options, way: &dyn Way, migration: &str) -> Resul
     }
     // The target is told also if podman fails here.
     let stays = if own { Ok(()) } else { container::settle(migration, false) };
-    let answer = tell(way, &decided)?;
+    let answer = tell(way, &decided).map_err(|failure| match own {
+        true => failure.but(format!("{host} does not answer{}", advice(options, migration, host, Remedy::Keep))),
+        false => failure,
+    })?;
     stays?;
     match (answer, own) {
         (ToSource::Running, true) => {
@@ -112,11 +119,48 @@ pub(super) fn settle(options: &Options, way: &dyn Way, migration: &str) -> Resul
     }
 }
 
+/// The container goes on here although it was handed over: somebody says that it has not gone on at the target, and never will.
+fn keep(way: &dyn Way, socket: &Path, migration: &str) -> Result<&'static str, Failure> {
+    let Some(container) = container::id(migration) else {
+        return Err(Failure::refused(anyhow!(
+            "nothing stands still here since migration {migration}: only a container does, and only until it is settled or the host starts anew"
+        )));
+    };
+    if decision(socket, migration)? == MigrationState::Undecided {
+        return Err(Failure::refused(anyhow!("migration {migration} goes on: its command decides")));
+    }
+    // If it can be told, it knows better than anybody.
+    let decided = Settle { migration: migration.to_owned(), own: false, again: false, container: Some(container) };
+    let answer =
+        way.open().and_then(|mut link| link.ask(&ToTarget::Settle(decided)).map_err(|error| anyhow!(error).into()));
+    match answer {
+        Ok(ToSource::Abandoned) => {}
+        Ok(ToSource::Failed { kind, reason, .. }) => {
+            return Err(Failure::of_kind(kind, anyhow!("{}: {reason}", way.host())));
+        }
+        Ok(other) => {
+            let host = way.host();
+            return Err(anyhow!("{host} answers {other:?}: install one version of Rekindle on both hosts").into());
+        }
+        Err(failure) => eprintln!("rekindle: {} does not answer, and may keep a copy: {failure}", way.host()),
+    }
+    match daemon::ask(socket, &Request::TakeBack { migration: migration.to_owned() })? {
+        Reply::Migration(MigrationState::Kept) => container::settle(migration, false)?,
+        _ => return Err(daemon::unexpected_answer().into()),
+    }
+    Ok("the container goes on here")
+}
+
 /// The end of a message about processes that do not run at the other host, where they belong: what to do.
 pub(super) fn advice(options: &Options, migration: &str, host: &str, remedy: Remedy) -> String {
     match remedy {
         Remedy::None => String::new(),
         Remedy::Settle => format!(". `{}` tries again", options.settle_command(migration, host, &[])),
+        Remedy::Keep if container::id(migration).is_some() => format!(
+            ". If {host} has lost the container for good, and it has not run there and never will, `{}` has it go on here",
+            options.settle_command(migration, host, &["--keep"])
+        ),
+        Remedy::Keep => String::new(),
         Remedy::Again => format!(
             ". If they have done nothing there, `{}` restores them once more",
             options.settle_command(migration, host, &["--again"])

@@ -31,7 +31,7 @@ use super::report::{Report, Round};
 use super::rounds::Rounds;
 use super::settle;
 use super::stream::{self, Extent, StreamError};
-use super::talk::{ARCHIVE, Begin, Directory, Restore, Settle, ToSource, ToTarget, VERSION, What};
+use super::talk::{ARCHIVE, Begin, Directory, Remedy, Restore, Settle, ToSource, ToTarget, VERSION, What};
 use crate::checkpoint::base;
 use crate::criu;
 use crate::daemon::{self, Session};
@@ -282,9 +282,10 @@ impl<'a> Source<'a> {
             Err(error) => {
                 eprintln!("rekindle: {error}; the processes are handed over: trying again");
                 settle::tell(self.way, &self.decided(true)).map_err(|failure| {
+                    let host = self.way.host();
+                    let keep = settle::advice(self.options, &self.name, host, Remedy::Keep);
                     failure.but(format!(
-                        "the processes are handed over to {}, which does not answer: there they wait for `{}`",
-                        self.way.host(),
+                        "the processes are handed over to {host}, which does not answer{keep}. Otherwise they wait there for `{}`",
                         self.settle_command()
                     ))
                 })?

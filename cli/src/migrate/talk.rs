@@ -189,6 +189,8 @@ pub(super) enum Remedy {
     Settle,
     /// The same with `--again`, if they have done nothing.
     Again,
+    /// To have a container go on at the source (`--keep`), if it has not run: the target has lost it.
+    Keep,
 }
 
 /// Why the other host cannot be heard.

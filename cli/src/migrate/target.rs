@@ -352,7 +352,8 @@ fn restore_kept(dir: &Path, host: &Host, again: bool) -> ToSource {
         Err(failure) => {
             let kept = dir.join(RESTORE).exists();
             let remedy = match (kept, arrival(dir, host)) {
-                (false, _) | (_, Ok(Some(true))) => Remedy::None,
+                (_, Ok(Some(true))) => Remedy::None,
+                (false, _) => Remedy::Keep,
                 (true, Ok(Some(false))) => Remedy::Again,
                 (true, Ok(None) | Err(_)) => Remedy::Settle,
             };

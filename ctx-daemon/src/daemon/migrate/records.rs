@@ -96,26 +96,39 @@ impl Records {
     /// that stand still undecided. What stands still and was handed over is its engine's to remove, which would start a container
     /// anew that is killed.
     pub(super) fn act_on_what_was_left(&self) {
-        let records: Vec<_> = self.names().filter_map(|name| self.read(&name).map(|record| (name, record))).collect();
-        let is_handed_over = |process: &Process| {
-            let mut of_those = records.iter().filter(|(_, it)| it.decision == Decision::HandedOver);
-            of_those.any(|(_, it)| it.processes.contains(process))
-        };
-        for (name, record) in &records {
+        for (name, record) in self.all().collect::<Vec<_>>() {
             match (record.decision, record.still) {
                 (Decision::HandedOver, false) => record.processes.iter().rev().for_each(Process::kill),
                 (Decision::Undecided, true) => {
-                    let go_on = record.processes.iter().filter(|it| !record.stopped.contains(it));
-                    // A later migration may have handed them over.
-                    go_on.filter(|it| !is_handed_over(it)).for_each(Process::go_on);
                     // They go on once: the next daemon must not send them SIGCONT again, whoever has stopped them since.
-                    if let Err(error) = self.write(name, Decision::Kept, &[]) {
+                    if let Err(error) = self.let_go_on(&name, &record) {
                         warn!(migration = name, "cannot record that it was kept: {error}");
                     }
                 }
                 _ => {}
             }
         }
+    }
+
+    /// What stands still goes on here although it was handed over: somebody knows that it does not go on elsewhere. If this daemon ends
+    /// meanwhile, the next one finds it undecided, and goes on with that.
+    pub(super) fn take_back(&self, name: &str, record: &Record) -> io::Result<()> {
+        self.write_still(name, Decision::Undecided, &record.processes, &record.stopped)?;
+        self.let_go_on(name, record)
+    }
+
+    /// Lets go on what stands still by this record, but for what had been stopped before, and for what another migration has handed over.
+    fn let_go_on(&self, name: &str, record: &Record) -> io::Result<()> {
+        let others = self.all().filter(|(other, it)| other != name && it.decision == Decision::HandedOver);
+        let handed_over: Vec<_> = others.flat_map(|(_, it)| it.processes).collect();
+        let go_on = record.processes.iter().filter(|it| !record.stopped.contains(it) && !handed_over.contains(it));
+        go_on.for_each(Process::go_on);
+        self.write(name, Decision::Kept, &[])
+    }
+
+    /// All migrations that have records, which can be understood.
+    fn all(&self) -> impl Iterator<Item = (String, Record)> {
+        self.names().filter_map(|name| self.read(&name).map(|record| (name, record)))
     }
 
     /// The names of the migrations that have records. What a write that was cut off has left is none.
