@@ -339,13 +339,17 @@ impl<'a> Source<'a> {
             Err(_) if self.report.last_sent == 0 => return failure,
             Err(_) => settle::tell(self.way, &self.decided(false)),
         };
-        if told.is_err() {
-            eprintln!(
-                "rekindle: the processes go on here; {}, which does not answer, may keep a copy that never runs: `{}` removes it",
-                self.way.host(),
-                self.settle_command()
-            );
-        }
+        let why = match told {
+            Ok(ToSource::Abandoned) => return failure,
+            Ok(ToSource::Failed { reason, .. }) => reason,
+            Ok(other) => format!("it answers {other:?}"),
+            Err(error) => error.to_string(),
+        };
+        eprintln!(
+            "rekindle: the processes go on here; {} may keep a copy that never runs ({why}): `{}` removes it",
+            self.way.host(),
+            self.settle_command()
+        );
         failure
     }
 
