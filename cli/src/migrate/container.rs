@@ -236,6 +236,11 @@ impl Note {
         Engine::podman(Some(&self.podman))
     }
 
+    /// The command that removes it here.
+    fn removal(&self) -> String {
+        format!("{} rm --force {}", self.podman.display(), self.id)
+    }
+
     fn unlink(&self, place: &Place) {
         if place.is_led_to(&self.static_dir) {
             let _ = fs::remove_file(self.static_dir.join(CHECKPOINT));
@@ -324,15 +329,25 @@ pub(super) fn id(migration: &str) -> Option<String> {
     Note::of(&Place::of(migration)).map(|it| it.id)
 }
 
+/// The command that removes the container of such a migration.
+pub(super) fn removal(migration: &str) -> Option<String> {
+    Note::of(&Place::of(migration)).map(|it| it.removal())
+}
+
+/// Whether podman does not know the container of such a migration any more.
+pub(super) fn is_gone(migration: &str) -> Result<bool, Failure> {
+    match Note::of(&Place::of(migration)) {
+        Some(note) => Ok(podman::pid(&note.engine(), &note.id)?.is_none()),
+        None => Ok(false),
+    }
+}
+
 /// A container that was handed over, and runs here all the same, since somebody has started it anew: its name, and how to remove it.
 pub(super) fn started_anew(migration: &str) -> Result<Option<(String, String)>, Failure> {
     let Some(note) = Note::of(&Place::of(migration)) else { return Ok(None) };
     let pid = podman::pid(&note.engine(), &note.id)?;
     let is_another = pid.is_some_and(|pid| pid != 0 && !note.is_of(pid));
-    Ok(is_another.then(|| {
-        let remove = format!("{} rm --force {}", note.podman.display(), note.id);
-        (note.name, remove)
-    }))
+    Ok(is_another.then(|| (note.name.clone(), note.removal())))
 }
 
 /// The end of a migration at the source, whose command has ended before it was over: the container is removed if it goes on

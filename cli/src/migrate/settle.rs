@@ -47,6 +47,16 @@ pub(super) fn tell(way: &dyn Way, decided: &Settle) -> Result<ToSource, Failure>
     }
 }
 
+/// Says something to which the target answers that the processes run or have run.
+fn expect_running(way: &dyn Way, message: &ToTarget) -> Result<(), Failure> {
+    let host = way.host();
+    match way.open()?.ask(message).map_err(|error| anyhow!(error))? {
+        ToSource::Running => Ok(()),
+        ToSource::Failed { kind, reason, .. } => Err(Failure::of_kind(kind, anyhow!("{host}: {reason}"))),
+        other => Err(anyhow!("{host} answers {other:?}: install one version of Rekindle on both hosts").into()),
+    }
+}
+
 /// Whether the processes run at the target, or have run there.
 fn runs(way: &dyn Way, migration: &str) -> Result<bool, Failure> {
     match way.open()?.ask(&ToTarget::Runs { migration: migration.to_owned() }).map_err(|error| anyhow!(error))? {
@@ -106,6 +116,12 @@ pub(super) fn settle(options: &Options, way: &dyn Way, migration: &str) -> Resul
     })?;
     stays?;
     match (answer, own) {
+        // Somebody has removed the container here, and so has said that it is not to be restored.
+        (ToSource::Failed { remedy: Remedy::Again, .. }, true) if !options.again && container::is_gone(migration)? => {
+            expect_running(way, &ToTarget::Ended { migration: migration.to_owned() })?;
+            container::settle(migration, true)?;
+            Ok("the container has run there, and has ended")
+        }
         (ToSource::Running, true) => {
             container::settle(migration, true)?;
             Ok("the processes run there")
@@ -161,9 +177,13 @@ pub(super) fn advice(options: &Options, migration: &str, host: &str, remedy: Rem
             options.settle_command(migration, host, &["--keep"])
         ),
         Remedy::Keep => String::new(),
-        Remedy::Again => format!(
-            ". If they have done nothing there, `{}` restores them once more",
-            options.settle_command(migration, host, &["--again"])
-        ),
+        Remedy::Again => {
+            let close = container::removal(migration).map_or_else(String::new, |remove| {
+                let settle = options.settle_command(migration, host, &[]);
+                format!(". If they have run to their end there, remove the container here (`{remove}`), and `{settle}` forgets it")
+            });
+            let again = options.settle_command(migration, host, &["--again"]);
+            format!("{close}. If they have done nothing there, `{again}` restores them once more")
+        }
     }
 }

@@ -50,6 +50,11 @@ pub(super) enum ToTarget {
         /// The migration.
         migration: String,
     },
+    /// On a connection of its own: the processes have been let run there, have ended, and are not to be restored once more.
+    Ended {
+        /// The migration.
+        migration: String,
+    },
     /// On a connection of its own: content for a migration's directories follows, in the form of `stream.rs`.
     Stream {
         /// The migration.
@@ -161,7 +166,7 @@ pub(super) enum ToSource {
     Ready,
     /// To `Restore`: the processes are complete, and wait.
     Held,
-    /// To `Own` and `Runs`: the processes run.
+    /// To `Own`, `Runs` and `Ended`: the processes run, or have run to their end.
     Running,
     /// To `Abandon`: nothing is left of the migration.
     Abandoned,

@@ -81,6 +81,7 @@ pub(super) fn receive(options: &Options) -> Result<(), Failure> {
         },
         ToTarget::Settle(decided) => answer(&settle(options, &decided)),
         ToTarget::Runs { migration } => answer(&runs(options, &migration)),
+        ToTarget::Ended { migration } => answer(&ended(options, &migration)),
         _ => answer(&failed(&Failure::refused(anyhow!("a connection does not begin with this")), false)),
     }
 }
@@ -310,6 +311,23 @@ fn settle(options: &Options, decided: &Settle) -> ToSource {
     }
 }
 
+/// The processes have run here to their end, as somebody says: nobody needs what is left.
+fn ended(options: &Options, migration: &str) -> ToSource {
+    let asked = || -> Result<ToSource, Failure> {
+        let dir = directory(options, migration)
+            .ok_or_else(|| Failure::refused(anyhow!("there is no migration {migration}")))?;
+        let _lock = lock(&dir)?;
+        if arrival(&dir, &host(options)?)? == Some(false) {
+            return Ok(is_running(&dir));
+        }
+        Ok(failed(
+            &Failure::refused(anyhow!("it is not known there that they have been let run, and have ended")),
+            false,
+        ))
+    };
+    asked().unwrap_or_else(|failure| failed(&failure, false))
+}
+
 /// Whether the processes run here, or have run to their end.
 fn runs(options: &Options, migration: &str) -> ToSource {
     let asked = || -> Result<bool, Failure> {
@@ -338,6 +356,8 @@ fn restore_kept(dir: &Path, host: &Host, again: bool) -> ToSource {
         match arrival(dir, host)? {
             None => {}
             Some(true) => return is_known_to_run(dir, host),
+            // The processes that were let run have ended, and others of the container have not.
+            Some(false) if podman_runs_it(dir, host)? => return Ok(()),
             Some(false) if again => {}
             Some(false) => {
                 return Err(Failure::refused(anyhow!(
@@ -362,10 +382,18 @@ fn restore_kept(dir: &Path, host: &Host, again: bool) -> ToSource {
     }
 }
 
+/// Whether it is a container, and podman knows that it runs.
+fn podman_runs_it(dir: &Path, host: &Host) -> Result<bool, Failure> {
+    match read_restore(dir) {
+        Ok(Restore { container: Some(id), .. }) => Imported::new(&host.podman, &id).is_known_to_run(),
+        _ => Ok(false),
+    }
+}
+
 /// The processes run. A container must be known to podman, too.
 fn is_known_to_run(dir: &Path, host: &Host) -> Result<(), Failure> {
     let Ok(Restore { container: Some(id), .. }) = read_restore(dir) else { return Ok(()) };
-    if Imported::new(&host.podman, &id).is_known_to_run()? {
+    if podman_runs_it(dir, host)? {
         return Ok(());
     }
     Err(anyhow!(
