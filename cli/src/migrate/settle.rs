@@ -123,7 +123,8 @@ pub(super) fn settle(options: &Options, way: &dyn Way, migration: &str) -> Resul
             Ok("the container has run there, and has ended")
         }
         (ToSource::Running, true) => {
-            container::settle(migration, true)?;
+            let removed = container::settle(migration, true);
+            removed.map_err(|failure| not_removed(options, migration, host, failure))?;
             Ok("the processes run there")
         }
         (ToSource::Abandoned, false) => Ok("the processes go on here, and nothing of them is left there"),
@@ -165,6 +166,12 @@ fn keep(way: &dyn Way, socket: &Path, migration: &str) -> Result<&'static str, F
         _ => return Err(daemon::unexpected_answer().into()),
     }
     Ok("the container goes on here")
+}
+
+/// The failure to remove a container here that runs elsewhere.
+pub(super) fn not_removed(options: &Options, migration: &str, host: &str, failure: Failure) -> Failure {
+    let settle = options.settle_command(migration, host, &[]);
+    failure.but(format!("the container runs at {host}, and is only to be removed here, as `{settle}` does"))
 }
 
 /// The end of a message about processes that do not run at the other host, where they belong: what to do.

@@ -213,7 +213,8 @@ impl<'a> Source<'a> {
             let _ = criu.wait();
         }
         owned?;
-        self.container.as_ref().map_or(Ok(()), Container::remove)
+        let removed = self.container.as_ref().map_or(Ok(()), Container::remove);
+        removed.map_err(|failure| settle::not_removed(self.options, &self.name, self.way.host(), failure))
     }
 
     /// The name of the directory of the last dump.
