@@ -30,6 +30,8 @@ use crate::failure::Failure;
 use crate::podman;
 use crate::process;
 
+/// The name of that directory of an earlier checkpoint, while a link has its place.
+const EARLIER: &str = "checkpoint.before-migration";
 /// podman's name of the restart policy by which nothing is started anew.
 const NO_RESTART: &str = "no";
 
@@ -126,9 +128,16 @@ impl Container {
         self.place.write(&self.note)?;
         let checkpoint = self.note.static_dir.join(CHECKPOINT);
         let linked = || -> io::Result<()> {
-            // What an earlier checkpoint has left there, podman would overwrite.
+            // What an earlier checkpoint has left there may be needed if the container stays.
             match fs::symlink_metadata(&checkpoint) {
-                Ok(it) if it.is_dir() => fs::remove_dir_all(&checkpoint)?,
+                Ok(it) if it.is_dir() => {
+                    let earlier = self.note.static_dir.join(EARLIER);
+                    // An older one is of a migration that was cut off.
+                    if earlier.exists() {
+                        fs::remove_dir_all(&earlier)?;
+                    }
+                    fs::rename(&checkpoint, earlier)?;
+                }
                 Ok(_) => fs::remove_file(&checkpoint)?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
@@ -242,8 +251,12 @@ impl Note {
     }
 
     fn unlink(&self, place: &Place) {
+        let checkpoint = self.static_dir.join(CHECKPOINT);
         if place.is_led_to(&self.static_dir) {
-            let _ = fs::remove_file(self.static_dir.join(CHECKPOINT));
+            let _ = fs::remove_file(&checkpoint);
+        }
+        if fs::symlink_metadata(&checkpoint).is_err() {
+            let _ = fs::rename(self.static_dir.join(EARLIER), checkpoint);
         }
     }
 
@@ -440,6 +453,12 @@ mod tests {
         let later = Note { start: note.start + 1, ..note };
         assert!(!later.is_of(own));
     }
+    /// The note of a container that has ended.
+    fn note(static_dir: PathBuf, podman: PathBuf) -> Note {
+        let (id, name, restart) = ("a".to_owned(), "c".to_owned(), Some("always".to_owned()));
+        Note { podman, id, name, static_dir, pid: -1, start: 0, cgroup: "/c".into(), restart, frozen: true }
+    }
+
     /// A podman that knows these containers, and updates none.
     fn podman_with(dir: &Path, containers: &str) -> PathBuf {
         use std::os::unix::fs::PermissionsExt;
@@ -457,19 +476,30 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let place = Place::at(&dir.path().join("place"));
             place.make(dir.path()).unwrap();
-            let note = Note {
-                podman: podman_with(dir.path(), known),
-                id: "a".into(),
-                name: "c".into(),
-                static_dir: dir.path().to_owned(),
-                pid: -1,
-                start: 0,
-                cgroup: "/c".into(),
-                restart: Some("always".into()),
-                frozen: true,
-            };
+            let note = note(dir.path().to_owned(), podman_with(dir.path(), known));
             place.write(&note).unwrap();
             assert_eq!((note.stays(&place).is_ok(), place.noted().is_none()), (is_over, is_over), "{known}");
+        }
+    }
+    #[test]
+    fn an_earlier_checkpoint_is_there_again_when_the_link_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::at(&dir.path().join("place"));
+        let (checkpoint, static_dir) = (dir.path().join(CHECKPOINT), dir.path().to_owned());
+        let note = note(static_dir, "podman".into());
+        let engine = note.engine();
+        let found = container("");
+        let container = Container { engine, found, place, note };
+        for has_earlier in [false, true, true] {
+            if has_earlier {
+                fs::create_dir_all(checkpoint.join("images")).unwrap();
+            }
+            container.link(&File::open(dir.path()).unwrap(), "last-ab").unwrap();
+            assert!(checkpoint.is_symlink());
+            container.unlink();
+            container.unlink();
+            assert_eq!(checkpoint.join("images").exists(), has_earlier);
+            assert!(has_earlier || !checkpoint.is_symlink());
         }
     }
 }
