@@ -91,7 +91,24 @@ impl Container {
             restart: None,
             frozen: false,
         };
-        Ok((Self { engine, found, place: Place::of(migration), note }, pid))
+        let container = Self { engine, found, place: Place::of(migration), note };
+        container.is_alone()?;
+        Ok((container, pid))
+    }
+
+    /// Refuses a container in which others have started processes that the dump does not have: they would go on, or be lost with it.
+    pub(super) fn is_alone(&self) -> Result<(), Failure> {
+        let Note { name, pid, cgroup, .. } = &self.note;
+        let strangers = freezer::strangers(cgroup, *pid);
+        let strangers = strangers.with_context(|| format!("cannot list the processes of container {name}"))?;
+        if strangers.is_empty() {
+            return Ok(());
+        }
+        let strangers = strangers.iter().map(i32::to_string).collect::<Vec<_>>().join(", ");
+        Err(Failure::refused(anyhow!(
+            "container {name} cannot be migrated: processes run in it that do not descend from its first one, as by `podman exec` or a \
+             health check, and that would be lost ({strangers}): end them, or try again when they have ended"
+        )))
     }
 
     /// The container's name.

@@ -189,7 +189,9 @@ impl<'a> Source<'a> {
                 other_driver: self.options.allow_other_driver,
                 other_gpu: self.options.allow_other_gpu,
             };
-            expect(self.way, self.link.ask(&ToTarget::Restore(restore)), &ToSource::Held)
+            expect(self.way, self.link.ask(&ToTarget::Restore(restore)), &ToSource::Held)?;
+            // Others may have come in since.
+            self.container.as_ref().map_or(Ok(()), Container::is_alone)
         });
         if let Err(failure) = restored {
             return Err(self.keep(order, criu, failure));
