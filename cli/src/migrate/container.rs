@@ -74,6 +74,14 @@ impl Container {
         if let Some(why) = obstacle(&found) {
             return Err(refused(&why));
         }
+        if found.restart_policy() != NO_RESTART {
+            let version = podman::version(&engine)?;
+            if !sets_restart(&version) {
+                return Err(refused(&format!(
+                    "its restart policy must be set to `no` meanwhile, and podman {version} cannot, as podman 5.1 can (podman update --restart)"
+                )));
+            }
+        }
         let start = process::start_of(pid).ok_or_else(|| refused("it has just ended"))?;
         let cgroup = freezer::of(pid, &found.id).ok_or_else(|| {
             refused(
@@ -217,6 +225,12 @@ impl Container {
         let Some(_lock) = self.place.lock()? else { return Ok(()) };
         self.note.remove(&self.place)
     }
+}
+
+/// Whether a podman of this version can set the restart policy of a container.
+fn sets_restart(version: &str) -> bool {
+    let mut numbers = version.split('.').map(|it| it.parse::<u32>().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (5, 1)
 }
 
 /// Why a container cannot be migrated, if it cannot.
@@ -450,6 +464,12 @@ mod tests {
         ] {
             assert_eq!(obstacle(&container(&format!(r#", "Config": {{{more}}}"#))), None, "{more}");
         }
+    }
+
+    #[test]
+    fn podman_sets_restart_policies_from_version_5_1_on() {
+        let versions = ["4.9.3", "5.0.3", "5.1.0-rc1", "5.4.2", "6.0.0", ""];
+        assert_eq!(versions.map(sets_restart), [false, false, true, true, true, false]);
     }
 
     #[test]
