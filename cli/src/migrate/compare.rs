@@ -11,7 +11,6 @@ use super::held::Host;
 use super::imported;
 use super::source::status;
 use super::talk::What;
-use super::target;
 use crate::failure::Failure;
 use crate::output::size;
 use crate::{criu, daemon};
@@ -35,9 +34,7 @@ pub(super) fn with(what: &What, host: &Host, dir: &Path) -> Result<(), Failure> 
     if let Some(why) = differences(what, &status, &gpus) {
         return Err(Failure::refused(anyhow!(why)));
     }
-    what.container
-        .as_ref()
-        .map_or(Ok(()), |needs| imported::compare(needs, &host.podman, target::that_waits(dir, &needs.id).as_deref()))
+    what.container.as_ref().map_or(Ok(()), |needs| imported::compare(needs, &host.podman))
 }
 
 /// Why the processes cannot go on with this driver and these GPUs, if they cannot.

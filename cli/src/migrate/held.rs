@@ -55,9 +55,8 @@ pub(super) struct Held {
     restorer: Child,
     /// The daemon kills the processes when this ends before they may run.
     session: Session,
-    /// The container, if it is one, and its place.
+    /// The container, if it is one.
     imported: Option<Imported>,
-    place: Place,
 }
 
 impl Held {
@@ -74,7 +73,7 @@ impl Held {
         }
         let imported = restore.container.as_deref().map(|id| Imported::new(&host.podman, id));
         if let Some(imported) = imported.as_ref().filter(|_| attempt != Attempt::First) {
-            imported.remove(&Place::of(&name(dir)), attempt == Attempt::Again)?;
+            imported.remove()?;
         }
         let mut command = match &imported {
             None => by_criu(dir, restore)?,
@@ -84,7 +83,7 @@ impl Held {
         // The processes have their own output, and this process's is the connection.
         command.env("REKINDLE_SOCKET", &host.socket).stdin(Stdio::null()).stdout(Stdio::null());
         let restorer = command.spawn().with_context(|| format!("cannot run {program}"))?;
-        let mut held = Self { restorer, session, imported, place: Place::of(&name(dir)) };
+        let mut held = Self { restorer, session, imported };
         loop {
             if progress(&held.session).is_some_and(|it| it.phase == HELD) {
                 return Ok(held);
@@ -122,7 +121,7 @@ impl Held {
         drop(self.session);
         // CRIU fails.
         let _ = self.restorer.wait();
-        self.imported.as_ref().map_or(Ok(()), |it| it.remove(&self.place, false))
+        self.imported.as_ref().map_or(Ok(()), Imported::remove)
     }
 }
 
