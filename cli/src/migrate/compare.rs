@@ -7,8 +7,6 @@ use anyhow::anyhow;
 use rekindle_images::ImageDir;
 use rekindle_wire::control::{GpuInfo, Reply, Request, StatusInfo};
 
-use super::held::Host;
-use super::imported;
 use super::source::status;
 use super::talk::What;
 use crate::failure::Failure;
@@ -16,8 +14,7 @@ use crate::output::size;
 use crate::{criu, daemon};
 
 /// Whether this host can take what moves.
-pub(super) fn with(what: &What, host: &Host, dir: &Path) -> Result<(), Failure> {
-    let socket = &host.socket;
+pub(super) fn with(what: &What, socket: &Path, dir: &Path) -> Result<(), Failure> {
     criu::program(None)?;
     criu::libdir_option()?;
     let status = status(socket)?;
@@ -31,10 +28,7 @@ pub(super) fn with(what: &What, host: &Host, dir: &Path) -> Result<(), Failure> 
         )));
     }
     let gpus = free_memory(socket, status.gpus.len());
-    if let Some(why) = differences(what, &status, &gpus) {
-        return Err(Failure::refused(anyhow!(why)));
-    }
-    what.container.as_ref().map_or(Ok(()), |needs| imported::compare(needs, &host.podman))
+    differences(what, &status, &gpus).map_or(Ok(()), |why| Err(Failure::refused(anyhow!(why))))
 }
 
 /// Why the processes cannot go on with this driver and these GPUs, if they cannot.
@@ -100,7 +94,6 @@ mod tests {
             memory,
             other_driver: false,
             other_gpu: false,
-            container: None,
         }
     }
 

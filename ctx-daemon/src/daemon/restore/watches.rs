@@ -37,9 +37,8 @@ pub(in crate::daemon) enum Wish {
     Watch,
     /// They wait for a moment until the command has heard that they are about to run, and has asked again.
     Hear,
-    /// They wait until the command says that they may run. They are those of the migration of this name, and may have run here before
-    /// if `again`.
-    Hold { migration: String, again: bool },
+    /// They wait until the command says that they may run. They are those of the migration of this name.
+    Hold(String),
 }
 
 struct Watch {
@@ -72,7 +71,7 @@ impl Watches {
             match &watch.wish {
                 Wish::Watch => {}
                 Wish::Hear => phases.must_be_heard(),
-                Wish::Hold { migration, again } => phases.hold().want(migration, *again),
+                Wish::Hold(migration) => phases.hold().want(migration),
             }
             watch.restore = Some(Arc::clone(&phases));
         }
@@ -133,7 +132,7 @@ impl Watch {
     fn ends(&mut self) {
         self.has_heard();
         if let Some(restore) = &self.restore
-            && matches!(self.wish, Wish::Hold { .. })
+            && matches!(self.wish, Wish::Hold(_))
         {
             restore.hold().abandon();
         }
@@ -183,7 +182,7 @@ mod tests {
     fn processes_that_a_watcher_holds_wait_for_it_and_not_longer_than_it_lives() {
         let watches = Watches::default();
         let own = std::process::id() as i32;
-        let watch = watches.add(own, Wish::Hold { migration: "a".into(), again: false }, None);
+        let watch = watches.add(own, Wish::Hold("a".into()), None);
         let restore = watches.begin(own);
         assert!(restore.0.hold().migration().is_some() && !watch.own());
         drop(watch);
