@@ -19,6 +19,7 @@ use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use rekindle_wire::control::{Reply, Request, TRACEPARENT};
+use rekindle_wire::userfault;
 use thiserror::Error;
 
 use crate::alarm::SuspendedAlarm;
@@ -179,7 +180,7 @@ impl Dump {
     /// DUMP_EXT_FILE: a descriptor that CRIU does not know. Descriptors of one file come once.
     pub fn external_file(&mut self, fd: RawFd) -> Result<Answer, DumpError> {
         let Self::Saving(saving) = self else { return Ok(Answer::NotOurs) };
-        if !managed::is_userfault(fd) {
+        if !userfault::is_one(fd) {
             return Ok(Answer::NotOurs);
         }
         saving.userfaults += 1;

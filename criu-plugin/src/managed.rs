@@ -3,10 +3,9 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::RawFd;
 
 use rekindle_wire::layout::USERFAULT_NAME;
-use rekindle_wire::userfault::LINK;
+use rekindle_wire::userfault;
 use thiserror::Error;
 
 /// Why a userfaultfd is not dumped.
@@ -39,11 +38,6 @@ pub enum UserfaultError {
     Refused(io::Error),
 }
 
-/// Whether a descriptor of this process is a userfaultfd.
-pub fn is_userfault(fd: RawFd) -> bool {
-    fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|link| link.as_os_str() == LINK)
-}
-
 /// How many of these processes have a userfaultfd for managed memory, by the mapping that says so. Each must have it still, and no
 /// other: nobody could tell them apart in the restored process.
 pub fn count(pids: &[i32]) -> Result<usize, UserfaultError> {
@@ -56,8 +50,7 @@ pub fn count(pids: &[i32]) -> Result<usize, UserfaultError> {
             continue;
         }
         count += 1;
-        let open = fs::read_dir(format!("/proc/{pid}/fd")).map_err(unreadable)?.flatten();
-        match open.filter(|it| fs::read_link(it.path()).is_ok_and(|link| link.as_os_str() == LINK)).count() {
+        match userfault::open_in(pid).map_err(unreadable)?.len() {
             0 => return Err(UserfaultError::Closed { pid }),
             1 => {}
             _ => return Err(UserfaultError::Foreign),
@@ -95,11 +88,5 @@ mod tests {
         // SAFETY: mapped above, and not used.
         assert_eq!(unsafe { libc::munmap(at, 4096) }, 0);
         assert!(matches!(count(&[i32::MAX]), Err(UserfaultError::Maps { .. })));
-    }
-
-    #[test]
-    fn only_a_userfaultfd_is_one() {
-        let file = fs::File::open("/dev/null").unwrap();
-        assert!(!is_userfault(file.as_raw_fd()) && !is_userfault(-1));
     }
 }

@@ -4,13 +4,14 @@
 //!
 //! A descriptor belongs to the memory of the process that made it, whoever uses it: addresses here are addresses there.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
 
 /// What `/proc/PID/fd` says of a userfaultfd.
-pub const LINK: &str = "anon_inode:[userfaultfd]";
+const LINK: &str = "anon_inode:[userfaultfd]";
 
 /// The file by which a process may make one that the system call refuses it (Linux 6.1).
 const DEVICE: &str = "/dev/userfaultfd";
@@ -45,6 +46,32 @@ const FLAG_WRITE: u64 = 1;
 const FLAG_WP: u64 = 2;
 
 const PAGE: u64 = 4096;
+
+/// Whether a descriptor of this process is a userfaultfd.
+#[must_use]
+pub fn is_one(fd: RawFd) -> bool {
+    is_link(Path::new(&format!("/proc/self/fd/{fd}")))
+}
+
+/// The numbers of the userfaultfds that a process has open.
+///
+/// # Errors
+/// The kernel's, where the process's descriptors cannot be listed.
+pub fn open_in(pid: i32) -> io::Result<Vec<RawFd>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let entry = entry?;
+        // A descriptor that is closed meanwhile is none.
+        if is_link(&entry.path()) {
+            found.extend(entry.file_name().to_str().and_then(|it| it.parse::<RawFd>().ok()));
+        }
+    }
+    Ok(found)
+}
+
+fn is_link(path: &Path) -> bool {
+    fs::read_link(path).is_ok_and(|link| link.as_os_str() == LINK)
+}
 
 /// A thread of the process waits for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -349,6 +376,15 @@ mod tests {
         unsafe { libc::mprotect((range.start + 5 * PAGE) as *mut c_void, PAGE as usize, libc::PROT_READ) };
         faults.zero(range.clone()).unwrap();
         assert_eq!((reader.join().unwrap(), load(first.start), load(range.end - 1)), (0, 7, 0));
+    }
+
+    #[test]
+    fn a_userfaultfd_is_told_from_other_files() {
+        let file = File::open("/dev/null").unwrap();
+        assert!(!is_one(file.as_raw_fd()) && !is_one(-1) && open_in(i32::MAX).is_err());
+        let Ok(faults) = Userfault::new() else { return };
+        let number = faults.as_fd().as_raw_fd();
+        assert!(is_one(number) && open_in(std::process::id() as i32).unwrap().contains(&number));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 
 use rekindle_wire::control::{Failure, Reply};
 use rekindle_wire::layout::MANAGED_NAME;
-use rekindle_wire::userfault::{LINK, Userfault};
+use rekindle_wire::userfault::{self, Userfault};
 use rekindle_wire::window;
 use tracing::{debug, error, warn};
 
@@ -40,21 +40,12 @@ pub(super) fn serve(allowed: bool, stream: &UnixStream, process: Process) {
 /// Copies of the userfaultfds that a process has open.
 fn userfaults(pid: i32) -> io::Result<Vec<OwnedFd>> {
     let process = sys::pidfd_open(pid)?;
-    let mut found = Vec::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
-        let entry = entry?;
-        // A descriptor that is closed meanwhile is none.
-        if fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == LINK)
-            && let Some(number) = entry.file_name().to_str().and_then(|it| it.parse().ok())
-        {
-            found.push(sys::pidfd_getfd(process.as_fd(), number)?);
-        }
-    }
-    Ok(found)
+    let numbers = userfault::open_in(pid)?.into_iter();
+    numbers.map(|number| sys::pidfd_getfd(process.as_fd(), number)).collect()
 }
 
 /// The userfaultfd of a process with managed memory. If the program has others of its own, nobody can tell which is ours.
-pub(super) fn userfault(pid: i32) -> io::Result<OwnedFd> {
+pub(super) fn userfault_of(pid: i32) -> io::Result<OwnedFd> {
     let mut found = userfaults(pid)?;
     match (found.pop(), found.is_empty()) {
         (Some(one), true) => Ok(one),
@@ -89,7 +80,7 @@ pub(super) fn lose(process: Process) {
         if ranges.iter().map(|it| it.end - it.start).sum::<u64>() > MOST {
             return Err(io::Error::other("it has more managed memory than a machine's GPUs have"));
         }
-        let userfault = Userfault::from(userfault(pid)?);
+        let userfault = Userfault::from(userfault_of(pid)?);
         ranges.into_iter().try_for_each(|range| {
             // Protected pages are the process's, too.
             userfault.protect(&range, false)?;
@@ -143,10 +134,10 @@ mod tests {
         // SAFETY: mapped above, and not used.
         assert_eq!(unsafe { libc::munmap(at, 8192) }, 0);
         assert!(ranges(pid).unwrap().is_empty());
-        assert!(userfault(pid).unwrap_err().to_string().contains("has closed"));
+        assert!(userfault_of(pid).unwrap_err().to_string().contains("has closed"));
         let Ok(_one) = Userfault::new() else { return };
-        assert!(userfault(pid).is_ok());
+        assert!(userfault_of(pid).is_ok());
         let _other = Userfault::new().unwrap();
-        assert!(userfault(pid).unwrap_err().to_string().contains("of its own"));
+        assert!(userfault_of(pid).unwrap_err().to_string().contains("of its own"));
     }
 }

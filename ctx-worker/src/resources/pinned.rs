@@ -9,7 +9,7 @@ use std::time::Duration;
 use rekindle_cuda_abi::types::*;
 use rekindle_images as images;
 use rekindle_wire::attach::Pinned;
-use rekindle_wire::userfault::{LINK, Userfault};
+use rekindle_wire::userfault::{self, Userfault};
 use rekindle_wire::{layout, window};
 use tracing::warn;
 
@@ -34,8 +34,7 @@ impl Arrived {
     /// Keeps the client's userfaultfd. Returns it if it is the first that has come: a client has one.
     pub(crate) fn put_userfault(&self, fd: OwnedFd) -> Option<Arc<Userfault>> {
         // A client may send anything.
-        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-        if !link.is_ok_and(|it| it.as_os_str() == LINK) {
+        if !userfault::is_one(fd.as_raw_fd()) {
             return None;
         }
         let userfault = Arc::new(Userfault::from(fd));

@@ -266,8 +266,8 @@ pub enum WorkerRequest {
         /// Their addresses and sizes.
         pinned: Vec<crate::attach::Pinned>,
     },
-    /// The process whose `Connect` follows has managed memory. Comes with its userfaultfd; the memfds are among those of `pinned`. Only
-    /// for workers of [`MANAGES`] or later.
+    /// The process whose `Connect` follows has managed memory. Comes with its userfaultfd; the memfds are among those of `pinned`. Older
+    /// workers do not load such a client, whose state they do not know.
     Userfault,
     /// The restored process exists. Comes with its connection, ring, staging, and the memfds of `pinned` in order.
     Connect {
@@ -381,9 +381,6 @@ pub const LENDS: u32 = 13;
 
 /// The first control version whose workers map files that their client has mapped: `Registers`, [`crate::attach::Pinned::file_offset`].
 pub const REGISTERS_FILES: u32 = 15;
-
-/// The first control version whose workers move managed memory: `Userfault`.
-pub const MANAGES: u32 = 18;
 
 /// A data file of an image, or of an image that it builds on.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]

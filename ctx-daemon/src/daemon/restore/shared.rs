@@ -99,7 +99,7 @@ pub(in crate::daemon) fn take(pid: i32, dumped: &[(u64, u64)]) -> Result<SharedM
     let managed = files(&maps, |it| it.managed_serial().is_some());
     let userfault = match managed.is_empty() {
         true => None,
-        false => Some(managed::userfault(pid).map_err(SharedError::Userfault)?),
+        false => Some(managed::userfault_of(pid).map_err(SharedError::Userfault)?),
     };
     for mappings in managed.into_values() {
         pinned.push(take_managed(pid, &mappings)?);
