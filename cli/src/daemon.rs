@@ -25,6 +25,11 @@ pub(crate) struct At {
 }
 
 impl At {
+    /// The path that the option names, if it was given.
+    pub(crate) fn given(&self) -> Option<String> {
+        self.socket.as_ref().map(|it| it.display().to_string())
+    }
+
     /// The absolute path of the daemon's socket: from the option, the environment, or the default.
     pub(crate) fn socket(&self) -> anyhow::Result<PathBuf> {
         let path = self.socket.clone().or_else(|| std::env::var_os(VARIABLE).map(PathBuf::from));

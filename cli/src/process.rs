@@ -16,6 +16,17 @@ pub(crate) struct Process {
     threads: i32,
 }
 
+/// When a process started, in clock ticks since the machine did: that tells it from a later one with the same number. None if there is no
+/// such process, or it has ended.
+pub(crate) fn start_of(pid: i32) -> Option<u64> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    if Process::parse(pid, &stat)?.has_ended() {
+        return None;
+    }
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
 impl Process {
     /// The process with this number, if there is one.
     pub(crate) fn find(pid: i32) -> Option<Self> {

@@ -97,6 +97,8 @@ pub struct Saving {
     pids: Vec<i32>,
     /// The processes that the driver checkpoints, until they are given back.
     natives: Natives,
+    /// Whether tasks that go on stay stopped until the image is durable, and then are the daemon's to let go on.
+    still: bool,
     /// Whether the daemon has accepted the connections that the tasks had begun when they were frozen.
     accepted: bool,
     /// The number of userfaultfds that CRIU has asked about.
@@ -268,22 +270,24 @@ fn pause_tree(root: i32) -> Result<Dump, DumpError> {
         // The daemon died after the probe. CRIU fails the dump by itself if the tree has clients.
         Err(error) => return Ok(inactive(error)),
     };
-    let (pids, natives) = match reply {
+    let (pids, natives, still) = match reply {
         Reply::Paused { pids } if pids.is_empty() => {
-            let natives = Natives::default();
+            let (natives, still, accepted, userfaults) = (Natives::default(), false, false, 0);
             let saving = control.map(|(fate, control)| Saving {
                 daemon,
                 control,
                 fate,
                 pids,
                 natives,
-                accepted: false,
-                userfaults: 0,
+                still,
+                accepted,
+                userfaults,
             });
             return Ok(Dump::Foreign(saving.ok()));
         }
-        Reply::Paused { pids } => (pids, Natives::default()),
-        Reply::PausedNatives { pids, natives } => (pids, Natives::new(natives)),
+        Reply::Paused { pids } => (pids, Natives::default(), false),
+        Reply::PausedNatives { pids, natives } => (pids, Natives::new(natives), false),
+        Reply::PausedStill { pids } => (pids, Natives::default(), true),
         other => return Err(daemon::unexpected(other).into()),
     };
     log::info(&format!("GPU processes {pids:?} are quiesced"));
@@ -298,7 +302,7 @@ fn pause_tree(root: i32) -> Result<Dump, DumpError> {
     if !natives.is_empty() {
         host::add_to_inventory(crate::NAME_OF_NATIVES)?;
     }
-    Ok(Dump::Saving(Saving { daemon, control, fate, pids, natives, accepted: false, userfaults: 0 }))
+    Ok(Dump::Saving(Saving { daemon, control, fate, pids, natives, still, accepted: false, userfaults: 0 }))
 }
 
 fn inactive(error: DaemonError) -> Dump {
@@ -365,7 +369,7 @@ impl Saving {
         if self.fate != Fate::Dead {
             given_back = self.natives.give_back(&self.daemon);
         }
-        if self.fate == Fate::Alive {
+        if self.fate == Fate::Alive && !self.still {
             self.control.resume_tasks();
             log::info("the processes run again");
         }

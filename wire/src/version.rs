@@ -23,6 +23,9 @@ pub const CONTROL_VERSION: u32 = 18;
 /// The control version from which on a plugin can let threads of native processes run.
 pub const NATIVES: u32 = 16;
 
+/// The control version from which on a plugin can keep tasks that it leaves running stopped until their image is durable.
+pub const STANDSTILL: u32 = 18;
+
 /// The oldest control version that this build still speaks. Images hold processes whose libraries speak it.
 pub const OLDEST_CONTROL: u32 = 9;
 

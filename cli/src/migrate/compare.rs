@@ -7,6 +7,8 @@ use anyhow::anyhow;
 use rekindle_images::ImageDir;
 use rekindle_wire::control::{GpuInfo, Reply, Request, StatusInfo};
 
+use super::held::Host;
+use super::imported;
 use super::source::status;
 use super::talk::What;
 use crate::failure::Failure;
@@ -14,7 +16,8 @@ use crate::output::size;
 use crate::{criu, daemon};
 
 /// Whether this host can take what moves.
-pub(super) fn with(what: &What, socket: &Path, dir: &Path) -> Result<(), Failure> {
+pub(super) fn with(what: &What, host: &Host, dir: &Path) -> Result<(), Failure> {
+    let socket = &host.socket;
     criu::program(None)?;
     criu::libdir_option()?;
     let status = status(socket)?;
@@ -28,7 +31,10 @@ pub(super) fn with(what: &What, socket: &Path, dir: &Path) -> Result<(), Failure
         )));
     }
     let gpus = free_memory(socket, status.gpus.len());
-    differences(what, &status, &gpus).map_or(Ok(()), |why| Err(Failure::refused(anyhow!(why))))
+    if let Some(why) = differences(what, &status, &gpus) {
+        return Err(Failure::refused(anyhow!(why)));
+    }
+    what.container.as_ref().map_or(Ok(()), |needs| imported::compare(needs, &host.podman))
 }
 
 /// Why the processes cannot go on with this driver and these GPUs, if they cannot.
@@ -94,6 +100,7 @@ mod tests {
             memory,
             other_driver: false,
             other_gpu: false,
+            container: None,
         }
     }
 

@@ -12,13 +12,22 @@
 //! holds them until it hears that. Whatever ends in between, at most one of the two runs, and one can always go on: before the
 //! decision the source, after it the target, which has all that it needs by then. `model.rs` checks that for every order of
 //! losses and deaths. Where the decision does not reach the target, `--settle` tells it (`settle.rs`).
+//!
+//! A container moves in the same way, with podman in the place of CRIU on both hosts (`container.rs`, `imported.rs`). podman works on
+//! when CRIU has ended, so the container stands still by itself from then on, is frozen once it was handed over (`freezer.rs`), and
+//! podman removes it when it runs elsewhere.
 
 mod compare;
+mod container;
+mod freezer;
+mod held;
+mod imported;
 mod link;
 #[cfg(test)]
 mod model;
 mod options;
 mod parent;
+mod place;
 mod report;
 mod rounds;
 mod settle;
@@ -27,13 +36,11 @@ mod stream;
 mod talk;
 mod target;
 
-use anyhow::anyhow;
-
 use self::link::Via;
 pub(crate) use self::options::Options;
 use self::source::Source;
 use crate::failure::Failure;
-use crate::{output, protect};
+use crate::output;
 
 /// Moves processes, or is the other host of one who does.
 pub(crate) fn migrate(options: &Options) -> Result<(), Failure> {
@@ -45,15 +52,12 @@ pub(crate) fn migrate(options: &Options) -> Result<(), Failure> {
         None => Via::ssh(host, &options.words_there()),
     };
     if let Some([migration, host]) = options.settle.as_deref() {
-        let said = settle::settle(&options.daemon.socket()?, &way(host)?, migration, options.take)?;
+        let said = settle::settle(options, &way(host)?, migration)?;
         return Ok(output::print(&format!("{said}\n"))?);
     }
-    let (Some(pid), Some(host)) = (options.pid, &options.host) else {
-        return Err(Failure::usage(anyhow!("give a process and a host")));
-    };
-    protect::must_not_be_protected(&options.daemon.socket()?, pid)?;
+    let (subject, host) = options.subject()?;
     let way = way(host)?;
-    let (report, result) = Source::begin(options, &way, pid)?.migrate();
+    let (report, result) = Source::begin(options, &way, subject)?.migrate();
     if options.json {
         output::print_json(&report)?;
     } else if result.is_ok() {

@@ -1,8 +1,12 @@
-//! A model of a migration's end, from the dump on: every order of steps, losses and deaths is tried.
+//! A model of a migration's end, from the dump on: every order of steps, losses and deaths is tried, for a process tree and for a
+//! container.
 //!
 //! Parts: the command, CRIU and the daemon of the source, the process that holds the tree at the target, with its daemon, and
-//! whoever settles. Each step of the model is one step of one part, and any part may die, and the connection break, between any
-//! two. Checked are that the tree never runs on both hosts, that it runs nowhere again once it was handed over from there, and
+//! whoever settles. A container has podman besides: at the source it works on when CRIU has let go of the container, which stands
+//! still then, and removes it in the end; at the target it keeps what is left of a restore that has failed, which must be gone
+//! before the next. Each step of the model is one step of one part, and any part may die, and the connection break, between any
+//! two. Anybody may send SIGCONT to a container that stands still, and a container may come back before its migration is settled.
+//! Checked are that the tree never runs on both hosts, that it runs nowhere again once it was handed over from there, and
 //! that from every state, if nothing else fails, it runs on exactly one.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -12,7 +16,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 enum Tree {
     Absent,
     Runs,
-    /// Stopped by CRIU, which waits for a decision.
+    /// Stopped by CRIU, which waits for a decision; or, of a container, by SIGSTOP.
     Still,
     Dead,
 }
@@ -34,7 +38,9 @@ enum Command {
     AsksRestore,
     /// Has heard that the tree is held there.
     HandsOver,
-    /// Has heard that it was handed over.
+    /// Has heard that it was handed over: freezes a container, before anybody is told.
+    Freezes,
+    /// Tells the target.
     TellsOwn,
     /// Has heard a failure, or lost the connection: ends the order, and asks the daemon what it has decided.
     AsksDecision,
@@ -47,6 +53,8 @@ enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Holder {
     Receives,
+    /// Has started CRIU or podman, and the image has its mark. The daemon holds the tree as soon as CRIU asks for anything.
+    Starts,
     Holds,
     /// Has let the tree run.
     Owns,
@@ -67,55 +75,89 @@ enum Said {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct World {
+    /// Whether the tree is a container.
+    container: bool,
     here: Tree,
-    /// Whether CRIU of the source waits for the daemon's decision.
+    /// Whether CRIU of the source waits for the daemon's decision; of a container: whether podman works there.
     criu: bool,
+    /// Whether the daemon of the source lives.
+    daemon: bool,
     /// Whether the tree here has SIGSTOP pending, and is killed when CRIU lets go.
     doomed: bool,
+    /// Whether somebody has sent SIGCONT to a container that stood still here.
+    woken: bool,
+    /// Whether that was before it was decided where the container goes on: then it is not the one in the image any more.
+    stale: bool,
+    /// Whether the kernel keeps the container here from running.
+    frozen: bool,
+    /// Whether the tree here is one that has come back by another migration.
+    other: bool,
     record: Record,
     command: Command,
     connected: bool,
     said: Said,
     holder: Holder,
     there: Tree,
+    /// Whether podman knows a container there that does not run.
+    remains: bool,
     /// Whether the target has all images and the note how to restore them.
     images: bool,
     /// Whether the daemon of the target has recorded that the tree was let run.
     arrived: bool,
     /// Whether the target has noted that nobody need do anything more.
     running: bool,
+    /// Whether a CRIU is left there whose holder was killed before it asked for anything.
+    orphan: bool,
     /// The failures that may still happen.
     failures: u8,
 }
 
 const START: World = World {
+    container: false,
     here: Tree::Still,
     criu: true,
+    daemon: true,
     doomed: false,
+    woken: false,
+    stale: false,
+    frozen: false,
+    other: false,
     record: Record::Undecided,
     command: Command::Sends,
     connected: true,
     said: Said::Nothing,
     holder: Holder::Receives,
     there: Tree::Absent,
+    remains: false,
     images: false,
     arrived: false,
     running: false,
+    orphan: false,
     failures: 3,
 };
 
+/// A container as its dump ends: it stands still, and podman has its archive to write.
+const CONTAINER: World = World { container: true, ..START };
+
 impl World {
-    /// The order's connection has closed, or CRIU has ended: the tree goes on here unless it was handed over.
+    /// The order's connection has closed, or CRIU has ended: the tree goes on here unless it was handed over. A container goes on by the
+    /// daemon's SIGCONT.
     fn keep(mut self) -> Self {
         if self.record == Record::Undecided {
             self.record = Record::Kept;
+            if self.container {
+                self.here = Tree::Runs;
+            }
         }
         self
     }
 
-    /// CRIU lets go of the tree: it acts on the decision, or has died.
+    /// CRIU lets go of the tree: it acts on the decision, or has died. podman ends: only its command acts on that.
     fn criu_ends(mut self) -> Self {
         self.criu = false;
+        if self.container {
+            return self;
+        }
         self = self.keep();
         if self.here == Tree::Still {
             self.here = if self.doomed || self.record == Record::HandedOver { Tree::Dead } else { Tree::Runs };
@@ -123,11 +165,42 @@ impl World {
         self
     }
 
-    /// The target lets run what it holds, or restores it again from the images and lets that run; which its daemon allows once.
-    fn own(mut self) -> Self {
-        if !self.arrived {
-            assert!(self.there != Tree::Runs, "twice: {self:?}");
-            (self.there, self.arrived) = (Tree::Runs, true);
+    /// The target lets run what it holds, or restores it again from the images and lets that run; which its daemon allows once, or `again`
+    /// if it has ended. podman restores a container only where nothing is left of it.
+    fn own(mut self, again: bool) -> Option<Self> {
+        match (self.arrived, self.there) {
+            (true, Tree::Runs) => return Some(self),
+            (true, _) if !again => return None,
+            _ => {}
+        }
+        assert!(self.there != Tree::Runs && (again || !self.arrived), "twice: {self:?}");
+        (self.there, self.arrived, self.remains) = (Tree::Runs, true, false);
+        Some(self)
+    }
+
+    /// The kernel keeps the container here from running, which was handed over; not one that has come back.
+    fn freeze(mut self) -> Self {
+        if self.container && !self.other {
+            self.frozen = true;
+            if self.here == Tree::Runs {
+                self.here = Tree::Still;
+            }
+        }
+        self
+    }
+
+    /// What the target holds is killed; podman still knows the container.
+    fn dies_there(mut self) -> Self {
+        self.there = Tree::Dead;
+        self.remains = self.container;
+        self
+    }
+
+    /// podman removes the container here, which runs elsewhere.
+    fn remove(mut self) -> Self {
+        // By its process, podman's name of it may be that of a later one.
+        if self.container && !self.other {
+            (self.here, self.criu) = (Tree::Dead, false);
         }
         self
     }
@@ -143,7 +216,8 @@ impl World {
         if self.there == Tree::Still {
             self.there = Tree::Dead;
         }
-        (self.images, self.holder) = (false, Holder::Ended);
+        assert!(self.there != Tree::Runs, "what runs is removed: {self:?}");
+        (self.images, self.remains, self.holder) = (false, false, Holder::Ended);
         self
     }
 
@@ -156,7 +230,8 @@ impl World {
         let lost = !self.connected;
         match self.command {
             Command::Sends if lost => step(Self { command: Command::AsksDecision, ..self }),
-            Command::Sends if self.said == Said::Nothing => {
+            // It sends podman's archive when podman has ended.
+            Command::Sends if self.said == Said::Nothing && !(self.container && self.criu) => {
                 step(Self { command: Command::AsksRestore, ..says(Said::Restore) });
             }
             Command::AsksRestore if self.said == Said::Held => {
@@ -167,22 +242,29 @@ impl World {
             }
             Command::AsksRestore if lost => step(Self { command: Command::AsksDecision, ..self }),
             // The daemon stops the tree, records the decision, and answers; or it refuses, because CRIU has ended.
-            Command::HandsOver if self.record == Record::Undecided && self.criu => {
-                step(Self { record: Record::HandedOver, doomed: true, command: Command::TellsOwn, ..self });
+            // A container that was woken has run since its dump, whether it stands still again or not.
+            Command::HandsOver if self.record == Record::Undecided && self.daemon && self.woken => step(self.keep()),
+            Command::HandsOver if self.record == Record::Undecided && self.daemon && (self.criu || self.container) => {
+                let doomed = !self.container;
+                step(Self { record: Record::HandedOver, doomed, command: Command::Freezes, ..self });
                 // The daemon dies before it answers, after the record.
-                step(Self { record: Record::HandedOver, doomed: true, command: Command::AsksDecision, ..self });
+                step(Self { record: Record::HandedOver, doomed, command: Command::AsksDecision, ..self });
             }
             Command::HandsOver => step(Self { command: Command::AsksDecision, ..self }),
-            Command::TellsOwn if self.said == Said::Running => {
+            Command::Freezes => step(Self { command: Command::TellsOwn, ..self.freeze() }),
+            Command::TellsOwn if self.said == Said::Failed => {
                 step(Self { command: Command::Ended, ..says(Said::Nothing) });
+            }
+            Command::TellsOwn if self.said == Said::Running => {
+                step(Self { command: Command::Ended, ..says(Said::Nothing).remove() });
             }
             Command::TellsOwn if !lost && self.said == Said::Nothing => step(says(Said::Own)),
             // It settles, or gives up and says how to.
             Command::TellsOwn if lost => step(Self { command: Command::Ended, ..self }),
-            Command::AsksDecision => {
+            Command::AsksDecision if self.daemon => {
                 let decided = self.keep();
                 let command = match decided.record {
-                    Record::HandedOver => Command::TellsOwn,
+                    Record::HandedOver => Command::Freezes,
                     Record::Kept | Record::Undecided => Command::TellsAbandon,
                 };
                 step(Self { command, ..decided });
@@ -193,32 +275,56 @@ impl World {
             Command::TellsAbandon if lost => step(Self { command: Command::Ended, ..self }),
             _ => {}
         }
-        // CRIU at the source hears the decision.
-        if self.criu && self.record != Record::Undecided {
+        // CRIU at the source hears the decision. podman ends by itself.
+        if self.criu && (self.record != Record::Undecided || self.container) {
             step(self.criu_ends());
+        }
+        // The next daemon lets a container go on about which nothing was decided.
+        if !self.daemon {
+            step(Self { daemon: true, ..self.keep() });
         }
         // The holder at the target.
         match (self.holder, self.said) {
             (Holder::Receives, Said::Restore) => {
-                step(Self { images: true, holder: Holder::Holds, there: Tree::Still, ..says(Said::Held) });
-                // CRIU fails there.
-                step(Self { images: true, ..says(Said::Failed) });
+                step(Self { images: true, holder: Holder::Starts, ..says(Said::Nothing) });
             }
-            (Holder::Holds, Said::Own) => step(Self { holder: Holder::Owns, ..self.own() }),
-            (Holder::Owns, Said::Own) => step(Self { said: Said::Running, ..self.note() }),
-            (Holder::Owns, _) => step(self.note()),
+            (Holder::Starts, _) => {
+                step(Self { holder: Holder::Holds, there: Tree::Still, ..says(Said::Held) });
+                // CRIU fails there.
+                step(Self { holder: Holder::Receives, remains: self.container, ..says(Said::Failed) });
+            }
+            (Holder::Holds, Said::Own) => {
+                if let Some(owned) = self.own(false) {
+                    step(Self { holder: Holder::Owns, ..owned });
+                }
+            }
+            (Holder::Owns, Said::Own) if self.there == Tree::Runs => step(Self { said: Said::Running, ..self.note() }),
+            (Holder::Owns, _) if self.there == Tree::Runs => step(self.note()),
+            (Holder::Owns, Said::Own) => step(Self { holder: Holder::Ended, ..says(Said::Failed) }),
+            (Holder::Owns, _) => step(Self { holder: Holder::Ended, ..self }),
             (Holder::Receives | Holder::Holds, Said::Abandon) => step(Self { said: Said::Nothing, ..self.abandon() }),
             (Holder::Receives, _) if lost => step(self.abandon()),
             _ => {}
         }
-        // Somebody settles.
+        // It asks for the restore of an image that nobody holds, and the daemon refuses that.
+        if self.orphan {
+            step(Self { orphan: false, remains: self.container, ..self });
+        }
+        // Somebody settles, or several do, one after the other. The lock of the migration's directory is the holder's as long as it lives.
         match self.record {
-            Record::HandedOver if !self.running && self.images => {
-                step(self.own().note());
-                // It ends before it has noted that.
-                step(Self { holder: Holder::Ended, ..self.own() });
+            Record::HandedOver if self.running && self.container && self.here != Tree::Dead => step(self.remove()),
+            Record::HandedOver if !self.running && self.images && self.holder != Holder::Starts => {
+                // Before it tells the target, it freezes what stands still here.
+                for owned in [self.freeze().own(false), self.freeze().own(true)].into_iter().flatten() {
+                    step(owned.note());
+                    step(owned.note().remove());
+                    // It ends before it has noted that.
+                    step(Self { holder: Holder::Ended, ..owned });
+                }
             }
-            Record::Kept if !self.arrived && self.holder != Holder::Receives => step(self.abandon()),
+            Record::Kept if !self.arrived && ![Holder::Receives, Holder::Starts].contains(&self.holder) => {
+                step(self.abandon());
+            }
             _ => {}
         }
         next
@@ -235,26 +341,47 @@ impl World {
         }
         if world.command != Command::Ended {
             let dead = Self { command: Command::Ended, connected: false, said: Said::Nothing, ..world };
-            next.push(dead.keep());
+            next.push(if dead.daemon { dead.keep() } else { dead });
         }
-        if world.criu {
+        if world.criu && !world.container {
             next.push(world.criu_ends());
             // So does CRIU's dump end with its daemon: the next one keeps what is undecided, and kills what was handed over.
             next.push(world.keep().criu_ends());
         }
+        if world.criu && world.container && world.command == Command::Sends {
+            // podman fails, and the command gives up.
+            next.push(Self { command: Command::AsksDecision, ..world.criu_ends() });
+        }
+        if world.container && world.daemon {
+            // The container stands still on, and with the daemon the order's connection ends.
+            next.push(Self { daemon: false, ..world });
+        }
         if world.holder == Holder::Holds {
             // It, CRIU there or the daemon there dies: the daemon, or its end, kills what is held. The images stay.
-            next.push(Self {
-                holder: Holder::Ended,
-                there: Tree::Dead,
-                connected: false,
-                said: Said::Nothing,
-                ..world
-            });
+            next.push(Self { holder: Holder::Ended, connected: false, said: Said::Nothing, ..world.dies_there() });
         }
         if world.holder == Holder::Owns {
             // The tree is not its own.
             next.push(Self { holder: Holder::Ended, connected: false, said: Said::Nothing, ..world });
+            // The tree ends as it is let run, and podman with it. Whether it has run, nobody knows.
+            next.push(world.dies_there());
+        }
+        if world.holder == Holder::Starts {
+            // CRIU or podman goes on without it.
+            let orphaned = Self { orphan: true, ..world };
+            next.push(Self { holder: Holder::Ended, connected: false, said: Said::Nothing, ..orphaned });
+        }
+        if world.container && world.here == Tree::Still && !world.frozen {
+            // SIGCONT, by systemd or anybody.
+            next.push(Self { here: Tree::Runs, woken: true, stale: world.record == Record::Undecided, ..world });
+            if world.record == Record::Undecided {
+                // And stopped again, as if nothing had been.
+                next.push(Self { woken: true, stale: true, ..world });
+            }
+        }
+        if world.container && world.here == Tree::Dead && world.running && world.command == Command::Ended {
+            // It comes back by another migration, before this one is settled here.
+            next.push(Self { here: Tree::Runs, there: Tree::Dead, frozen: false, other: true, ..world });
         }
         if world.holder == Holder::Receives {
             next.push(Self { holder: Holder::Ended, connected: false, said: Said::Nothing, ..world });
@@ -266,7 +393,7 @@ impl World {
     fn check(self) {
         assert!(!(self.here == Tree::Runs && self.there == Tree::Runs), "it runs on both: {self:?}");
         assert!(
-            !(self.here == Tree::Runs && self.record == Record::HandedOver),
+            !(self.here == Tree::Runs && self.record == Record::HandedOver) || self.other || self.woken && !self.frozen,
             "handed over, and runs here: {self:?}"
         );
         assert!(
@@ -276,17 +403,29 @@ impl World {
         assert!(self.here != Tree::Dead || self.record == Record::HandedOver, "killed, and not handed over: {self:?}");
         let can_go_on = self.running || self.images || self.holder == Holder::Holds;
         assert!(self.record != Record::HandedOver || can_go_on, "handed over to one that cannot go on: {self:?}");
+        assert!(!(self.there == Tree::Runs && self.remains), "podman would run two there: {self:?}");
+        assert!(!(self.stale && self.record == Record::HandedOver), "another than the image's: {self:?}");
     }
 
     fn is_good_end(self) -> bool {
-        (self.here == Tree::Runs) != (self.there == Tree::Runs)
+        let one = (self.here == Tree::Runs) != (self.there == Tree::Runs);
+        one && (self.here == Tree::Runs || self.here == Tree::Dead)
     }
 }
 
 #[test]
 fn a_tree_goes_on_on_exactly_one_host_whatever_ends_in_between() {
-    let mut seen = HashSet::from([START]);
-    let mut queue = VecDeque::from([START]);
+    explore(START);
+}
+
+#[test]
+fn so_does_a_container_and_podman_is_left_with_one() {
+    explore(CONTAINER);
+}
+
+fn explore(start: World) {
+    let mut seen = HashSet::from([start]);
+    let mut queue = VecDeque::from([start]);
     // For each state those from which one step without a failure leads to it.
     let mut before = HashMap::<World, Vec<World>>::new();
     while let Some(world) = queue.pop_front() {

@@ -2,8 +2,11 @@
 
 use std::path::PathBuf;
 
+use anyhow::anyhow;
 use clap::Args;
 
+use crate::engine::Engine;
+use crate::failure::Failure;
 use crate::{criu, daemon};
 
 /// The directory of a migration's files, on both hosts: in memory.
@@ -12,17 +15,29 @@ pub(super) const DIRECTORY: &str = "/dev/shm/rekindle-migrations";
 /// The options of `rekindle migrate`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The process; its descendants move with it
-    pub(super) pid: Option<i32>,
-    /// The host that it moves to, which ssh reaches without a question, or a name for what --via reaches
-    #[arg(requires = "pid")]
-    pub(super) host: Option<String>,
+    /// The process, whose descendants move with it, and the host that they move to, which ssh reaches without a question, or a name for
+    /// what --via reaches. With --container: the host alone
+    #[arg(num_args = 1..=2, value_names = ["PID", "HOST"])]
+    what: Vec<String>,
+    /// Move this container of podman's instead of a process
+    #[arg(long, value_name = "NAME", requires = "what", conflicts_with_all = ["allow_other_driver", "allow_other_gpu", "criu"])]
+    container: Option<String>,
+    /// The podman program here [default: the one in PATH]
+    #[arg(long, value_name = "PATH")]
+    podman: Option<PathBuf>,
+    /// The podman program on the other host
+    #[arg(long, value_name = "PATH", default_value = "podman")]
+    podman_there: String,
     /// Finish a migration whose connection was lost: tell HOST whether the processes go on there
-    #[arg(long, num_args = 2, value_names = ["MIGRATION", "HOST"], conflicts_with = "pid")]
+    #[arg(long, num_args = 2, value_names = ["MIGRATION", "HOST"], conflicts_with = "what")]
     pub(super) settle: Option<Vec<String>>,
     /// With --settle: the host that the processes come from is gone for good, and they go on at HOST
     #[arg(long, requires = "settle")]
     pub(super) take: bool,
+    /// With --settle: the processes were let run at HOST, and ended in that very moment, before they had done anything: restore them there
+    /// once more
+    #[arg(long, requires = "settle")]
+    pub(super) again: bool,
     /// The shell command that runs a program on the other host [default: ssh HOST]
     #[arg(long, value_name = "COMMAND")]
     pub(super) via: Option<String>,
@@ -58,13 +73,112 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(super) json: bool,
     /// Be the other host: what `rekindle migrate` runs there
-    #[arg(long, hide = true, conflicts_with_all = ["pid", "settle"])]
+    #[arg(long, hide = true, conflicts_with_all = ["what", "settle"])]
     pub(super) receive: bool,
 }
 
+/// What moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject<'a> {
+    /// A process and its descendants.
+    Process(i32),
+    /// The container of this name.
+    Container(&'a str),
+}
+
 impl Options {
+    /// What moves, and the host that it moves to.
+    pub(super) fn subject(&self) -> Result<(Subject<'_>, &str), Failure> {
+        match (self.container.as_deref(), self.what.as_slice()) {
+            (Some(name), [host]) => Ok((Subject::Container(name), host)),
+            (None, [pid, host]) => match pid.parse() {
+                Ok(pid) => Ok((Subject::Process(pid), host)),
+                Err(_) => Err(Failure::usage(anyhow!("{pid} is no number of a process"))),
+            },
+            (Some(_), _) => Err(Failure::usage(anyhow!("give the container and a host, and nothing else"))),
+            (None, _) => Err(Failure::usage(anyhow!("give a process and a host"))),
+        }
+    }
+
+    /// podman on this host.
+    pub(super) fn podman(&self) -> Engine {
+        Engine::podman(self.podman.as_deref())
+    }
+
+    /// The command by which a user finishes a migration, as a shell takes it: with what these options say of the other host.
+    pub(super) fn settle_command(&self, migration: &str, host: &str, more: &[&str]) -> String {
+        let mut words = ["rekindle", "migrate", "--settle", migration, host].map(str::to_owned).to_vec();
+        words.extend(more.iter().map(|it| (*it).to_owned()));
+        let mut option = |name: &str, value: &str, default: &str| {
+            if value != default {
+                words.extend([name.to_owned(), value.to_owned()]);
+            }
+        };
+        option("--via", self.via.as_deref().unwrap_or_default(), "");
+        option("--rekindle", &self.rekindle, "rekindle");
+        option("--dir-there", &self.dir_there, DIRECTORY);
+        option("--podman-there", &self.podman_there, "podman");
+        option("--socket", &self.daemon.given().unwrap_or_default(), "");
+        words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+    }
+
     /// The words that run `rekindle` on the other host.
     pub(super) fn words_there(&self) -> Vec<String> {
-        [&self.rekindle, "migrate", "--receive", "--dir", &self.dir_there].map(ToString::to_string).to_vec()
+        let (rekindle, dir, podman) = (&self.rekindle, &self.dir_there, &self.podman_there);
+        [rekindle, "migrate", "--receive", "--dir", dir, "--podman", podman].map(ToString::to_string).to_vec()
+    }
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%+,".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    /// What moves and where to, as the words say.
+    fn meant(words: &str) -> Option<(String, String)> {
+        let line = Line::try_parse_from(["migrate"].into_iter().chain(words.split_whitespace())).ok()?;
+        line.options.subject().ok().map(|(subject, host)| (format!("{subject:?}"), host.to_owned()))
+    }
+
+    #[test]
+    fn a_process_or_a_container_moves_to_a_host() {
+        let is = |subject: &str| Some((subject.to_owned(), "gpu2".to_owned()));
+        assert_eq!(meant("812 gpu2"), is("Process(812)"));
+        assert_eq!(meant("--container job gpu2"), is("Container(\"job\")"));
+        assert_eq!(meant("gpu2 --container job"), is("Container(\"job\")"));
+        for words in ["", "812", "job gpu2", "--container job", "--container job 812 gpu2", "1 a b", "--settle m"] {
+            assert_eq!(meant(words), None, "{words}");
+        }
+        assert_eq!(meant("--container job gpu2 --allow-other-gpu"), None);
+    }
+
+    #[test]
+    fn the_command_that_settles_a_migration_reaches_the_host_in_the_same_way() {
+        let command = |words: &[&str], more: &[&str]| {
+            let line = Line::try_parse_from(["migrate", "1", "gpu2"].iter().chain(words)).unwrap();
+            line.options.settle_command("ab", "gpu2", more)
+        };
+        assert_eq!(command(&[], &[]), "rekindle migrate --settle ab gpu2");
+        assert_eq!(command(&["--streams", "2"], &["--again"]), "rekindle migrate --settle ab gpu2 --again");
+        let words =
+            ["--via", "ssh -p 22 'gpu2'", "--dir-there", "/mnt/a b", "--podman-there", "/opt/podman", "--socket", "/s"];
+        let expected = r"rekindle migrate --settle ab gpu2 --via 'ssh -p 22 '\''gpu2'\''' --dir-there '/mnt/a b'";
+        assert_eq!(command(&words, &[]), format!("{expected} --podman-there /opt/podman --socket /s"));
     }
 }

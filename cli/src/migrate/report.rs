@@ -9,6 +9,9 @@ use crate::output::size;
 pub(super) struct Report {
     migration: String,
     pid: i32,
+    /// The container, if one has moved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    container: Option<String>,
     host: String,
     /// Whether the processes were handed over.
     moved: bool,
@@ -34,8 +37,9 @@ pub(super) struct Round {
 }
 
 impl Report {
-    pub(super) fn new(migration: &str, pid: i32, host: &str) -> Self {
-        Self { migration: migration.to_owned(), pid, host: host.to_owned(), ..Self::default() }
+    pub(super) fn new(migration: &str, pid: i32, container: Option<&str>, host: &str) -> Self {
+        let (migration, host, container) = (migration.to_owned(), host.to_owned(), container.map(str::to_owned));
+        Self { migration, pid, container, host, ..Self::default() }
     }
 
     /// The processes were handed over.
@@ -51,7 +55,9 @@ impl Report {
         });
         let pause = self.pause_ms.unwrap_or_default();
         let last = format!("then {} while it stood still\n", size(self.last_sent));
-        let moved = format!("process {} runs on {}: it stood still for {pause} ms", self.pid, self.host);
+        let what =
+            self.container.as_ref().map_or_else(|| format!("process {}", self.pid), |it| format!("container {it}"));
+        let moved = format!("{what} runs on {}: it stood still for {pause} ms", self.host);
         rounds.chain([last]).collect::<String>() + &format!("{moved}, of {} ms\n", self.total_ms)
     }
 }

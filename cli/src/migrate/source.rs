@@ -7,10 +7,11 @@
 //! ```
 //!
 //! The processes run until `criu dump`, and stand still from then on until they run there, or here again. The daemon decides that,
-//! once, at `HandOver`; nothing that this command does or fails to do can make both go on.
+//! once, at `HandOver`; nothing that this command does or fails to do can make both go on. For a container read `podman container
+//! checkpoint`, which ends before the archive is sent.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -23,20 +24,21 @@ use rekindle_wire::control::{
     CheckInfo, DumpInfo, DumpOutcome, FailureKind, MigrationState, Reply, Request, StatusInfo,
 };
 
+use super::container::{self, Container};
 use super::link::{Link, Way};
-use super::options::Options;
+use super::options::{Options, Subject};
 use super::report::{Report, Round};
 use super::rounds::Rounds;
 use super::settle;
 use super::stream::{self, Extent, StreamError};
-use super::talk::{Begin, Directory, Restore, ToSource, ToTarget, VERSION, What};
+use super::talk::{ARCHIVE, Begin, Directory, Restore, ToSource, ToTarget, VERSION, What};
 use crate::checkpoint::base;
 use crate::criu;
 use crate::daemon::{self, Session};
 use crate::failure::Failure;
-use crate::span;
+use crate::{protect, span};
 
-/// The directory of the last dump among the migration's.
+/// The directory of the last dump among the migration's. A container's has the migration's name besides (`Container::link`).
 const LAST: &str = "last";
 /// The end of the name of a migration's directory here. The target of another migration may use the same parent.
 const OWN: &str = "out";
@@ -61,11 +63,13 @@ pub(super) struct Source<'a> {
     way: &'a dyn Way,
     socket: PathBuf,
     pid: i32,
+    /// The container whose first process that is, if a container moves.
+    container: Option<Container>,
     /// The migration's name.
     name: String,
     /// Its directory, which is removed with this, and which others know by the lock to be in use.
     dir: PathBuf,
-    _lock: File,
+    lock: File,
     /// The connection for messages, and those for content.
     link: Link,
     streams: Vec<Link>,
@@ -74,17 +78,40 @@ pub(super) struct Source<'a> {
 
 impl Drop for Source<'_> {
     fn drop(&mut self) {
+        if let Some(container) = &self.container {
+            container.unlink();
+        }
         let _ = fs::remove_dir_all(&self.dir);
     }
 }
 
+/// A tree that stands still, whose image is complete.
+struct Dumped {
+    /// Since when it stands still.
+    since: Instant,
+    /// CRIU, which waits for the decision. podman, which had to write an archive, has ended.
+    criu: Option<Child>,
+}
+
 impl<'a> Source<'a> {
     /// Compares the hosts, and opens the connections.
-    pub(super) fn begin(options: &'a Options, way: &'a dyn Way, pid: i32) -> Result<Self, Failure> {
+    pub(super) fn begin(options: &'a Options, way: &'a dyn Way, subject: Subject<'_>) -> Result<Self, Failure> {
         let socket = options.daemon.socket()?;
-        criu::program(options.criu.as_deref())?;
-        let what = what(options, &socket, pid)?;
         let name = random_name()?;
+        let (container, pid) = match subject {
+            Subject::Process(pid) => {
+                criu::program(options.criu.as_deref())?;
+                (None, pid)
+            }
+            Subject::Container(container) => {
+                let (container, pid) = Container::find(options.podman(), container, &name)?;
+                (Some(container), pid)
+            }
+        };
+        protect::must_not_be_protected(&socket, pid)?;
+        container::sweep(&socket);
+        let needs = container.as_ref().map(Container::needs).transpose()?.map(Box::new);
+        let what = What { container: needs, ..what(options, &socket, pid)? };
         let (dir, lock) = make_own(&options.dir, &name)?;
         let mut link = way.open()?;
         let begin = Begin { version: VERSION, migration: name.clone(), what };
@@ -95,8 +122,8 @@ impl<'a> Source<'a> {
             Ok(link)
         };
         let streams = (0..options.streams).map(|_| stream()).collect::<Result<_, _>>()?;
-        let report = Report::new(&name, pid, way.host());
-        Ok(Self { options, way, socket, pid, name, dir, _lock: lock, link, streams, report })
+        let report = Report::new(&name, pid, container.as_ref().map(Container::name), way.host());
+        Ok(Self { options, way, socket, pid, container, name, dir, lock, link, streams, report })
     }
 
     /// Moves the processes. The report says where they are, whatever has happened.
@@ -141,59 +168,88 @@ impl<'a> Source<'a> {
     /// Dumps the processes, has the target restore them, and hands them over.
     fn dump_and_hand_over(&mut self, before: Option<&Path>) -> Result<(), Failure> {
         let span = span::begin();
-        let migrate = Request::Migrate { root: self.pid, migration: self.name.clone(), span };
+        let (root, migration, container) = (self.pid, self.name.clone(), self.container.is_some());
+        let migrate = Request::Migrate { root, migration, container, span };
         let order = match Session::open(&self.socket, &migrate) {
             Ok((order, Reply::Awaited)) => order,
             Ok(_) => return Err(self.abandon(daemon::unexpected_answer().into())),
             Err(failure) => return Err(self.abandon(failure)),
         };
-        let (still_since, dumped) = match self.dump(&order, before) {
+        let Dumped { since, criu } = match self.dump(&order, before) {
             Ok(dumped) => dumped,
             Err(failure) => return Err(self.keep(order, None, failure)),
         };
-        let restored = self.send(LAST).and_then(|sent| {
+        let restored = self.send_last().and_then(|sent| {
             self.report.last_sent = sent;
             let restore = Restore {
-                name: LAST.to_owned(),
+                name: self.last(),
                 options: self.options.kept.options().map(str::to_owned).collect(),
+                container: self.container.as_ref().map(|it| it.id().to_owned()),
                 other_driver: self.options.allow_other_driver,
                 other_gpu: self.options.allow_other_gpu,
             };
-            expect(self.way, self.link.ask(&ToTarget::Restore(restore)), &ToSource::Held)
+            expect(self.way, self.link.ask(&ToTarget::Restore(restore)), &ToSource::Held)?;
+            self.container.as_mut().map_or(Ok(()), Container::forbid_restart)
         });
         if let Err(failure) = restored {
-            return Err(self.keep(order, Some(dumped), failure));
+            return Err(self.keep(order, criu, failure));
         }
         if let Err(failure) = hand_over(&order) {
             // Was it decided before the daemon failed?
             match decision(&self.socket, &self.name, order) {
                 Ok(MigrationState::HandedOver) => {}
-                Ok(MigrationState::Kept) => return Err(self.keep_decided(Some(dumped), failure)),
+                Ok(MigrationState::Kept) => return Err(self.keep_decided(criu, failure)),
                 Ok(_) | Err(_) => return Err(self.undecided(failure)),
             }
         }
         self.report.is_moved();
+        if let Some(container) = &self.container {
+            container.freeze();
+        }
         let owned = self.own();
-        self.report.pause_ms = Some(still_since.elapsed().as_millis() as u64);
-        // CRIU kills what is left here.
-        let mut dumped = dumped;
-        let _ = dumped.wait();
-        owned
+        self.report.pause_ms = Some(since.elapsed().as_millis() as u64);
+        if let Some(mut criu) = criu {
+            // It kills what is left here.
+            let _ = criu.wait();
+        }
+        owned?;
+        self.container.as_ref().map_or(Ok(()), Container::remove)
     }
 
-    /// Has CRIU dump the tree. Returns since when the processes stand still, and CRIU, which waits, when the image is complete.
-    fn dump(&mut self, order: &Session, before: Option<&Path>) -> Result<(Instant, Child), Failure> {
-        let dir = self.make(LAST)?;
+    /// The name of the directory of the last dump.
+    fn last(&self) -> String {
+        if self.container.is_some() { format!("{LAST}-{}", self.name) } else { LAST.to_owned() }
+    }
+
+    /// The command that settles this migration.
+    fn settle_command(&self) -> String {
+        self.options.settle_command(&self.name, self.way.host(), &[])
+    }
+
+    /// Sends the last image, and podman's archive of a container. Returns the bytes of their content.
+    fn send_last(&mut self) -> Result<u64, Failure> {
+        let sent = self.send(&self.last())?;
+        Ok(sent + if self.container.is_some() { self.send(ARCHIVE)? } else { 0 })
+    }
+
+    /// Has CRIU or podman dump the tree, until the image is complete.
+    fn dump(&mut self, order: &Session, before: Option<&Path>) -> Result<Dumped, Failure> {
+        let last = self.last();
+        let dir = self.make(&last)?;
         if let Some(before) = before {
             base::link(&dir, before)?;
         }
         let log = dir.join(LOG);
-        let program = criu::program(self.options.criu.as_deref())?;
-        let mut command = Command::new(&program);
-        command.args(criu::dump(self.pid, &dir, &log)?).args(self.options.kept.options());
+        let mut command = match &self.container {
+            None => by_criu(self.options, self.pid, &dir, &log)?,
+            Some(container) => {
+                container.link(&self.lock, &last)?;
+                container.checkpoint(&self.make(ARCHIVE)?.join(ARCHIVE), self.options.kept)
+            }
+        };
+        let program = command.get_program().to_string_lossy().into_owned();
         command.env("REKINDLE_SOCKET", &self.socket);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut criu = command.spawn().with_context(|| format!("cannot run {}", program.display()))?;
+        let mut dumper = command.spawn().with_context(|| format!("cannot run {program}"))?;
         let mut still_since = None;
         loop {
             let info = progress(order);
@@ -201,12 +257,18 @@ impl<'a> Source<'a> {
                 still_since.get_or_insert_with(Instant::now);
             }
             if let (Some(since), Some(HAND_OVER)) = (still_since, info.as_ref().map(|it| it.phase.as_str())) {
-                return Ok((since, criu));
+                return Ok(Dumped { since, criu: Some(dumper) });
             }
-            if let Some(status) = criu.try_wait().context("cannot wait for criu")? {
-                let said = fs::read(&log).unwrap_or_default();
-                let errors = criu::errors(&String::from_utf8_lossy(&said));
-                return Err(failed(&failure_of(order), &errors, &format!("criu ended with {status}")));
+            if let Some(status) = dumper.try_wait().with_context(|| format!("cannot wait for {program}"))? {
+                let errors = match &self.container {
+                    Some(container) if status.success() => {
+                        container.unlink();
+                        return Ok(Dumped { since: still_since.unwrap_or_else(Instant::now), criu: None });
+                    }
+                    Some(container) => container.errors(&said(&mut dumper)),
+                    None => criu::errors(&String::from_utf8_lossy(&fs::read(&log).unwrap_or_default())),
+                };
+                return Err(failed(&failure_of(order), &errors, &format!("{program} ended with {status}")));
             }
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -218,22 +280,24 @@ impl<'a> Source<'a> {
             Ok(answer) => answer,
             Err(error) => {
                 eprintln!("rekindle: {error}; the processes are handed over: trying again");
-                settle::tell(self.way, &self.name, true).map_err(|failure| {
+                settle::tell(self.way, &self.name, true, false).map_err(|failure| {
                     failure.but(format!(
-                        "the processes are handed over to {host}, which does not answer: there they wait for `rekindle migrate --settle {name} {host}`",
-                        host = self.way.host(),
-                        name = self.name,
+                        "the processes are handed over to {}, which does not answer: there they wait for `{}`",
+                        self.way.host(),
+                        self.settle_command()
                     ))
                 })?
             }
         };
         match answer {
             ToSource::Running => Ok(()),
-            ToSource::Failed { kind, reason, kept } => {
+            ToSource::Failed { kind, reason, kept, remedy } => {
                 let what = if kept { ", where their image is complete" } else { "" };
                 let host = self.way.host();
-                let said = anyhow!("the processes are handed over to {host}{what}, and do not run there: {reason}");
-                Err(Failure::of_kind(kind, said))
+                let remedy = settle::advice(self.options, &self.name, host, remedy);
+                let said =
+                    format!("the processes are handed over to {host}{what}, and do not run there: {reason}{remedy}");
+                Err(Failure::of_kind(kind, anyhow!(said)))
             }
             other => Err(unexpected(self.way, &other)),
         }
@@ -249,6 +313,9 @@ impl<'a> Source<'a> {
     }
 
     fn keep_decided(&mut self, criu: Option<Child>, failure: Failure) -> Failure {
+        if let Some(container) = &self.container {
+            container.stays();
+        }
         if let Some(mut criu) = criu {
             // It fails, and lets the processes run.
             let _ = criu.wait();
@@ -258,9 +325,9 @@ impl<'a> Source<'a> {
 
     /// The daemon does not say what it has decided.
     fn undecided(&mut self, failure: Failure) -> Failure {
-        let (host, name) = (self.way.host(), &self.name);
         failure.but(format!(
-            "the daemon does not answer, and has decided where the processes go on: start it, and run `rekindle migrate --settle {name} {host}`"
+            "the daemon does not answer, and has decided where the processes go on: start it, and run `{}`",
+            self.settle_command()
         ))
     }
 
@@ -269,13 +336,13 @@ impl<'a> Source<'a> {
         let told = match self.link.ask(&ToTarget::Abandon) {
             Ok(answer) => Ok(answer),
             Err(_) if self.report.last_sent == 0 => return failure,
-            Err(_) => settle::tell(self.way, &self.name, false),
+            Err(_) => settle::tell(self.way, &self.name, false, false),
         };
         if told.is_err() {
-            let (host, name) = (self.way.host(), &self.name);
             eprintln!(
-                "rekindle: the processes go on here; {host}, which does not answer, may keep a copy that never runs: \
-                 `rekindle migrate --settle {name} {host}` removes it"
+                "rekindle: the processes go on here; {}, which does not answer, may keep a copy that never runs: `{}` removes it",
+                self.way.host(),
+                self.settle_command()
             );
         }
         failure
@@ -316,13 +383,30 @@ fn make_own(parent: &Path, name: &str) -> Result<(PathBuf, File), Failure> {
     let before = fs::read_dir(parent).into_iter().flatten().flatten().map(|it| it.path()).filter(is_own);
     for dir in before {
         if File::open(&dir).is_ok_and(|it| it.try_lock().is_ok()) {
-            let _ = fs::remove_dir_all(dir);
+            let _ = fs::remove_dir_all(&dir);
         }
     }
     let dir = parent.join(name).with_extension(OWN);
     let made = make(&dir).and_then(|()| File::open(&dir)).and_then(|it| it.lock().map(|()| it));
     let lock = made.with_context(|| format!("cannot make {}", dir.display()))?;
     Ok((dir, lock))
+}
+
+/// The command by which CRIU dumps a process tree.
+fn by_criu(options: &Options, pid: i32, dir: &Path, log: &Path) -> Result<Command, Failure> {
+    let mut command = Command::new(criu::program(options.criu.as_deref())?);
+    command.args(criu::dump(pid, dir, log)?).args(options.kept.options());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    Ok(command)
+}
+
+/// What a program that has ended has written.
+fn said(ended: &mut Child) -> Vec<u8> {
+    let mut said = Vec::new();
+    if let Some(pipe) = &mut ended.stderr {
+        let _ = pipe.read_to_end(&mut said);
+    }
+    said
 }
 
 /// Sends extents that no other stream has taken, and waits until they are written.
@@ -405,6 +489,7 @@ fn what(options: &Options, socket: &Path, pid: i32) -> Result<What, Failure> {
         memory: processes.iter().map(|it| it.device_memory).fold(0, u64::saturating_add),
         other_driver: options.allow_other_driver,
         other_gpu: options.allow_other_gpu,
+        container: None,
     })
 }
 

@@ -5,7 +5,7 @@
 //!   Begin ────────────────────────────────────────────► compares the hosts
 //!         ◄──────────────────────────────── Ready, or Failed
 //!   Directory ─────────────────────────────────────────► makes the files of an image, without content
-//!         ◄──────────────────────────────────────── Ready          (once for each round, and once for the last dump)
+//!         ◄──────────────────────────────────────── Ready          (once for each round, for the last dump, and for podman's archive)
 //!   content on the streams ────────────────────────────► writes it, and says so there
 //!   Restore ──────────────────────────────────────────► restores, and holds the processes
 //!         ◄──────────────────────────────────────── Held
@@ -16,6 +16,7 @@
 //! Messages are a length (four bytes, little endian) and JSON. Content has streams of its own (`stream.rs`).
 
 use std::io::{self, Read, Write};
+use std::path::PathBuf;
 
 use rekindle_wire::control::{FailureKind, GpuInfo};
 use serde::de::DeserializeOwned;
@@ -23,7 +24,9 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The version of these messages and of the streams. Both hosts must have the same.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
+/// The directory of podman's archive of a container among a migration's, and the archive's name there.
+pub(super) const ARCHIVE: &str = "archive";
 /// The longest message: the list of the files of an image.
 const LONGEST: usize = 64 << 20;
 
@@ -46,6 +49,9 @@ pub(super) enum ToTarget {
         migration: String,
         /// Whether the processes go on at the target.
         own: bool,
+        /// Whether they may be let run there once more, since somebody knows that they have not run.
+        #[serde(default)]
+        again: bool,
     },
     /// On a connection of its own: content for a migration's directories follows, in the form of `stream.rs`.
     Stream {
@@ -80,6 +86,30 @@ pub(super) struct What {
     pub(super) other_driver: bool,
     /// Whether the GPUs may be of another kind.
     pub(super) other_gpu: bool,
+    /// What podman must have, if a container moves.
+    #[serde(default)]
+    pub(super) container: Option<Box<Needs>>,
+}
+
+/// What the other host's podman must have for a container.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Needs {
+    /// The container's id, which it keeps.
+    pub(super) id: String,
+    /// Its name, which it keeps.
+    pub(super) name: String,
+    /// podman's version.
+    pub(super) podman: String,
+    /// The name of its image.
+    pub(super) image: String,
+    /// The id of its image.
+    pub(super) image_id: String,
+    /// The names of its volumes.
+    pub(super) volumes: Vec<String>,
+    /// The files and directories of the host that it has.
+    pub(super) paths: Vec<PathBuf>,
+    /// The names of its networks.
+    pub(super) networks: Vec<String>,
 }
 
 /// The files of an image.
@@ -98,8 +128,11 @@ pub(super) struct Directory {
 pub(super) struct Restore {
     /// The directory.
     pub(super) name: String,
-    /// Options for `criu restore`.
+    /// Options for `criu restore`, or for podman.
     pub(super) options: Vec<String>,
+    /// The id of the container, if it is one.
+    #[serde(default)]
+    pub(super) container: Option<String>,
     /// Whether the driver may be another.
     pub(super) other_driver: bool,
     /// Whether the GPUs may be of another kind.
@@ -125,7 +158,22 @@ pub(super) enum ToSource {
         reason: String,
         /// Whether the target has all that is needed to try the restore again: the images, and the right to.
         kept: bool,
+        /// What to do at the source.
+        #[serde(default)]
+        remedy: Remedy,
     },
+}
+
+/// What to do at the source about processes that are the target's, and do not run there.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub(super) enum Remedy {
+    /// Nothing helps, or the reason says what does.
+    #[default]
+    None,
+    /// To settle the migration once more.
+    Settle,
+    /// The same with `--again`, if they have done nothing.
+    Again,
 }
 
 /// Why the other host cannot be heard.
@@ -178,7 +226,8 @@ mod tests {
     #[test]
     fn what_is_said_is_heard_and_a_connection_that_ends_early_is_closed() {
         let mut said = Vec::new();
-        let message = ToSource::Failed { kind: FailureKind::NoSpace, reason: "no".into(), kept: true };
+        let message =
+            ToSource::Failed { kind: FailureKind::NoSpace, reason: "no".into(), kept: true, remedy: Remedy::Again };
         send(&mut said, &message).unwrap();
         assert_eq!(receive::<ToSource>(&mut said.as_slice()).unwrap(), message);
         for end in 0..said.len() {

@@ -13,6 +13,7 @@
 //! | | |
 //! |---|---|
 //! | `ID/0`, `ID/1`, ..., `ID/last` | images, each of which builds on the one before |
+//! | `ID/archive/archive` | podman's archive of a container |
 //! | `ID/restore` | how the last one is restored: all that is needed for that is here |
 //! | `ID/decision` | the socket by which the process that holds the processes hears of the decision |
 //! | `ID.out` | of a migration from this host (`source.rs`) |
@@ -24,21 +25,21 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use rekindle_images::Image;
-use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, FailureKind, Reply, Request, RestoreInfo};
+use rekindle_wire::control::{FailureKind, Reply, Request};
 
 use super::compare;
+use super::held::{Attempt, Held, Host, name};
+use super::imported::Imported;
 use super::options::Options;
+use super::place::Place;
 use super::stream;
-use super::talk::{self, Directory, Restore, TalkError, ToSource, ToTarget, VERSION};
-use crate::daemon::{self, Session};
+use super::talk::{self, Directory, Remedy, Restore, TalkError, ToSource, ToTarget, VERSION};
+use crate::daemon;
 use crate::failure::Failure;
-use crate::{cpu_image, criu, span};
 
 /// How the last image is restored, among a migration's files.
 const RESTORE: &str = "restore";
@@ -46,16 +47,8 @@ const RESTORE: &str = "restore";
 const DECISION: &str = "decision";
 /// The end of the name of the file that says that the processes run.
 const RUNNING: &str = "running";
-/// CRIU's log, in the last image's directory.
-const LOG: &str = "restore.log";
-/// The phase in which complete processes wait.
-const HELD: &str = "held";
 /// How long the note that processes run is kept, for whoever settles their migration late.
 const OLD: Duration = Duration::from_secs(7 * 24 * 3600);
-/// The pause between two looks at the progress of the restore.
-const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// How often to look whether the daemon has noticed why CRIU has ended.
-const POLLS: u32 = 500;
 
 /// Serves the connection that is this process's input and output.
 pub(super) fn receive(options: &Options) -> Result<(), Failure> {
@@ -64,7 +57,7 @@ pub(super) fn receive(options: &Options) -> Result<(), Failure> {
         ToTarget::Begin(begin) => {
             let begun = match begin.version {
                 VERSION => Target::begin(options, &begin.migration, || {
-                    compare::with(&begin.what, &options.daemon.socket()?, &options.dir)
+                    compare::with(&begin.what, &host(options)?, &options.dir)
                 }),
                 other => Err(Failure::of_kind(
                     FailureKind::Version,
@@ -86,7 +79,7 @@ pub(super) fn receive(options: &Options) -> Result<(), Failure> {
             }
             None => answer(&failed(&Failure::refused(anyhow!("there is no migration {migration}")), false)),
         },
-        ToTarget::Settle { migration, own } => answer(&settle(options, &migration, own)),
+        ToTarget::Settle { migration, own, again } => answer(&settle(options, &migration, own, again)),
         _ => answer(&failed(&Failure::refused(anyhow!("a connection does not begin with this")), false)),
     }
 }
@@ -97,7 +90,29 @@ fn answer(message: &ToSource) -> Result<(), Failure> {
 }
 
 fn failed(failure: &Failure, kept: bool) -> ToSource {
-    ToSource::Failed { kind: failure.kind(), reason: failure.to_string(), kept }
+    let remedy = if kept { Remedy::Settle } else { Remedy::None };
+    ToSource::Failed { kind: failure.kind(), reason: failure.to_string(), kept, remedy }
+}
+
+/// The processes run here, or have run, and the source says that they are its own: what is left stays for somebody who knows more.
+fn both() -> ToSource {
+    failed(
+        &Failure::refused(anyhow!("the processes were let run here: both hosts have been told that they own them")),
+        false,
+    )
+}
+
+/// Waits until nobody else works on a migration. None if it is gone.
+fn lock(dir: &Path) -> Result<Option<File>, Failure> {
+    let locked = || -> io::Result<Option<File>> {
+        let opened = match File::open(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        opened.lock()?;
+        Ok(dir.exists().then_some(opened))
+    };
+    Ok(locked().with_context(|| format!("cannot lock {}", dir.display()))?)
 }
 
 /// The directory of a migration; none for a name that no migration has.
@@ -118,17 +133,12 @@ enum Event {
 
 /// A migration to here.
 struct Target {
-    socket: PathBuf,
+    host: Host,
     dir: PathBuf,
+    /// The directory's lock: who settles the migration without this process has it alone.
+    _lock: File,
     events: Receiver<Event>,
     held: Option<Held>,
-}
-
-/// Processes that are complete, and wait.
-struct Held {
-    criu: Child,
-    /// The daemon kills the processes when this ends before they may run.
-    session: Session,
 }
 
 impl Target {
@@ -144,8 +154,9 @@ impl Target {
         sweep(&options.dir);
         let made = fs::DirBuilder::new().mode(0o700).create(&dir);
         made.with_context(|| format!("cannot make {}", dir.display()))?;
+        let lock = lock(&dir)?.ok_or_else(|| anyhow!("{} was removed", dir.display()))?;
         let (sender, events) = mpsc::channel();
-        let target = Self { socket: options.daemon.socket()?, dir, events, held: None };
+        let target = Self { host: host(options)?, dir, _lock: lock, events, held: None };
         let listening = within(&target.dir, DECISION, UnixListener::bind);
         let listener = listening.with_context(|| format!("cannot listen in {}", target.dir.display()))?;
         let for_settlers = sender.clone();
@@ -211,7 +222,8 @@ impl Target {
 
     /// Restores the processes, and holds them.
     fn hold(&mut self, restore: &Restore) -> ToSource {
-        let held = write_restore(&self.dir, restore).and_then(|()| Held::restore(&self.dir, restore, &self.socket));
+        let held = write_restore(&self.dir, restore)
+            .and_then(|()| Held::restore(&self.dir, restore, &self.host, Attempt::First));
         match held {
             Ok(held) => {
                 self.held = Some(held);
@@ -226,18 +238,16 @@ impl Target {
         match self.held.take().map(Held::own) {
             Some(Ok(())) => is_running(&self.dir),
             // The images are whole, and nobody else has these processes.
-            Some(Err(_)) | None => restore_kept(&self.dir, &self.socket),
+            Some(Err(_)) | None => restore_kept(&self.dir, &self.host, false),
         }
     }
 
     /// The processes do not go on here.
     fn abandon(&mut self) -> ToSource {
-        if let Some(Held { mut criu, session }) = self.held.take() {
-            drop(session);
-            // The daemon kills the processes, and CRIU fails.
-            let _ = criu.wait();
+        if let Some(Err(failure)) = self.held.take().map(Held::abandon) {
+            return failed(&failure, true);
         }
-        forget(&self.dir)
+        forget(&self.dir, &self.host)
     }
 }
 
@@ -269,21 +279,12 @@ fn hear_settlers(listener: &UnixListener, events: &Sender<Event>) {
 
 /// Settles a migration whose connection was lost: by the process that holds the processes, or, if that has ended, by what it has
 /// left.
-fn settle(options: &Options, migration: &str, own: bool) -> ToSource {
+fn settle(options: &Options, migration: &str, own: bool, again: bool) -> ToSource {
     let Some(dir) = directory(options, migration) else {
         return failed(&Failure::refused(anyhow!("there is no migration {migration}")), false);
     };
-    if dir.with_extension(RUNNING).exists() {
-        return match own {
-            true => ToSource::Running,
-            false => failed(
-                &Failure::refused(anyhow!("the processes run here: both hosts have been told that they own them")),
-                false,
-            ),
-        };
-    }
     if let Ok(mut holder) = within(&dir, DECISION, UnixStream::connect) {
-        let message = ToTarget::Settle { migration: migration.to_owned(), own };
+        let message = ToTarget::Settle { migration: migration.to_owned(), own, again };
         let answered = talk::send(&mut holder, &message).and_then(|()| talk::receive(&mut holder));
         match answered {
             Ok(answered) => return answered,
@@ -292,43 +293,73 @@ fn settle(options: &Options, migration: &str, own: bool) -> ToSource {
             Err(error) => return failed(&anyhow!(error).into(), true),
         }
     }
-    match (own, options.daemon.socket()) {
-        (false, _) => forget(&dir),
-        (true, Ok(socket)) => restore_kept(&dir, &socket),
-        (true, Err(error)) => failed(&error.into(), true),
+    // Others may settle it at the same time. What was decided for good by then is looked at with the lock alone.
+    let _lock = match lock(&dir) {
+        Ok(lock) => lock,
+        Err(failure) => return failed(&failure, true),
+    };
+    if dir.with_extension(RUNNING).exists() {
+        return if own { ToSource::Running } else { both() };
+    }
+    match (own, host(options)) {
+        (false, Ok(host)) => forget(&dir, &host),
+        (true, Ok(host)) => restore_kept(&dir, &host, again),
+        (_, Err(failure)) => failed(&failure, true),
     }
 }
 
-/// Restores what a process has left that held the processes and has ended, unless it has let them run before.
-fn restore_kept(dir: &Path, socket: &Path) -> ToSource {
+/// Whether the processes have been let run here: none if not, otherwise whether one of them lives.
+fn arrival(dir: &Path, host: &Host) -> Result<Option<bool>, Failure> {
+    match daemon::ask(&host.socket, &Request::Arrival { migration: name(dir) })? {
+        Reply::Arrival(arrival) => Ok(arrival),
+        _ => Err(daemon::unexpected_answer().into()),
+    }
+}
+
+/// Restores what a process has left that held the processes and has ended, unless it has let them run before, and this is not `again`.
+fn restore_kept(dir: &Path, host: &Host, again: bool) -> ToSource {
     let restored = || -> Result<(), Failure> {
-        match daemon::ask(socket, &Request::Arrival { migration: name(dir) })? {
-            Reply::Arrival(None) => {}
-            Reply::Arrival(Some(true)) => return Ok(()),
-            Reply::Arrival(Some(false)) => {
+        match arrival(dir, host)? {
+            None => {}
+            Some(true) => return is_known_to_run(dir, host),
+            Some(false) if again => {}
+            Some(false) => {
                 return Err(Failure::refused(anyhow!(
-                    "they were let run here and have ended since, or were killed at that moment. If they have not run, `rekindle \
-                     restore -d {}` restores them",
-                    dir.join("last").display()
+                    "they were let run and have ended since, or were killed at that moment"
                 )));
             }
-            _ => return Err(daemon::unexpected_answer().into()),
         }
-        let path = dir.join(RESTORE);
-        let restore =
-            fs::read(&path).with_context(|| format!("there is no {}: nothing of it is here", path.display()))?;
-        let restore: Restore = serde_json::from_slice(&restore).with_context(|| format!("bad {}", path.display()))?;
-        Held::restore(dir, &restore, socket)?.own()
+        Held::restore(dir, &read_restore(dir)?, host, if again { Attempt::Again } else { Attempt::Next })?.own()
     };
     match restored() {
         Ok(()) => is_running(dir),
-        Err(failure) => failed(&failure, dir.join(RESTORE).exists()),
+        Err(failure) => {
+            let kept = dir.join(RESTORE).exists();
+            let remedy = match (kept, arrival(dir, host)) {
+                (false, _) | (_, Ok(Some(true))) => Remedy::None,
+                (true, Ok(Some(false))) => Remedy::Again,
+                (true, Ok(None) | Err(_)) => Remedy::Settle,
+            };
+            ToSource::Failed { kind: failure.kind(), reason: failure.to_string(), kept, remedy }
+        }
     }
 }
 
-/// The name of the migration whose directory this is.
-fn name(dir: &Path) -> String {
-    dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
+/// The processes run. A container must be known to podman, too.
+fn is_known_to_run(dir: &Path, host: &Host) -> Result<(), Failure> {
+    let Ok(Restore { container: Some(id), .. }) = read_restore(dir) else { return Ok(()) };
+    if Imported::new(&host.podman, &id).is_known_to_run()? {
+        return Ok(());
+    }
+    Err(anyhow!(
+        "processes of container {id} run, and podman does not know that: kill them, and settle the migration again"
+    )
+    .into())
+}
+
+/// This host.
+fn host(options: &Options) -> Result<Host, Failure> {
+    Ok(Host { socket: options.daemon.socket()?, podman: options.podman() })
 }
 
 /// The processes run: nobody needs the images.
@@ -336,6 +367,7 @@ fn is_running(dir: &Path) -> ToSource {
     let noted = File::create(dir.with_extension(RUNNING)).and_then(|it| it.sync_all());
     if noted.is_ok() {
         let _ = fs::remove_dir_all(dir);
+        Place::of(&name(dir)).remove();
     }
     ToSource::Running
 }
@@ -354,6 +386,7 @@ fn sweep(parent: &Path) {
             let _ = fs::remove_dir_all(dir);
         }
     }
+    Place::all().for_each(|it| Place::of(&it).remove_if_left());
 }
 
 fn is_old(note: &Path) -> bool {
@@ -362,7 +395,25 @@ fn is_old(note: &Path) -> bool {
 }
 
 /// Removes all of a migration whose processes go on elsewhere.
-fn forget(dir: &Path) -> ToSource {
+fn forget(dir: &Path, host: &Host) -> ToSource {
+    let removed = || -> Result<Option<ToSource>, Failure> {
+        let Ok(restore) = read_restore(dir) else { return Ok(None) };
+        match (arrival(dir, host), restore.container) {
+            (Ok(Some(_)), _) => return Ok(Some(both())),
+            // Only the daemon knows that nothing of a container runs.
+            (Err(failure), Some(_)) => return Err(failure),
+            // What podman has made of it, if whoever held that was killed.
+            (Ok(None), Some(id)) => Imported::new(&host.podman, &id).remove()?,
+            (_, None) => {}
+        }
+        Place::of(&name(dir)).remove();
+        Ok(None)
+    };
+    match removed() {
+        Ok(None) => {}
+        Ok(Some(answer)) => return answer,
+        Err(failure) => return failed(&failure, true),
+    }
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             failed(&anyhow!(error).context(format!("cannot remove {}", dir.display())).into(), false)
@@ -382,92 +433,11 @@ fn write_restore(dir: &Path, restore: &Restore) -> Result<(), Failure> {
     Ok(written().with_context(|| format!("cannot write {}", path.display()))?)
 }
 
-impl Held {
-    /// Has CRIU restore the processes, and waits until they are complete.
-    fn restore(dir: &Path, restore: &Restore, socket: &Path) -> Result<Self, Failure> {
-        let request = Request::HoldRestore { migration: name(dir), span: span::begin() };
-        let (session, reply) = Session::open(socket, &request)?;
-        if reply != Reply::Awaited {
-            return Err(daemon::unexpected_answer().into());
-        }
-        let mut criu = start(dir, restore, socket)?;
-        loop {
-            if progress(&session).is_some_and(|it| it.phase == HELD) {
-                return Ok(Self { criu, session });
-            }
-            if let Some(status) = criu.try_wait().context("cannot wait for criu")? {
-                return Err(failure_of(dir, restore, &session, status));
-            }
-            std::thread::sleep(POLL_INTERVAL);
-        }
-    }
-
-    /// Lets the processes run.
-    fn own(self) -> Result<(), Failure> {
-        let Self { mut criu, session } = self;
-        let owned = session.ask(&Request::Own);
-        let status = criu.wait().context("cannot wait for criu")?;
-        owned?;
-        match progress(&session).and_then(|it| it.failure) {
-            Some(failure) => Err(Failure::of_kind(failure.kind, anyhow!("{}", failure.reason))),
-            None if status.success() => Ok(()),
-            None => Err(anyhow!("criu ended with {status}").into()),
-        }
-    }
-}
-
-/// Starts CRIU on the last image.
-fn start(dir: &Path, restore: &Restore, socket: &Path) -> Result<Child, Failure> {
-    let dir = last(dir, restore)?;
-    Image::open(&dir)?.check_companion()?;
-    cpu_image::check_pages(&dir)?;
-    let log = dir.join(LOG);
-    let _ = fs::remove_file(&log);
-    let program = criu::program(None)?;
-    let mut command = Command::new(&program);
-    command.args(criu::restore(&dir, &log)?).arg("--restore-detached").args(&restore.options);
-    let allowances = Allowances { other_driver: restore.other_driver, other_gpu: restore.other_gpu };
-    if allowances != Allowances::default() {
-        command.env(ALLOW_VARIABLE, allowances.to_string());
-    }
-    // The processes have their own output, and this process's is the connection.
-    command.env("REKINDLE_SOCKET", socket).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    Ok(command.spawn().with_context(|| format!("cannot run {}", program.display()))?)
-}
-
-/// The directory of the last image.
-fn last(dir: &Path, restore: &Restore) -> Result<PathBuf, Failure> {
-    let path = stream::below(dir, &format!("{}/x", restore.name)).and_then(|it| Some(it.parent()?.to_owned()));
-    Ok(path.ok_or_else(|| anyhow!("{} is no name of an image", restore.name))?)
-}
-
-fn progress(session: &Session) -> Option<RestoreInfo> {
-    match session.ask(&Request::Progress) {
-        Ok(Reply::RestoreProgress(info)) => info.map(|it| *it),
-        _ => None,
-    }
-}
-
-/// Why CRIU has failed, as the daemon or CRIU tells it.
-fn failure_of(dir: &Path, restore: &Restore, session: &Session, status: ExitStatus) -> Failure {
-    let mut said = progress(session);
-    for _ in 0..POLLS {
-        // The daemon may not have noticed yet.
-        if said.as_ref().is_none_or(|it| it.failure.is_some()) {
-            break;
-        }
-        std::thread::sleep(POLL_INTERVAL);
-        said = progress(session);
-    }
-    let log = last(dir, restore).map(|it| fs::read(it.join(LOG)).unwrap_or_default()).unwrap_or_default();
-    let errors = criu::errors(&String::from_utf8_lossy(&log));
-    let (kind, reason) = match (said.and_then(|it| it.failure), errors.into_iter().next()) {
-        (Some(failure), Some(error)) if failure.kind == FailureKind::GivenUp => (FailureKind::Other, error),
-        (Some(failure), _) => (failure.kind, failure.reason),
-        (None, Some(error)) => (FailureKind::Other, error),
-        (None, None) => (FailureKind::Other, format!("criu ended with {status}")),
-    };
-    Failure::of_kind(kind, anyhow!("the processes cannot be restored: {reason}"))
+/// How the processes are restored.
+fn read_restore(dir: &Path) -> Result<Restore, Failure> {
+    let path = dir.join(RESTORE);
+    let restore = fs::read(&path).with_context(|| format!("there is no {}: nothing of it is here", path.display()))?;
+    Ok(serde_json::from_slice(&restore).with_context(|| format!("bad {}", path.display()))?)
 }
 
 /// Does something with the path of a socket in a directory, whose own path may be longer than a socket's may be.

@@ -239,9 +239,10 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             drop(pending);
             dump::pre_copy(daemon, &stream, (peer, body.wire), root, fds);
         }
-        Request::Migrate { root, migration, span } => {
+        Request::Migrate { root, migration, container, span } => {
             drop(pending);
-            migrate::serve(daemon, &stream, (peer, party), (root, &migration), span);
+            let asked = migrate::Asked { root, name: &migration, is_container: container };
+            migrate::serve(daemon, &stream, (peer, party), asked, span);
         }
         Request::Migration { migration } => {
             message::reply(&stream, &Reply::Migration(daemon.migrations.state(&migration)));
@@ -264,9 +265,9 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             let wish = if hears_first { restore::Wish::Hear } else { restore::Wish::Watch };
             restore::watch::serve(daemon, &stream, peer, wish, span);
         }
-        Request::HoldRestore { migration, span } => {
+        Request::HoldRestore { migration, again, span } => {
             drop(pending);
-            restore::watch::serve(daemon, &stream, peer, restore::Wish::Hold(migration), span);
+            restore::watch::serve(daemon, &stream, peer, restore::Wish::Hold { migration, again }, span);
         }
         Request::Arrival { migration } => {
             message::reply(&stream, &Reply::Arrival(daemon.migrations.arrival(&migration)));

@@ -34,10 +34,14 @@ impl Process {
     /// Whether the process is about to end, or does: a process with much memory takes a while for it.
     pub(crate) fn is_ending(&self) -> bool {
         const KILL: u64 = 1 << (libc::SIGKILL - 1);
+        self.pending() & KILL != 0 || stat(self.pid).is_ok_and(|it| it.start == self.start && it.exiting)
+    }
+
+    /// The signals that are pending for its first thread, or for all of them.
+    fn pending(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
         let pending = status.lines().filter_map(|line| line.strip_prefix("SigPnd:").or(line.strip_prefix("ShdPnd:")));
-        let killed = pending.filter_map(|it| u64::from_str_radix(it.trim(), 16).ok()).any(|it| it & KILL != 0);
-        killed || stat(self.pid).is_ok_and(|it| it.start == self.start && it.exiting)
+        pending.filter_map(|it| u64::from_str_radix(it.trim(), 16).ok()).fold(0, |all, it| all | it)
     }
 
     /// Whether the number is a process's, and not that of another thread.
@@ -62,6 +66,38 @@ impl Process {
     /// Sends SIGSTOP, unless the process is gone. A process that is traced stops when its tracer lets go of it.
     pub(crate) fn stop(&self) {
         self.send(Signal::STOP);
+    }
+
+    /// Whether a signal has stopped it, as a shell does with a job. Not known of a process that is traced.
+    pub(crate) fn is_stopped_by_signal(&self) -> bool {
+        stat(self.pid).is_ok_and(|it| it.start == self.start && it.stopped_by_signal)
+    }
+
+    /// Whether a signal that stops it is pending: it is traced, and will stop when its tracer lets go of it.
+    pub(crate) fn will_stop(&self) -> bool {
+        const STOPS: u64 =
+            1 << (libc::SIGSTOP - 1) | 1 << (libc::SIGTSTP - 1) | 1 << (libc::SIGTTIN - 1) | 1 << (libc::SIGTTOU - 1);
+        self.pending() & STOPS != 0
+    }
+
+    /// How often its threads have left a processor, if a signal has stopped all of them and nobody traces any. One that stays so keeps this
+    /// number; one that has run since has a greater one. None if a thread is not stopped so, or the process is gone.
+    pub(crate) fn standstill(&self) -> Option<u64> {
+        let mut sum = 0_u64;
+        for thread in std::fs::read_dir(format!("/proc/{}/task", self.pid)).ok()? {
+            let status = std::fs::read_to_string(thread.ok()?.path().join("status")).ok()?;
+            let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+            match field("State:")?.chars().next()? {
+                // It has ended, and others have not.
+                'Z' | 'X' => continue,
+                'T' if field("TracerPid:")? == "0" => {}
+                _ => return None,
+            }
+            for name in ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"] {
+                sum = sum.checked_add(field(name)?.parse().ok()?)?;
+            }
+        }
+        self.is_alive().then_some(sum)
     }
 
     /// Sends SIGCONT, which undoes SIGSTOP.
@@ -119,6 +155,8 @@ struct Stat {
     threads: u64,
     /// Stopped by a signal or a tracer.
     stopped: bool,
+    /// Stopped by a signal, and not traced.
+    stopped_by_signal: bool,
     /// Its end has begun.
     exiting: bool,
 }
@@ -144,6 +182,7 @@ fn parse_stat(text: &[u8]) -> Option<Stat> {
         has_ended: matches!(*fields.first()?, "Z" | "X"),
         threads: number(17)?,
         stopped: matches!(*fields.first()?, "T" | "t"),
+        stopped_by_signal: *fields.first()? == "T",
         parent: fields.get(1)?.parse().ok()?,
         exiting: number(6)? & PF_EXITING != 0,
         start: number(19)?,

@@ -32,16 +32,26 @@ pub struct Elsewhere {
 impl Elsewhere {
     /// Starts another host beside this one.
     pub fn beside(here: &Node) -> Result<Self> {
-        let namespace = Namespace::new()?;
-        let mut node = Node::without_daemon()?;
+        let elsewhere = Self::start(here, Node::without_daemon()?, Namespace::new()?)?;
+        elsewhere.finds_daemon()?;
+        Ok(elsewhere)
+    }
+
+    /// Starts another host beside this one, whose daemon is at the default socket, with a podman of its own
+    /// ([`Podman::elsewhere`](crate::podman::Podman::elsewhere)).
+    pub fn with_podman(here: &Node) -> Result<Self> {
+        let node = Node::without_daemon()?;
+        let namespace = Namespace::with_podman(&node.path(""))?;
+        Self::start(here, node, namespace)
+    }
+
+    fn start(here: &Node, mut node: Node, namespace: Namespace) -> Result<Self> {
         node.lives_in(namespace.entry());
         node.start_daemon(&[])?;
         let mut serve = command(&stage::helper("remote")?);
         serve.env("REKINDLE_SOCKET", here.socket());
         let server = Server::start(&node.path("remote.sock"), serve, Some(&namespace.entry()))?;
-        let elsewhere = Self { server, node, namespace, socket: here.socket().to_owned() };
-        elsewhere.finds_daemon()?;
-        Ok(elsewhere)
+        Ok(Self { server, node, namespace, socket: here.socket().to_owned() })
     }
 
     /// Mounts the socket of this host's daemon, which has just started, at the path where programs look for it.
@@ -59,6 +69,11 @@ impl Elsewhere {
         &self.node
     }
 
+    /// The way in.
+    pub(crate) fn entry(&self) -> Entry {
+        self.namespace.entry()
+    }
+
     /// Its daemon.
     pub fn node_mut(&mut self) -> &mut Node {
         &mut self.node
@@ -71,9 +86,8 @@ impl Elsewhere {
 
     /// A command that runs a program on this host.
     pub fn inside(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new("nsenter");
+        let mut command = self.namespace.entry().command(program);
         stage::clean_environment(&mut command);
-        command.arg(format!("--target={}", self.namespace.first())).args(["--pid", "--mount"]).arg(program);
         command.env("REKINDLE_SOCKET", &self.socket);
         command
     }

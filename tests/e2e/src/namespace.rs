@@ -1,8 +1,10 @@
 //! Pid namespaces, in which tests have daemons and programs of another host.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
@@ -16,21 +18,49 @@ pub struct Namespace {
     unshare: Child,
     /// The first process.
     first: i32,
+    /// The root of its cgroup namespace, as others see it.
+    cgroup: Option<PathBuf>,
 }
+
+/// Makes a cgroup the root of a cgroup namespace. All its processes are then in one below, since a cgroup with processes gives its
+/// children no controllers. `$1` is the cgroup, `$2` the folder that has the daemon's socket, `$3` what goes on in there.
+const HOST: &str = r#"
+    set -e
+    mkdir -p "$1/init"
+    echo 0 >"$1/cgroup.procs"
+    exec unshare --cgroup sh -ec '
+        echo 0 >"$1/init/cgroup.procs"
+        for each in $(cat "$1/cgroup.controllers"); do echo "+$each" >"$1/cgroup.subtree_control"; done
+        exec unshare --pid --mount --fork --mount-proc --kill-child=SIGKILL sh -ec "$3" sh "$@"' sh "$@"
+"#;
 
 impl Namespace {
     /// Makes one, with a first process that does nothing but wait for orphans.
     pub fn new() -> Result<Self> {
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL", "catatonit", "-P"]);
+        Self::start(command, None)
+    }
+
+    /// Makes one in which podman has a storage and cgroups of its own, and in which a daemon's socket in this folder is at the default
+    /// path.
+    pub fn with_podman(socket_dir: &Path) -> Result<Self> {
+        let name = format!("rekindle-host-{}", socket_dir.file_name().unwrap_or_default().display());
+        let cgroup = Path::new("/sys/fs/cgroup").join(name);
+        let mut command = Command::new("sh");
+        command.args(["-c", HOST, "sh"]).arg(&cgroup).arg(socket_dir).arg(MOUNTS);
+        Self::start(command, Some(cgroup))
+    }
+
+    fn start(mut command: Command, cgroup: Option<PathBuf>) -> Result<Self> {
         let unshare = command.stdin(Stdio::null()).spawn().context("cannot start unshare")?;
         let pid = unshare.id() as i32;
         let first = until("the namespace has its first process", || {
             let first = process::tree(pid).get(1).copied();
-            // unshare's child becomes it once the namespace is made.
-            Ok(first.filter(|it| process::command_line(*it).contains("catatonit")))
+            // unshare's child becomes it once the namespace is made. Others have its name among their arguments.
+            Ok(first.filter(|it| process::command_line(*it).starts_with(&format!("{it}: catatonit"))))
         })?;
-        Ok(Self { unshare, first })
+        Ok(Self { unshare, first, cgroup })
     }
 
     /// The first process, by its number outside.
@@ -40,7 +70,7 @@ impl Namespace {
 
     /// The way in.
     pub fn entry(&self) -> Entry {
-        Entry { first: self.first }
+        Entry { first: self.first, has_cgroups: self.cgroup.is_some() }
     }
 }
 
@@ -50,26 +80,56 @@ impl Drop for Namespace {
         let _ = self.unshare.kill();
         let _ = self.unshare.wait();
         let _ = process::wait_gone("the namespace's first process", self.first);
+        if let Some(cgroup) = &self.cgroup {
+            let _ =
+                Command::new("find").arg(cgroup).args(["-depth", "-type", "d", "-exec", "rmdir", "{}", "+"]).status();
+        }
     }
 }
 
-/// The way into a pid namespace and its mount namespace.
+/// The mounts of a host with a podman of its own.
+const MOUNTS: &str = r#"
+    umount /sys/fs/cgroup
+    mount -t cgroup2 none /sys/fs/cgroup
+    mount -t tmpfs -o mode=755 tmpfs /run
+    mkdir /run/rekindle
+    mount --bind "$2" /run/rekindle
+    mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+    mount -t tmpfs -o size=75% tmpfs /var/lib/containers
+    exec catatonit -P
+"#;
+
+/// The way into a pid namespace, its mount namespace, and its cgroup namespace where it has one.
 #[derive(Clone, Debug)]
 pub struct Entry {
     first: i32,
+    /// Whether there is a cgroup namespace, too.
+    has_cgroups: bool,
 }
 
 impl Entry {
+    /// A command that runs a program in there.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--target={}", self.first)).args(["--pid", "--mount"]);
+        command.args(self.has_cgroups.then_some("--cgroup")).arg(program);
+        command
+    }
+
     /// Starts a command in there, as a child of this process.
     pub fn spawn(&self, command: &mut Command) -> Result<Child> {
         let open = |name: &str| File::open(format!("/proc/{}/ns/{name}", self.first));
         let (pids, mounts) = (open("pid")?, open("mnt")?);
-        let mounts = mounts.as_raw_fd();
-        // SAFETY: the closure makes one system call, with a descriptor that is open until after the spawn.
+        let cgroups = self.has_cgroups.then(|| open("cgroup")).transpose()?;
+        let others = [
+            Some((mounts.as_raw_fd(), libc::CLONE_NEWNS)),
+            cgroups.as_ref().map(|it| (it.as_raw_fd(), libc::CLONE_NEWCGROUP)),
+        ];
+        // SAFETY: the closure makes system calls alone, with descriptors that are open until after the spawn.
         unsafe {
-            command.pre_exec(move || match libc::setns(mounts, libc::CLONE_NEWNS) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
+            command.pre_exec(move || {
+                let entered = others.iter().flatten().all(|(fd, kind)| libc::setns(*fd, *kind) == 0);
+                if entered { Ok(()) } else { Err(std::io::Error::last_os_error()) }
             });
         }
         // The children of a thread are in the pid namespace that the thread has chosen: a thread of its own, which then ends.

@@ -10,6 +10,8 @@ use std::sync::OnceLock;
 use anyhow::{Context, bail, ensure};
 
 use crate::criu::tail;
+use crate::elsewhere::Elsewhere;
+use crate::namespace::Entry;
 use crate::schedule::HostLock;
 use crate::wait::until;
 use crate::{Node, Result, stage};
@@ -26,6 +28,8 @@ const APPS: &str = "/apps";
 pub struct Podman {
     hooks: PathBuf,
     runtime: &'static str,
+    /// Where it is, if that is another host.
+    namespace: Option<Entry>,
     containers: RefCell<Vec<String>>,
     /// podman's storage, its default network and `/etc/cdi` exist once per host.
     _host: Rc<HostLock>,
@@ -49,9 +53,33 @@ impl Podman {
         let output = command.arg("--lib-dir").arg(stage::interposer()?).arg("hooks-json").output()?;
         ensure!(output.status.success(), "hooks-json: {}", String::from_utf8_lossy(&output.stderr));
         fs::write(hooks.join("rekindle.json"), output.stdout)?;
-        let podman = Self { hooks, runtime, containers: RefCell::default(), _host: host };
+        let podman = Self { hooks, runtime, namespace: None, containers: RefCell::default(), _host: host };
         podman.make_image()?;
         Ok(podman)
+    }
+
+    /// The podman of another host ([`Elsewhere::with_podman`]), which has the image of most containers.
+    pub fn elsewhere(&self, there: &Elsewhere) -> Result<Self> {
+        let saved = there.node().path("image.tar").to_string_lossy().into_owned();
+        self.call(&["save", "--quiet", "--output", &saved, IMAGE])?;
+        let podman = Self {
+            hooks: self.hooks.clone(),
+            runtime: self.runtime,
+            namespace: Some(there.entry()),
+            containers: RefCell::default(),
+            _host: Rc::clone(&self._host),
+        };
+        podman.call(&["load", "--quiet", "--input", &saved])?;
+        Ok(podman)
+    }
+
+    /// Writes a program that calls podman as this does.
+    pub fn program(&self, path: &Path) -> Result {
+        // As `podman_` there, but the program becomes podman.
+        let (runtime, hooks) = (self.runtime, self.hooks.display());
+        let options = "--cgroup-manager cgroupfs --storage-driver overlay --log-level error";
+        let script = format!("#!/bin/sh\nexec podman {options} --runtime {runtime} --hooks-dir '{hooks}' \"$@\"\n");
+        stage::write_script(path, &script)
     }
 
     /// Writes the CDI specification of the daemon's GPUs to the folder that podman reads.
@@ -220,7 +248,7 @@ impl Podman {
 
     fn shell(&self, script: &str, arguments: &[&str]) -> Result<Output> {
         let scripts = stage::repository()?.join("scripts/lib");
-        let mut command = Command::new("bash");
+        let mut command = self.namespace.as_ref().map_or_else(|| Command::new("bash"), |it| it.command("bash"));
         stage::clean_environment(&mut command);
         command
             .arg("-euc")

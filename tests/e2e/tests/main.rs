@@ -11,6 +11,7 @@ mod container_crun;
 mod container_gpus;
 mod container_groups;
 mod container_images;
+mod container_migrate;
 mod container_moves;
 mod container_rootless;
 mod containerd;

@@ -88,6 +88,19 @@
 //!           Progress*                -> RestoreProgress       phase `held`: all is loaded, the answer to the last Resume waits
 //!           Own                      -> Owned | Failed        the processes run
 //!           (close before Own)                                the restore fails
+//! ```
+//!
+//! An engine of containers makes its archive when CRIU has ended. So its dump, of a `Migrate` with `container`, leaves the tree
+//! running, and yet the tree stands still:
+//!
+//! ```text
+//!   PAUSE_DEVICES(root)      Pause{root} + [image directory]  -> PausedStill{pids}   the tasks stay stopped until `Durable`
+//!   exit(DUMP, 0)            Finish                           -> Durable             SIGSTOP is pending for them; CRIU ends
+//!   here:   HandOver, when the engine has ended               -> HandedOver          the tree stands still until it is removed
+//!           (close before HandOver)                                                  SIGCONT: the tree goes on here
+//! ```
+//!
+//! ```text
 //!   any:    Migration{migration}     -> Migration             the decision
 //!           Arrival{migration}       -> Arrival               whether they have run there
 //! ```
@@ -293,6 +306,10 @@ pub enum Request {
         root: i32,
         /// The migration's name, which no other has: 1 to 64 letters, digits and hyphens.
         migration: String,
+        /// Whether the tree is a container, whose engine works on when CRIU has ended: CRIU leaves the tree, which then stands still
+        /// until this peer says `HandOver` or closes this connection.
+        #[serde(default)]
+        container: bool,
         /// The asker's span. The spans of the dump belong to it.
         #[serde(default)]
         span: Option<CommandSpan>,
@@ -309,6 +326,9 @@ pub enum Request {
     HoldRestore {
         /// The migration's name. Its tree runs here once: of several restores, all but the first that is owned fail.
         migration: String,
+        /// Whether the tree may run here once more if all its processes have ended. Somebody knows that they have not run.
+        #[serde(default)]
+        again: bool,
         /// The asker's span. The spans of the restore belong to it.
         #[serde(default)]
         span: Option<CommandSpan>,
@@ -468,6 +488,12 @@ pub enum Reply {
         /// The native processes, in the order in which they were locked.
         natives: Vec<NativeThread>,
     },
+    /// Like `Paused`, for a container that is migrated: the tasks may not run before `Finish` was answered, although CRIU leaves them
+    /// running. To peers that speak control version 18.
+    PausedStill {
+        /// The clients' pids.
+        pids: Vec<i32>,
+    },
     /// To `NativeCheckpoint` and `NativeResume`: the driver has done it.
     NativeDone {
         /// In a restore, whether the process was the last one, so that the rings are open now.
@@ -601,6 +627,9 @@ pub struct Allowances {
 
 /// The environment variable in which the plugin finds the allowances, as words between commas.
 pub const ALLOW_VARIABLE: &str = "REKINDLE_ALLOW";
+
+/// The file of an image that is restored only while a command holds its processes (`HoldRestore`): the name of their migration.
+pub const HELD_FILE: &str = "rekindle-held";
 
 impl Allowances {
     /// The word for [`Self::other_driver`].

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_images::{ImageDir, ImageWriter, PhaseName, Protocol};
 use rekindle_wire::control::Reply;
+use rekindle_wire::version;
 use tracing::info;
 
 use super::super::checkpoints::DumpGuard;
@@ -60,6 +61,9 @@ impl Pausing {
         if clients.is_empty() && pending.is_empty() && tree.is_migrated() {
             return Err(MigrationError::NoClients.into());
         }
+        if tree.is_to_stand_still() {
+            may_stand_still(!natives.is_empty(), wire)?;
+        }
         if clients.is_empty() && pending.is_empty() && natives.is_empty() {
             tree.reach(Stage::Prepared)?;
             return Ok((Paused::NotOurs(NotOurs { dir, beside }), Reply::Paused { pids: Vec::new() }));
@@ -103,9 +107,22 @@ impl Pausing {
         let freeze = FreezeWatch::start(processes.collect());
         tree.hold_natives(held);
         let natives = tree.native_threads();
-        let reply = if natives.is_empty() { Reply::Paused { pids } } else { Reply::PausedNatives { pids, natives } };
+        let reply = match natives.is_empty() {
+            true if tree.is_to_stand_still() => Reply::PausedStill { pids },
+            true => Reply::Paused { pids },
+            false => Reply::PausedNatives { pids, natives },
+        };
         let begun = Begun { rings, planned, writer, clones, beside, quiesce_began, idle_at };
         Ok((Paused::Quiesced(Box::new(Quiesced { begun, freeze })), reply))
+    }
+}
+
+/// Whether the tree of a container can stand still when this plugin's CRIU has left it.
+fn may_stand_still(has_natives: bool, wire: u32) -> Result<(), MigrationError> {
+    match (has_natives, wire) {
+        (true, _) => Err(MigrationError::Natives),
+        (_, ..version::STANDSTILL) => Err(MigrationError::OldPlugin),
+        _ => Ok(()),
     }
 }
 

@@ -48,7 +48,7 @@ impl Drop for Tree<'_> {
     /// A dump that has ended before the tree was handed over leaves it here.
     fn drop(&mut self) {
         if let Some(migration) = &self.migration {
-            migration.keep();
+            migration.dump_ends();
         }
     }
 }
@@ -72,8 +72,14 @@ impl<'a> Tree<'a> {
         let hold = hold.map_err(|other| DumpError::Overlaps { root, other })?;
         let progress = Arc::clone(progress);
         let migration = daemon.migrations.of(root);
-        if migration.is_some() && leave_running {
-            return Err(MigrationError::LeftRunning.into());
+        match migration.as_ref().map(|it| (it.is_container(), leave_running)) {
+            Some((false, true)) => return Err(MigrationError::LeftRunning.into()),
+            Some((true, false)) => return Err(MigrationError::NotLeft.into()),
+            _ => {}
+        }
+        if let Some(migration) = &migration {
+            let tree = process::tree(root).map_err(DumpError::Tree)?;
+            migration.note_stopped(&tree.into_iter().filter_map(|it| Process::with_pid(it).ok()).collect::<Vec<_>>());
         }
         Ok(Self {
             daemon,
@@ -100,11 +106,17 @@ impl<'a> Tree<'a> {
         if self.leave_running { Ok(()) } else { self.reach(Stage::Durable) }
     }
 
-    /// Waits until the tree, which is frozen, goes on on another host, if it is migrated.
+    /// Waits until the tree, which is frozen, goes on on another host, if it is migrated. A container stands still instead: its engine
+    /// has work to do first.
     pub(super) fn wait_until_handed_over(&self) -> Result<Option<HandedOver>, DumpError> {
         let Some(migration) = &self.migration else { return Ok(None) };
         let tree = process::frozen_tree(self.root).map_err(DumpError::Tree)?;
-        let tree = tree.into_iter().filter_map(|pid| Process::with_pid(pid).ok()).collect();
+        // What has ended, and waits for its parent, cannot run.
+        let tree = tree.into_iter().filter_map(|pid| Process::with_pid(pid).ok()).filter(Process::is_alive).collect();
+        if migration.is_container() {
+            self.daemon.migrations.stand_still(migration, tree)?;
+            return Ok(None);
+        }
         self.progress.waits_for_hand_over(true);
         let handed_over = migration.wait(tree, self.stream);
         self.progress.waits_for_hand_over(false);
@@ -114,6 +126,11 @@ impl<'a> Tree<'a> {
     /// Whether the tree is migrated.
     pub(super) fn is_migrated(&self) -> bool {
         self.migration.is_some()
+    }
+
+    /// Whether the tree is a container that is migrated: it is to stand still when CRIU has left it.
+    pub(super) fn is_to_stand_still(&self) -> bool {
+        self.migration.as_ref().is_some_and(|it| it.is_container())
     }
 
     /// The clients of the tree as it is now, and the processes whose handshake has begun. `tree` lists a tree that runs, or one

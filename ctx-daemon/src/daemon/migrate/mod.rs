@@ -7,7 +7,7 @@
 //!
 //! | from | to | a migration |
 //! |---|---|---|
-//! | `Running` | `Complete` | the image is durable, and the tree is frozen |
+//! | `Running` | `Complete` | the image is durable, and the tree is frozen, or stands still where it is a container |
 //! | `Running` | `Kept` | the command has ended, or the dump has: the tree goes on here |
 //! | `Complete` | `HandedOver` | `HandOver`: the decision is on disk, and the tree never goes on here |
 //! | `Complete` | `Kept` | the command has ended, or CRIU has: the tree goes on here |
@@ -20,13 +20,22 @@
 //! gets SIGSTOP before the decision is recorded, which takes effect where CRIU lets go of it, and SIGKILL when CRIU is through
 //! or gone. If a process has no tracer any more after that signal, CRIU has let go of it before, and it has run: then it is not
 //! handed over.
+//!
+//! A container's engine works on when CRIU has ended, and may start a container anew that is killed. So CRIU leaves a container, which
+//! stands still by a SIGSTOP from the end of its dump on. It goes on by SIGCONT where it is kept; where it is handed over, it stands
+//! still until its engine has removed it. The record names the processes as soon as they stand still: the next daemon lets them go on
+//! if nothing was decided.
+//!
+//! Anybody may send SIGCONT to a container that stands still, and one that has run since its dump is not the one in the image. So the
+//! kernel's count of how often its threads have left a processor is noted once CRIU has let go of it (`Standstill`). It is handed over
+//! only if that count is the same. Processes that somebody had stopped before the dump get no SIGCONT: they stay as they were.
 
 mod records;
 mod serve;
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use rekindle_ctx_worker::transition::{self, machine};
@@ -35,7 +44,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use self::records::{Decision, Records};
-pub(super) use self::serve::serve;
+pub(super) use self::serve::{Asked, serve};
 use super::process::Process;
 use super::{lock, sys, wait_timeout};
 
@@ -56,6 +65,22 @@ pub(super) enum MigrationError {
     LeftRunning,
     #[error("its image is not complete yet")]
     NotComplete,
+    #[error(
+        "a container that is migrated stands still when its dump has ended, and this dump was to kill it: use `rekindle migrate`"
+    )]
+    NotLeft,
+    #[error(
+        "the plugin of this CRIU is older than the daemon, and cannot keep a container still: install one version of Rekindle"
+    )]
+    OldPlugin,
+    #[error(
+        "processes of the container use the driver without Rekindle's library: such a container cannot be migrated"
+    )]
+    Natives,
+    #[error("a process of the container has run or ended since its dump, as by a SIGCONT: it goes on here")]
+    HasRun,
+    #[error("cannot record that the container stands still, so it goes on here: {0}")]
+    Still(io::Error),
     #[error("cannot record that it was handed over, so it goes on here: {0}")]
     Record(io::Error),
     #[error("no process of the tree uses a GPU through Rekindle: dump and restore it with CRIU alone")]
@@ -65,9 +90,12 @@ pub(super) enum MigrationError {
 impl Failing for MigrationError {
     fn kind(&self) -> FailureKind {
         match self {
-            Self::Kept | Self::Closed => FailureKind::GivenUp,
-            Self::LeftRunning | Self::NotComplete | Self::NoClients => FailureKind::Refused,
-            Self::Record(error) => Failing::kind(error),
+            Self::Kept | Self::Closed | Self::HasRun => FailureKind::GivenUp,
+            Self::LeftRunning | Self::NotLeft | Self::NotComplete | Self::NoClients | Self::Natives => {
+                FailureKind::Refused
+            }
+            Self::OldPlugin => FailureKind::Version,
+            Self::Record(error) | Self::Still(error) => Failing::kind(error),
         }
     }
 }
@@ -136,6 +164,10 @@ pub(crate) struct Migrations {
 pub(super) struct Migration {
     name: String,
     root: Process,
+    /// Whether the tree is a container: CRIU leaves it.
+    is_container: bool,
+    /// The processes that somebody had stopped before the dump.
+    stopped: OnceLock<Vec<Process>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -143,9 +175,20 @@ pub(super) struct Migration {
 #[derive(Debug)]
 enum State {
     Running,
-    Complete(Vec<Process>),
+    Complete(Vec<Process>, Option<Standstill>),
     Kept,
     HandedOver,
+}
+
+/// A container's processes when CRIU had let go of them: how often each of them had left a processor.
+#[derive(Debug, PartialEq, Eq)]
+struct Standstill(Vec<u64>);
+
+impl Standstill {
+    /// None if a process runs, has ended, or is traced still.
+    fn of(tree: &[Process]) -> Option<Self> {
+        tree.iter().map(Process::standstill).collect::<Option<_>>().map(Self)
+    }
 }
 
 machine! {
@@ -161,18 +204,25 @@ impl Migrations {
     /// still live.
     pub(crate) fn open(state_dir: &std::path::Path) -> Self {
         let records = Records::open(state_dir, DEPARTURES);
-        records.kill_handed_over();
+        records.act_on_what_was_left();
         Self { going_on: Mutex::default(), records, arrivals: Mutex::new(Records::open(state_dir, ARRIVALS)) }
     }
 
-    /// The tree of a migration to this host is about to run: records that before it does. A tree runs once.
-    pub(super) fn arrives(&self, name: &str, processes: &[Process]) -> Result<(), ArrivalError> {
-        let arrivals = lock(&self.arrivals);
-        match (records::is_name(name), arrivals.read(name)) {
-            (false, _) => Err(ArrivalError::Name),
-            (_, Some(_)) => Err(ArrivalError::Again(name.to_owned())),
-            (true, None) => arrivals.write(name, Decision::Arrived, processes).map_err(ArrivalError::Record),
+    /// The tree of a migration to this host is about to run: records that before it does. A tree runs once; or `again`, if all its
+    /// processes have ended.
+    pub(super) fn arrives(&self, name: &str, processes: &[Process], again: bool) -> Result<(), ArrivalError> {
+        if !records::is_name(name) {
+            return Err(ArrivalError::Name);
         }
+        let arrivals = lock(&self.arrivals);
+        let may_run = match arrivals.read(name) {
+            Some(before) => again && !before.processes.iter().any(Process::is_alive),
+            None => !arrivals.has(name),
+        };
+        if !may_run {
+            return Err(ArrivalError::Again(name.to_owned()));
+        }
+        arrivals.write(name, Decision::Arrived, processes).map_err(ArrivalError::Record)
     }
 
     /// Whether a tree has come to this host and was let run: none if not, otherwise whether one of its processes lives.
@@ -181,7 +231,12 @@ impl Migrations {
     }
 
     /// Begins a migration, which lasts until the result is dropped.
-    pub(super) fn begin(&self, name: &str, root: Process) -> Result<MigrationGuard<'_>, NoMigration> {
+    pub(super) fn begin(
+        &self,
+        name: &str,
+        root: Process,
+        is_container: bool,
+    ) -> Result<MigrationGuard<'_>, NoMigration> {
         if !records::is_name(name) {
             return Err(NoMigration::Name);
         }
@@ -189,13 +244,12 @@ impl Migrations {
         if going_on.iter().any(|it| it.root == root) {
             return Err(NoMigration::Taken(root.pid));
         }
-        if self.records.read(name).is_some() {
+        if self.records.has(name) {
             return Err(NoMigration::Known);
         }
         self.records.write(name, Decision::Undecided, &[root]).map_err(NoMigration::Record)?;
-        let migration =
-            Migration { name: name.to_owned(), root, state: Mutex::new(State::Running), changed: Condvar::new() };
-        let migration = Arc::new(migration);
+        let (name, stopped, state) = (name.to_owned(), OnceLock::new(), Mutex::new(State::Running));
+        let migration = Arc::new(Migration { name, root, is_container, stopped, state, changed: Condvar::new() });
         going_on.push(Arc::clone(&migration));
         Ok(MigrationGuard { migrations: self, migration })
     }
@@ -205,12 +259,34 @@ impl Migrations {
         lock(&self.going_on).iter().find(|it| it.root.pid == root).map(Arc::clone)
     }
 
+    /// The dump of a container has ended, and CRIU is about to let go of it: it stands still from then on. An error means that it goes
+    /// on here.
+    pub(super) fn stand_still(&self, migration: &Migration, tree: Vec<Process>) -> Result<(), MigrationError> {
+        let mut state = lock(&migration.state);
+        match &*state {
+            State::Running => {}
+            State::Complete(..) => return Ok(()),
+            State::Kept | State::HandedOver => return Err(MigrationError::Kept),
+        }
+        let written = self.records.write_still(&migration.name, Decision::Undecided, &tree, migration.stopped());
+        written.map_err(MigrationError::Still)?;
+        tree.iter().for_each(Process::stop);
+        // Of what CRIU has let go of before, the image is no longer true.
+        if !tree.iter().all(Process::is_traced) {
+            migration.let_go_on(&tree);
+            migration.replace(&mut state, State::Kept);
+            return Err(MigrationError::HasRun);
+        }
+        migration.replace(&mut state, State::Complete(tree, None));
+        Ok(())
+    }
+
     /// What has become of a migration.
     pub(super) fn state(&self, name: &str) -> MigrationState {
         // While it goes on, its own state is the newest.
         if let Some(migration) = lock(&self.going_on).iter().find(|it| it.name == name) {
             return match &*lock(&migration.state) {
-                State::Running | State::Complete(_) => MigrationState::Undecided,
+                State::Running | State::Complete(..) => MigrationState::Undecided,
                 State::Kept => MigrationState::Kept,
                 State::HandedOver => MigrationState::HandedOver,
             };
@@ -231,27 +307,52 @@ pub(super) struct MigrationGuard<'a> {
 }
 
 impl MigrationGuard<'_> {
+    /// The command asks for the dump's progress: looks whether a container stands still by now.
+    fn looks(&self) {
+        self.migration.note_standstill(&mut lock(&self.migration.state));
+    }
+
     /// Hands the tree over: from now on it never goes on here, whatever happens to this daemon or to CRIU.
     pub(super) fn hand_over(&self) -> Result<(), MigrationError> {
-        let Migration { name, state, .. } = &*self.migration;
+        let Migration { name, is_container, state, .. } = &*self.migration;
         // The dump cannot end meanwhile, since it would have to take the lock.
         let mut state = lock(state);
-        let tree = match &*state {
-            State::Complete(tree) => tree,
+        self.migration.note_standstill(&mut state);
+        let (tree, standstill) = match &*state {
+            State::Complete(tree, standstill) => (tree, standstill),
             State::HandedOver => return Ok(()),
             State::Kept => return Err(MigrationError::Closed),
             State::Running => return Err(MigrationError::NotComplete),
         };
-        tree.iter().for_each(Process::stop);
-        if !tree.iter().all(Process::is_traced) {
-            tree.iter().for_each(Process::go_on);
+        // SIGSTOP would hide that it runs, so the count comes first; a second one tells whether it has run in between.
+        let has_run = || *is_container && (standstill.is_none() || Standstill::of(tree) != *standstill);
+        let refused = if has_run() {
+            Some(MigrationError::HasRun)
+        } else {
+            tree.iter().for_each(Process::stop);
+            match is_container {
+                true => has_run().then_some(MigrationError::HasRun),
+                false => (!tree.iter().all(Process::is_traced)).then_some(MigrationError::Closed),
+            }
+        };
+        if let Some(error) = refused {
+            self.migration.let_go_on(tree);
             self.migration.replace(&mut state, State::Kept);
-            return Err(MigrationError::Closed);
+            return Err(error);
         }
-        if let Err(error) = self.migrations.records.write(name, Decision::HandedOver, tree) {
+        let records = &self.migrations.records;
+        let written = match is_container {
+            true => records.write_still(name, Decision::HandedOver, tree, self.migration.stopped()),
+            false => records.write(name, Decision::HandedOver, tree),
+        };
+        if let Err(error) = written {
             // What was written may be there all the same, and would be believed.
-            self.migrations.records.withdraw(name);
-            tree.iter().for_each(Process::go_on);
+            records.withdraw(name);
+            self.migration.let_go_on(tree);
+            if *is_container {
+                // The next daemon would not know any more that it is to go on.
+                self.migration.replace(&mut state, State::Kept);
+            }
             return Err(MigrationError::Record(error));
         }
         info!(migration = name, processes = tree.len(), "handed over");
@@ -278,13 +379,13 @@ impl Migration {
     pub(super) fn wait(&self, tree: Vec<Process>, criu: &UnixStream) -> Result<HandedOver, MigrationError> {
         let mut state = lock(&self.state);
         if matches!(*state, State::Running) {
-            self.replace(&mut state, State::Complete(tree.clone()));
+            self.replace(&mut state, State::Complete(tree.clone(), None));
         }
         loop {
             match &*state {
                 State::HandedOver => return Ok(HandedOver(tree)),
                 State::Kept => return Err(MigrationError::Kept),
-                State::Running | State::Complete(_) => {}
+                State::Running | State::Complete(..) => {}
             }
             // Seen under the lock: CRIU's end and the decision cannot both come first.
             if sys::is_hung_up(criu) {
@@ -295,10 +396,51 @@ impl Migration {
         }
     }
 
-    /// The tree goes on here, unless it was handed over.
-    pub(super) fn keep(&self) {
+    /// Whether the tree is a container.
+    pub(super) fn is_container(&self) -> bool {
+        self.is_container
+    }
+
+    /// The dump of the tree begins, and the tree runs still: notes which of its processes somebody has stopped.
+    pub(super) fn note_stopped(&self, tree: &[Process]) {
+        let stopped = tree.iter().copied().filter(Process::is_stopped_by_signal).collect();
+        // The first dump counts, and there is no other.
+        let _ = self.stopped.set(stopped);
+    }
+
+    fn stopped(&self) -> &[Process] {
+        self.stopped.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Undoes SIGSTOP, but not for what had been stopped before.
+    fn let_go_on(&self, tree: &[Process]) {
+        tree.iter().filter(|it| !self.stopped().contains(it)).for_each(Process::go_on);
+    }
+
+    /// Notes, once, that CRIU has let go of a container, which stands still.
+    fn note_standstill(&self, state: &mut State) {
+        if let State::Complete(tree, standstill @ None) = state
+            && self.is_container
+        {
+            *standstill = Standstill::of(tree);
+        }
+    }
+
+    /// The dump of the tree has ended: the tree goes on here, unless it was handed over, or is a container that stands still.
+    pub(super) fn dump_ends(&self) {
         let mut state = lock(&self.state);
-        if matches!(*state, State::Running | State::Complete(_)) {
+        if matches!(*state, State::Running) || !self.is_container && matches!(*state, State::Complete(..)) {
+            self.replace(&mut state, State::Kept);
+        }
+    }
+
+    /// The tree goes on here, unless it was handed over.
+    fn keep(&self) {
+        let mut state = lock(&self.state);
+        if let (State::Complete(tree, _), true) = (&*state, self.is_container) {
+            self.let_go_on(tree);
+        }
+        if matches!(*state, State::Running | State::Complete(..)) {
             self.replace(&mut state, State::Kept);
         }
     }
@@ -386,7 +528,7 @@ mod tests {
     }
 
     fn until_complete(migration: &Migration) {
-        while !matches!(*lock(&migration.state), State::Complete(_)) {
+        while !matches!(*lock(&migration.state), State::Complete(..)) {
             std::thread::yield_now();
         }
     }
@@ -409,7 +551,7 @@ mod tests {
         let mut sleeper = Sleeper::traced();
         let process = sleeper.process();
         let (ours, _criu) = UnixStream::pair().unwrap();
-        let guard = migrations.begin("a", process).unwrap();
+        let guard = migrations.begin("a", process, false).unwrap();
         assert_eq!(migrations.state("a"), MigrationState::Undecided);
         assert!(matches!(guard.hand_over(), Err(MigrationError::NotComplete)));
         let migration = migrations.of(process.pid).unwrap();
@@ -439,12 +581,12 @@ mod tests {
         let migrations = Migrations::open(dir.path());
         let sleeper = Sleeper::new();
         let (ours, criu) = UnixStream::pair().unwrap();
-        let guard = migrations.begin("command", sleeper.process()).unwrap();
+        let guard = migrations.begin("command", sleeper.process(), false).unwrap();
         let migration = migrations.of(sleeper.process().pid).unwrap();
         drop(guard);
         assert!(matches!(migration.wait(vec![sleeper.process()], &ours), Err(MigrationError::Kept)));
         assert_eq!(migrations.state("command"), MigrationState::Kept);
-        let guard = migrations.begin("criu", sleeper.process()).unwrap();
+        let guard = migrations.begin("criu", sleeper.process(), false).unwrap();
         let migration = migrations.of(sleeper.process().pid).unwrap();
         drop(criu);
         assert!(matches!(migration.wait(vec![sleeper.process()], &ours), Err(MigrationError::Closed)));
@@ -460,7 +602,7 @@ mod tests {
         let migrations = Migrations::open(dir.path());
         let sleeper = Sleeper::traced();
         let (ours, _criu) = UnixStream::pair().unwrap();
-        let guard = migrations.begin("a", sleeper.process()).unwrap();
+        let guard = migrations.begin("a", sleeper.process(), false).unwrap();
         let migration = migrations.of(sleeper.process().pid).unwrap();
         std::thread::scope(|scope| {
             let dump = scope.spawn(|| migration.wait(vec![sleeper.process()], &ours));
@@ -479,7 +621,7 @@ mod tests {
         let migrations = Migrations::open(dir.path());
         let sleeper = Sleeper::traced();
         let (ours, _criu) = UnixStream::pair().unwrap();
-        let guard = migrations.begin("a", sleeper.process()).unwrap();
+        let guard = migrations.begin("a", sleeper.process(), false).unwrap();
         let migration = migrations.of(sleeper.process().pid).unwrap();
         std::thread::scope(|scope| {
             let dump = scope.spawn(|| migration.wait(vec![sleeper.process()], &ours));
@@ -509,8 +651,148 @@ mod tests {
         let states = ["gone", "here", "never"].map(|name| migrations.state(name));
         assert_eq!(states, [MigrationState::HandedOver, MigrationState::Kept, MigrationState::Unknown]);
         for name in ["here", "", "../a", &"a".repeat(65)] {
-            assert!(migrations.begin(name, here.process()).is_err(), "{name}");
+            assert!(migrations.begin(name, here.process(), false).is_err(), "{name}");
         }
+    }
+
+    /// A container that its dump has left, and that stands still.
+    fn container(migrations: &Migrations) -> (Sleeper, MigrationGuard<'_>) {
+        let sleeper = Sleeper::traced();
+        let guard = migrations.begin("a", sleeper.process(), true).unwrap();
+        let migration = migrations.of(sleeper.process().pid).unwrap();
+        assert!(matches!(guard.hand_over(), Err(MigrationError::NotComplete)));
+        migrations.stand_still(&migration, vec![sleeper.process()]).unwrap();
+        sleeper.let_go();
+        migration.dump_ends();
+        while !is_stopped(sleeper.process()) {
+            std::thread::yield_now();
+        }
+        guard.looks();
+        assert_eq!(migrations.state("a"), MigrationState::Undecided);
+        (sleeper, guard)
+    }
+
+    #[test]
+    fn a_container_stands_still_after_its_dump_until_it_is_kept() {
+        let dir = TempDir::new().unwrap();
+        let migrations = Migrations::open(dir.path());
+        let (sleeper, guard) = container(&migrations);
+        drop(guard);
+        until_it_runs(sleeper.process());
+        assert_eq!(migrations.state("a"), MigrationState::Kept);
+    }
+
+    #[test]
+    fn a_container_that_is_handed_over_stands_still_whatever_daemon_starts() {
+        let dir = TempDir::new().unwrap();
+        let migrations = Migrations::open(dir.path());
+        let (sleeper, guard) = container(&migrations);
+        guard.hand_over().unwrap();
+        drop(guard);
+        assert_eq!(Migrations::open(dir.path()).state("a"), MigrationState::HandedOver);
+        assert!(is_stopped(sleeper.process()));
+    }
+
+    #[test]
+    fn the_next_daemon_lets_a_container_go_on_about_which_nothing_was_decided() {
+        let dir = TempDir::new().unwrap();
+        let migrations = Migrations::open(dir.path());
+        let (sleeper, guard) = container(&migrations);
+        // The daemon dies.
+        std::mem::forget(guard);
+        assert_eq!(Migrations::open(dir.path()).state("a"), MigrationState::Kept);
+        until_it_runs(sleeper.process());
+    }
+
+    #[test]
+    fn a_container_that_somebody_lets_run_is_not_handed_over() {
+        for stops_again in [false, true] {
+            let dir = TempDir::new().unwrap();
+            let migrations = Migrations::open(dir.path());
+            let (sleeper, guard) = container(&migrations);
+            let process = sleeper.process();
+            process.go_on();
+            until_it_runs(process);
+            if stops_again {
+                process.stop();
+                while !is_stopped(process) {
+                    std::thread::yield_now();
+                }
+            }
+            assert!(matches!(guard.hand_over(), Err(MigrationError::HasRun)), "{stops_again}");
+            until_it_runs(process);
+            drop(guard);
+            assert_eq!(migrations.state("a"), MigrationState::Kept);
+        }
+    }
+
+    #[test]
+    fn what_somebody_had_stopped_before_stays_so() {
+        let dir = TempDir::new().unwrap();
+        let migrations = Migrations::open(dir.path());
+        for next_daemon in [false, true] {
+            let (runs, stopped) = (Sleeper::traced(), Sleeper::new());
+            let (running, stops) = (runs.process(), stopped.process());
+            stops.stop();
+            while !is_stopped(stops) {
+                std::thread::yield_now();
+            }
+            let name = if next_daemon { "a" } else { "b" };
+            let guard = migrations.begin(name, running, true).unwrap();
+            let migration = migrations.of(running.pid).unwrap();
+            migration.note_stopped(&[running, stops]);
+            stopped.ptrace(PTRACE_SEIZE);
+            stopped.ptrace(libc::PTRACE_INTERRUPT);
+            migrations.stand_still(&migration, vec![running, stops]).unwrap();
+            stopped.let_go();
+            runs.let_go();
+            while !(is_stopped(stops) && is_stopped(running)) {
+                std::thread::yield_now();
+            }
+            if next_daemon {
+                std::mem::forget(guard);
+                Migrations::open(dir.path());
+            } else {
+                drop(guard);
+            }
+            until_it_runs(running);
+            assert!(is_stopped(stops), "{next_daemon}");
+        }
+    }
+
+    #[test]
+    fn a_container_whose_decision_cannot_be_recorded_goes_on_at_once() {
+        let dir = TempDir::new().unwrap();
+        let migrations = Migrations::open(dir.path());
+        let (sleeper, guard) = container(&migrations);
+        std::fs::create_dir(dir.path().join("migrations/a.new")).unwrap();
+        assert!(matches!(guard.hand_over(), Err(MigrationError::Record(_))));
+        until_it_runs(sleeper.process());
+        assert_eq!(migrations.state("a"), MigrationState::Kept);
+        std::fs::remove_dir(dir.path().join("migrations/a.new")).unwrap();
+        drop(guard);
+        assert_eq!(Migrations::open(dir.path()).state("a"), MigrationState::Kept);
+    }
+
+    #[test]
+    fn a_container_that_has_run_since_its_dump_is_not_handed_over() {
+        let dir = TempDir::new().unwrap();
+        let migrations = Migrations::open(dir.path());
+        let (sleeper, guard) = container(&migrations);
+        sleeper.process().kill();
+        while sleeper.process().is_alive() {
+            std::thread::yield_now();
+        }
+        assert!(matches!(guard.hand_over(), Err(MigrationError::HasRun)));
+        assert_eq!(migrations.state("a"), MigrationState::Kept);
+        drop(guard);
+        let running = Sleeper::new();
+        let guard = migrations.begin("b", running.process(), true).unwrap();
+        let migration = migrations.of(running.process().pid).unwrap();
+        let stands_still = migrations.stand_still(&migration, vec![running.process()]);
+        assert!(matches!(stands_still, Err(MigrationError::HasRun)));
+        until_it_runs(running.process());
+        drop(guard);
     }
 
     #[test]
@@ -519,14 +801,22 @@ mod tests {
         let migrations = Migrations::open(dir.path());
         let mut sleeper = Sleeper::new();
         assert_eq!(migrations.arrival("a"), None);
-        migrations.arrives("a", &[sleeper.process()]).unwrap();
+        migrations.arrives("a", &[sleeper.process()], false).unwrap();
         assert_eq!(migrations.arrival("a"), Some(true));
         for migrations in [migrations, Migrations::open(dir.path())] {
-            assert!(matches!(migrations.arrives("a", &[sleeper.process()]), Err(ArrivalError::Again(_))));
+            for again in [false, true] {
+                let arrives = migrations.arrives("a", &[sleeper.process()], again);
+                assert!(matches!(arrives, Err(ArrivalError::Again(_))), "{again}");
+            }
             assert_eq!(migrations.state("a"), MigrationState::Unknown);
         }
         sleeper.process().kill();
         assert!(sleeper.is_killed());
-        assert_eq!(Migrations::open(dir.path()).arrival("a"), Some(false));
+        let migrations = Migrations::open(dir.path());
+        assert_eq!(migrations.arrival("a"), Some(false));
+        let second = Sleeper::new();
+        assert!(migrations.arrives("a", &[second.process()], false).is_err());
+        migrations.arrives("a", &[second.process()], true).unwrap();
+        assert_eq!(migrations.arrival("a"), Some(true));
     }
 }

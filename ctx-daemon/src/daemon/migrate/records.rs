@@ -13,8 +13,10 @@ use tracing::warn;
 use super::super::process::Process;
 use super::super::state_dir;
 
-/// The version of the files' content.
+/// The version of a record's content. A daemon that knows only version 1 would kill processes that stand still, and their engine might
+/// start them anew; so records of these have version 2, which it does not act on.
 const VERSION: u32 = 1;
+const STILL: u32 = 2;
 /// The longest name.
 const LONGEST: usize = 64;
 
@@ -45,6 +47,22 @@ pub(super) struct Record {
     pub(super) decision: Decision,
     /// The processes that must not go on, or do.
     pub(super) processes: Vec<Process>,
+    /// Whether they stand still by a SIGSTOP until they go on or are removed by their engine, as containers do.
+    #[serde(default)]
+    pub(super) still: bool,
+    /// Those of them that somebody had stopped before, and that stay so.
+    #[serde(default)]
+    pub(super) stopped: Vec<Process>,
+}
+
+/// What a file says.
+enum Found {
+    /// A record that can be understood and is of this start of the machine.
+    Record(Record),
+    /// A record of a newer rekindled. It stays for that one.
+    Newer,
+    /// Nothing that means anything any more.
+    Nothing,
 }
 
 /// Whether a migration may have this name.
@@ -57,18 +75,35 @@ impl Records {
     /// Opens the records of this name in the state directory. Those that mean nothing any more are removed.
     pub(super) fn open(state_dir: &Path, folder: &str) -> Self {
         let records = Self { dir: state_dir.join(folder) };
-        for path in records.paths().filter(|it| read(it).is_none()) {
-            if let Err(error) = fs::remove_file(&path) {
-                warn!("cannot remove {}: {error}", path.display());
+        for path in records.paths() {
+            match find(&path) {
+                Found::Record(_) => {}
+                Found::Newer => warn!(
+                    "{} is of a newer rekindled: this one does not know what it says of a migration",
+                    path.display()
+                ),
+                Found::Nothing => {
+                    if let Err(error) = fs::remove_file(&path) {
+                        warn!("cannot remove {}: {error}", path.display());
+                    }
+                }
             }
         }
         records
     }
 
-    /// Kills processes of trees that were handed over, if they still live.
-    pub(super) fn kill_handed_over(&self) {
-        for record in self.paths().filter_map(|it| read(&it)).filter(|it| it.decision == Decision::HandedOver) {
-            record.processes.iter().rev().for_each(Process::kill);
+    /// Acts for the daemon that has ended: kills processes of trees that were handed over, if they still live, and lets those go on
+    /// that stand still undecided. What stands still and was handed over is its engine's to remove, which would start a container
+    /// anew that is killed.
+    pub(super) fn act_on_what_was_left(&self) {
+        for record in self.paths().filter_map(|it| read(&it)) {
+            match (record.decision, record.still) {
+                (Decision::HandedOver, false) => record.processes.iter().rev().for_each(Process::kill),
+                (Decision::Undecided, true) => {
+                    record.processes.iter().filter(|it| !record.stopped.contains(it)).for_each(Process::go_on);
+                }
+                _ => {}
+            }
         }
     }
 
@@ -81,7 +116,31 @@ impl Records {
 
     /// Writes a decision so that it survives this daemon.
     pub(super) fn write(&self, name: &str, decision: Decision, processes: &[Process]) -> io::Result<()> {
-        let record = Record { version: VERSION, boot: state_dir::boot()?, decision, processes: processes.to_vec() };
+        self.write_record(name, decision, processes, None)
+    }
+
+    /// The same, of processes that stand still, some of which had been stopped before.
+    pub(super) fn write_still(
+        &self,
+        name: &str,
+        decision: Decision,
+        processes: &[Process],
+        stopped: &[Process],
+    ) -> io::Result<()> {
+        self.write_record(name, decision, processes, Some(stopped))
+    }
+
+    fn write_record(
+        &self,
+        name: &str,
+        decision: Decision,
+        processes: &[Process],
+        still: Option<&[Process]>,
+    ) -> io::Result<()> {
+        let version = if still.is_some() { STILL } else { VERSION };
+        let (boot, processes) = (state_dir::boot()?, processes.to_vec());
+        let stopped = still.unwrap_or_default().to_vec();
+        let record = Record { version, boot, decision, processes, still: still.is_some(), stopped };
         state_dir::make(&self.dir)?;
         let new = self.path(name).with_extension("new");
         let file = File::create(&new)?;
@@ -105,13 +164,72 @@ impl Records {
         is_name(name).then(|| read(&self.path(name)))?
     }
 
+    /// Whether there is a record of a migration, be it one of a newer rekindled.
+    pub(super) fn has(&self, name: &str) -> bool {
+        is_name(name) && self.path(name).exists()
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 }
 
-/// A record that can be understood and is of this start of the machine.
+/// The record in a file, if it can be understood and is of this start of the machine.
 fn read(path: &Path) -> Option<Record> {
-    let record: Record = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-    (record.version == VERSION && record.boot == state_dir::boot().ok()?).then_some(record)
+    match find(path) {
+        Found::Record(record) => Some(record),
+        Found::Newer | Found::Nothing => None,
+    }
+}
+
+fn find(path: &Path) -> Found {
+    /// What the records of every version have.
+    #[derive(Deserialize)]
+    struct Any {
+        version: u32,
+        boot: String,
+    }
+    let Ok(content) = fs::read(path) else { return Found::Nothing };
+    match (serde_json::from_slice::<Any>(&content), state_dir::boot()) {
+        (Ok(any), Ok(boot)) if any.boot == boot && any.version > STILL => Found::Newer,
+        (Ok(any), Ok(boot)) if any.boot == boot => {
+            serde_json::from_slice(&content).map_or(Found::Nothing, Found::Record)
+        }
+        _ => Found::Nothing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn records_of_older_daemons_are_read_and_those_of_newer_ones_kept() {
+        let dir = TempDir::new().unwrap();
+        let records = Records::open(dir.path(), "migrations");
+        let process = Process::with_pid(std::process::id() as i32).unwrap();
+        records.write("moved", Decision::HandedOver, &[process]).unwrap();
+        records.write_still("still", Decision::Undecided, &[process], &[]).unwrap();
+        let version = |name: &str| {
+            let record = fs::read(dir.path().join("migrations").join(name)).unwrap();
+            serde_json::from_slice::<serde_json::Value>(&record).unwrap()["version"].as_u64()
+        };
+        assert_eq!((version("moved"), version("still")), (Some(1), Some(2)));
+        // As a daemon wrote it that knew nothing of what stands still.
+        let boot = state_dir::boot().unwrap();
+        let old = serde_json::json!({"version": 1, "boot": boot, "decision": "kept", "processes": []});
+        fs::write(dir.path().join("migrations/old"), old.to_string()).unwrap();
+        let newer = serde_json::json!({"version": 3, "boot": boot, "decided": "otherwise"});
+        fs::write(dir.path().join("migrations/newer"), newer.to_string()).unwrap();
+        let other = serde_json::json!({"version": 2, "boot": "another", "decision": "kept", "processes": []});
+        fs::write(dir.path().join("migrations/before"), other.to_string()).unwrap();
+        let records = Records::open(dir.path(), "migrations");
+        let old = records.read("old").unwrap();
+        assert_eq!((old.decision, old.still), (Decision::Kept, false));
+        assert!(records.read("still").is_some_and(|it| it.still && it.processes == [process]));
+        assert!(records.read("newer").is_none() && dir.path().join("migrations/newer").exists());
+        assert!(!dir.path().join("migrations/before").exists());
+    }
 }

@@ -12,7 +12,7 @@ use super::super::pidns::PidError;
 use super::super::pool::PoolError;
 use super::super::worker::WorkerError;
 use super::check::CheckError;
-use super::hold::Abandoned;
+use super::hold::{Abandoned, NotHeld};
 use super::libraries::LibraryError;
 use super::shared::SharedError;
 
@@ -58,6 +58,8 @@ pub(in crate::daemon) enum RestoreError {
     #[error("the command that held the processes until they may run has ended: they go on elsewhere, or not at all")]
     Abandoned,
     #[error(transparent)]
+    NotHeld(#[from] NotHeld),
+    #[error(transparent)]
     Arrival(#[from] ArrivalError),
     #[error("CRIU has died")]
     Orphaned,
@@ -99,6 +101,8 @@ impl Failing for RestoreError {
             Self::OtherGpus(_) | Self::Full { .. } | Self::SharesInAdvance => FailureKind::Refused,
             Self::Native(error) => error.kind(),
             Self::Arrival(error) => error.kind(),
+            Self::NotHeld(NotHeld::Io(error)) => Failing::kind(error),
+            Self::NotHeld(NotHeld::By(_)) => FailureKind::Refused,
             Self::Abandoned | Self::Orphaned => FailureKind::GivenUp,
             Self::Died(_) => FailureKind::LostPeer,
             Self::NoDirectory | Self::NoConnection(_) | Self::Order(_) => FailureKind::Internal,

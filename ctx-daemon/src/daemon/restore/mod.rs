@@ -239,6 +239,7 @@ impl Checking {
             }
             Err(error) => return Err(error.into()),
         };
+        hold::check(&dir, phases.hold())?;
         image.check_companion()?;
         let manifest = image.manifest();
         check::image(&image)?;
@@ -394,8 +395,10 @@ impl Restoring {
     /// them, which takes effect if CRIU, which has stopped them, dies.
     fn hold(&self) -> Result<(), RestoreError> {
         let hold = self.restore.phases().hold();
-        let Some(migration) = hold.migration() else { return Ok(()) };
+        let Some((migration, again)) = hold.migration() else { return Ok(()) };
         let processes = self.restore.maker().processes();
+        // CRIU has sent such a signal already to those that were stopped when they were dumped: they stay so.
+        let go_on: Vec<_> = processes.iter().filter(|it| !it.will_stop()).collect();
         processes.iter().for_each(Process::stop);
         let goes_on = || match (self.restore.maker().is_orphaned(), self.restore.has_lost()) {
             (true, _) => Err(RestoreError::Orphaned),
@@ -405,8 +408,8 @@ impl Restoring {
         hold.wait(goes_on)?;
         // Since the last look, too: processes that nobody traces would be stopped for good.
         goes_on()?;
-        self.daemon.migrations.arrives(migration, &processes)?;
-        processes.iter().for_each(Process::go_on);
+        self.daemon.migrations.arrives(migration, &processes, again)?;
+        go_on.into_iter().for_each(Process::go_on);
         Ok(())
     }
 

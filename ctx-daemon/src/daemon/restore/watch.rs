@@ -23,7 +23,7 @@ pub(in crate::daemon) fn serve(
         Ok(session) => session,
         Err(error) => return message::fail(stream, error),
     };
-    let holds = matches!(wish, Wish::Hold(_));
+    let holds = matches!(wish, Wish::Hold { .. });
     let watch = daemon.watches.add(peer.pid, wish, span);
     message::reply(stream, &Reply::Awaited);
     let mut told = false;

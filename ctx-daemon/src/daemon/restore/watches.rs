@@ -37,8 +37,9 @@ pub(in crate::daemon) enum Wish {
     Watch,
     /// They wait for a moment until the command has heard that they are about to run, and has asked again.
     Hear,
-    /// They wait until the command says that they may run. They are those of the migration of this name.
-    Hold(String),
+    /// They wait until the command says that they may run. They are those of the migration of this name, and may have run here before
+    /// if `again`.
+    Hold { migration: String, again: bool },
 }
 
 struct Watch {
@@ -71,7 +72,7 @@ impl Watches {
             match &watch.wish {
                 Wish::Watch => {}
                 Wish::Hear => phases.must_be_heard(),
-                Wish::Hold(migration) => phases.hold().want(migration),
+                Wish::Hold { migration, again } => phases.hold().want(migration, *again),
             }
             watch.restore = Some(Arc::clone(&phases));
         }
@@ -132,7 +133,7 @@ impl Watch {
     fn ends(&mut self) {
         self.has_heard();
         if let Some(restore) = &self.restore
-            && matches!(self.wish, Wish::Hold(_))
+            && matches!(self.wish, Wish::Hold { .. })
         {
             restore.hold().abandon();
         }
@@ -182,7 +183,7 @@ mod tests {
     fn processes_that_a_watcher_holds_wait_for_it_and_not_longer_than_it_lives() {
         let watches = Watches::default();
         let own = std::process::id() as i32;
-        let watch = watches.add(own, Wish::Hold("a".into()), None);
+        let watch = watches.add(own, Wish::Hold { migration: "a".into(), again: false }, None);
         let restore = watches.begin(own);
         assert!(restore.0.hold().migration().is_some() && !watch.own());
         drop(watch);
