@@ -105,6 +105,17 @@ struct Config {
     /// What podman does with it when its health check fails.
     #[serde(default)]
     healthcheck_on_failure_action: Option<String>,
+    #[serde(default)]
+    startup_health_check: Option<StartupCheck>,
+}
+
+/// The health check of a container that starts.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct StartupCheck {
+    /// After how many failures podman starts the container anew; 0: it never does.
+    #[serde(default)]
+    retries: u32,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -175,6 +186,11 @@ impl Container {
         (!["", "none"].contains(&action)).then_some(action)
     }
 
+    /// Whether podman starts it anew when the health check of its start fails.
+    pub(crate) fn starts_anew_when_unhealthy(&self) -> bool {
+        self.config.startup_health_check.as_ref().is_some_and(|it| it.retries > 0)
+    }
+
     /// When podman starts it anew, as an option of podman's says it.
     pub(crate) fn restart_policy(&self) -> String {
         match &self.host_config.restart_policy {
@@ -205,6 +221,43 @@ pub(crate) fn pid(podman: &Engine, id: &str) -> Result<Option<i32>, Failure> {
     let pid =
         said.trim().parse().with_context(|| format!("podman says that container {id} has the process {said:?}"))?;
     Ok(Some(pid))
+}
+
+/// What podman knows of a container, whether it runs or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// Its first process; 0 if it does not run.
+    pub(crate) pid: i32,
+    /// Whether podman has made it, and it has never run.
+    pub(crate) is_new: bool,
+    /// The directory of what podman keeps of it.
+    pub(crate) static_dir: PathBuf,
+}
+
+/// What podman knows of the container with this id, if it knows it.
+pub(crate) fn known(podman: &Engine, id: &str) -> Result<Option<Known>, Failure> {
+    if pid(podman, id)?.is_none() {
+        return Ok(None);
+    }
+    let format = "{{.State.Pid}} {{.State.Status}} {{.StaticDir}}";
+    let said = podman.ask(&["container", "inspect", "--format", format, id]);
+    let said = said.map_err(|said| said.failed(&format!("podman says nothing of container {id}")))?;
+    let known = Known::parse(&said).with_context(|| format!("podman says of container {id}: {said:?}"))?;
+    Ok(Some(known))
+}
+
+impl Known {
+    fn parse(said: &str) -> Option<Self> {
+        let mut words = said.trim().splitn(3, ' ');
+        let (pid, status, static_dir) = (words.next()?.parse().ok()?, words.next()?, words.next()?.into());
+        Some(Self { pid, is_new: ["configured", "created", "initialized"].contains(&status), static_dir })
+    }
+}
+
+/// Sets when podman starts a container anew.
+pub(crate) fn set_restart(podman: &Engine, id: &str, policy: &str) -> Result<(), Failure> {
+    let set = podman.ask(&["update", "--restart", policy, id]);
+    set.map(drop).map_err(|said| said.failed(&format!("podman does not set the restart policy to {policy}")))
 }
 
 /// podman's version.
@@ -244,6 +297,15 @@ mod tests {
         assert_eq!(policy(r#"{"Name": "on-failure", "MaximumRetryCount": 3}"#), "on-failure:3");
         let alone: Container = serde_json::from_str(&said.replace("bridge", "none")).unwrap();
         assert!(alone.networks().is_empty());
+    }
+
+    #[test]
+    fn a_container_that_has_never_run_is_new() {
+        let is = |said: &str| Known::parse(said).map(|it| (it.pid, it.is_new, it.static_dir.display().to_string()));
+        assert_eq!(is("0 created /a b/userdata\n"), Some((0, true, "/a b/userdata".to_owned())));
+        assert_eq!(is("0 exited /a"), Some((0, false, "/a".to_owned())));
+        assert_eq!(is("7 running /a"), Some((7, false, "/a".to_owned())));
+        assert_eq!((is(""), is("7 running"), is("x running /a")), (None, None, None));
     }
 
     #[test]

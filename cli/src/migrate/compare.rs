@@ -11,6 +11,7 @@ use super::held::Host;
 use super::imported;
 use super::source::status;
 use super::talk::What;
+use super::target;
 use crate::failure::Failure;
 use crate::output::size;
 use crate::{criu, daemon};
@@ -34,7 +35,9 @@ pub(super) fn with(what: &What, host: &Host, dir: &Path) -> Result<(), Failure> 
     if let Some(why) = differences(what, &status, &gpus) {
         return Err(Failure::refused(anyhow!(why)));
     }
-    what.container.as_ref().map_or(Ok(()), |needs| imported::compare(needs, &host.podman))
+    what.container
+        .as_ref()
+        .map_or(Ok(()), |needs| imported::compare(needs, &host.podman, target::that_waits(dir, &needs.id).as_deref()))
 }
 
 /// Why the processes cannot go on with this driver and these GPUs, if they cannot.

@@ -5,8 +5,9 @@
 //! is removed when it runs on the other host, as `podman rm` does, and its volumes stay.
 //!
 //! Others may start a container, too. Those that would start it anew while it stands still are refused beforehand: a systemd unit, and a
-//! health check that ends it. A restart policy is set to `no` before the container is handed over, since podman would start it anew with
-//! the machine. podman's archive has the policy as it was, and so has the note, for a container that stays after all.
+//! health check that ends it. A restart policy is set to `no` before the checkpoint, since podman would start the container anew with
+//! the machine, here and where a copy of it waits. The note has the policy as it was, for a container that stays after all, and the other
+//! host hears it.
 
 use std::fs::{self, File};
 use std::io;
@@ -20,7 +21,7 @@ use rekindle_wire::control::MigrationState;
 use serde::{Deserialize, Serialize};
 
 use super::freezer;
-use super::place::Place;
+use super::place::{CHECKPOINT, Place};
 use super::settle;
 use super::talk::Needs;
 use crate::criu::Keep;
@@ -29,8 +30,8 @@ use crate::failure::Failure;
 use crate::podman;
 use crate::process;
 
-/// podman's name of the directory with CRIU's images.
-const CHECKPOINT: &str = "checkpoint";
+/// The name of that directory of an earlier checkpoint, while a link has its place.
+const EARLIER: &str = "checkpoint.before-migration";
 /// podman's name of the restart policy by which nothing is started anew.
 const NO_RESTART: &str = "no";
 
@@ -58,6 +59,9 @@ struct Note {
     /// Its restart policy, once that was set to `no`.
     #[serde(default)]
     restart: Option<String>,
+    /// Whether the cgroup may be frozen.
+    #[serde(default)]
+    frozen: bool,
 }
 
 impl Container {
@@ -69,6 +73,14 @@ impl Container {
         let refused = |why: &str| Failure::refused(anyhow!("container {name} cannot be migrated: {why}"));
         if let Some(why) = obstacle(&found) {
             return Err(refused(&why));
+        }
+        if found.restart_policy() != NO_RESTART {
+            let version = podman::version(&engine)?;
+            if !sets_restart(&version) {
+                return Err(refused(&format!(
+                    "its restart policy must be set to `no` meanwhile, and podman {version} cannot, as podman 5.1 can (podman update --restart)"
+                )));
+            }
         }
         let start = process::start_of(pid).ok_or_else(|| refused("it has just ended"))?;
         let cgroup = freezer::of(pid, &found.id).ok_or_else(|| {
@@ -85,8 +97,26 @@ impl Container {
             start,
             cgroup,
             restart: None,
+            frozen: false,
         };
-        Ok((Self { engine, found, place: Place::of(migration), note }, pid))
+        let container = Self { engine, found, place: Place::of(migration), note };
+        container.is_alone()?;
+        Ok((container, pid))
+    }
+
+    /// Refuses a container in which others have started processes that the dump does not have: they would go on, or be lost with it.
+    pub(super) fn is_alone(&self) -> Result<(), Failure> {
+        let Note { name, pid, cgroup, .. } = &self.note;
+        let strangers = freezer::strangers(cgroup, *pid);
+        let strangers = strangers.with_context(|| format!("cannot list the processes of container {name}"))?;
+        if strangers.is_empty() {
+            return Ok(());
+        }
+        let strangers = strangers.iter().map(i32::to_string).collect::<Vec<_>>().join(", ");
+        Err(Failure::refused(anyhow!(
+            "container {name} cannot be migrated: processes run in it that do not descend from its first one, as by `podman exec` or a \
+             health check, and that would be lost ({strangers}): end them, or try again when they have ended"
+        )))
     }
 
     /// The container's name.
@@ -123,9 +153,16 @@ impl Container {
         self.place.write(&self.note)?;
         let checkpoint = self.note.static_dir.join(CHECKPOINT);
         let linked = || -> io::Result<()> {
-            // What an earlier checkpoint has left there, podman would overwrite.
+            // What an earlier checkpoint has left there may be needed if the container stays.
             match fs::symlink_metadata(&checkpoint) {
-                Ok(it) if it.is_dir() => fs::remove_dir_all(&checkpoint)?,
+                Ok(it) if it.is_dir() => {
+                    let earlier = self.note.static_dir.join(EARLIER);
+                    // An older one is of a migration that was cut off.
+                    if earlier.exists() {
+                        fs::remove_dir_all(&earlier)?;
+                    }
+                    fs::rename(&checkpoint, earlier)?;
+                }
                 Ok(_) => fs::remove_file(&checkpoint)?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
@@ -154,7 +191,7 @@ impl Container {
         self.note.unlink(&self.place);
     }
 
-    /// podman does not start it anew here any more, whatever ends it. It stands still by now.
+    /// podman does not start it anew any more, whatever ends it: here, and where it finds the archive of a checkpoint that follows.
     pub(super) fn forbid_restart(&mut self) -> Result<(), Failure> {
         let policy = self.found.restart_policy();
         if policy == NO_RESTART {
@@ -162,13 +199,18 @@ impl Container {
         }
         self.note.restart = Some(policy);
         self.place.write(&self.note)?;
-        set_restart(&self.engine, &self.note.id, NO_RESTART)
+        podman::set_restart(&self.engine, &self.note.id, NO_RESTART)
             .map_err(|failure| failure.but("its restart policy cannot be set to `no`".to_owned()))
     }
 
+    /// Its restart policy, if that was set to `no`.
+    pub(super) fn restart_policy(&self) -> Option<&str> {
+        self.note.restart.as_deref()
+    }
+
     /// The container was handed over: no signal lets it run here any more.
-    pub(super) fn freeze(&self) {
-        self.note.freeze();
+    pub(super) fn freeze(&self) -> Result<(), Failure> {
+        self.note.freeze(&self.place)
     }
 
     /// The container goes on here: nothing of its migration is left.
@@ -183,6 +225,12 @@ impl Container {
         let Some(_lock) = self.place.lock()? else { return Ok(()) };
         self.note.remove(&self.place)
     }
+}
+
+/// Whether a podman of this version can set the restart policy of a container.
+fn sets_restart(version: &str) -> bool {
+    let mut numbers = version.split('.').map(|it| it.parse::<u32>().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (5, 1)
 }
 
 /// Why a container cannot be migrated, if it cannot.
@@ -204,6 +252,13 @@ fn obstacle(found: &podman::Container) -> Option<String> {
             "the systemd unit {unit} runs it, and would start it anew here as soon as it has gone: run it without a unit"
         ));
     }
+    if found.starts_anew_when_unhealthy() {
+        return Some(format!(
+            "podman starts it anew when the health check of its start has failed some times (--health-startup-retries), as it may while \
+             the container stands still: {}",
+            advice("--health-startup-retries", "0")
+        ));
+    }
     found.ends_when_unhealthy().map(|action| {
         format!(
             "its health check ends it when it fails (--health-on-failure={action}), as it does while the container stands still: {}",
@@ -221,11 +276,18 @@ impl Note {
         Engine::podman(Some(&self.podman))
     }
 
+    /// The command that removes it here.
+    fn removal(&self) -> String {
+        format!("{} rm --force {}", self.podman.display(), self.id)
+    }
+
     fn unlink(&self, place: &Place) {
         let checkpoint = self.static_dir.join(CHECKPOINT);
-        let is_ours = |link: PathBuf| link.parent() == place.path("x").parent();
-        if fs::read_link(&checkpoint).is_ok_and(is_ours) {
-            let _ = fs::remove_file(checkpoint);
+        if place.is_led_to(&self.static_dir) {
+            let _ = fs::remove_file(&checkpoint);
+        }
+        if fs::symlink_metadata(&checkpoint).is_err() {
+            let _ = fs::rename(self.static_dir.join(EARLIER), checkpoint);
         }
     }
 
@@ -234,17 +296,22 @@ impl Note {
         pid == self.pid && process::start_of(pid) == Some(self.start)
     }
 
-    fn freeze(&self) {
+    fn freeze(&self, place: &Place) -> Result<(), Failure> {
         // A later container of the same id has a cgroup of the same name.
-        if self.is_of(self.pid)
-            && let Err(error) = freezer::freeze(&self.cgroup)
-        {
-            eprintln!(
-                "rekindle: cannot freeze {}: {error}; container {} stands still only until somebody sends it SIGCONT",
-                self.cgroup.display(),
-                self.name
-            );
+        if !self.is_of(self.pid) {
+            return Ok(());
         }
+        place.write(&Self { frozen: true, ..self.clone() })?;
+        if let Err(error) = freezer::freeze(&self.cgroup) {
+            return Err(anyhow!(
+                "container {} was handed over, and {} cannot be frozen: {error}; as long as SIGCONT could let it run here, the other host \
+                 is not told",
+                self.name,
+                self.cgroup.display()
+            )
+            .into());
+        }
+        Ok(())
     }
 
     fn stays(&self, place: &Place) -> Result<(), Failure> {
@@ -252,8 +319,17 @@ impl Note {
         self.unlink(place);
         // A newer note knows of a policy that was changed.
         let note = Self::of(place).unwrap_or_else(|| self.clone());
-        if let Some(policy) = &note.restart {
-            set_restart(&self.engine(), &self.id, policy).map_err(|failure| {
+        if note.frozen && self.is_of(self.pid) {
+            let thawed = freezer::thaw(&self.cgroup);
+            thawed.with_context(|| {
+                format!("container {} goes on here, and {} cannot be thawed", self.name, self.cgroup.display())
+            })?;
+        }
+        // It may have ended and gone meanwhile.
+        if let Some(policy) = &note.restart
+            && podman::pid(&self.engine(), &self.id)?.is_some()
+        {
+            podman::set_restart(&self.engine(), &self.id, policy).map_err(|failure| {
                 let by = format!("{} update --restart {policy} {}", self.podman.display(), self.id);
                 failure.but(format!("container {} goes on here without its restart policy: `{by}` sets it", self.name))
             })?;
@@ -287,10 +363,35 @@ impl Note {
 }
 
 /// The container of a migration from here was handed over: no signal lets it run here any more, if it still stands still here.
-pub(super) fn freeze(migration: &str) {
-    if let Some(note) = Note::of(&Place::of(migration)) {
-        note.freeze();
+pub(super) fn freeze(migration: &str) -> Result<(), Failure> {
+    let place = Place::of(migration);
+    Note::of(&place).map_or(Ok(()), |note| note.freeze(&place))
+}
+
+/// The id of the container of a migration from here, if it was one and is not over.
+pub(super) fn id(migration: &str) -> Option<String> {
+    Note::of(&Place::of(migration)).map(|it| it.id)
+}
+
+/// The command that removes the container of such a migration.
+pub(super) fn removal(migration: &str) -> Option<String> {
+    Note::of(&Place::of(migration)).map(|it| it.removal())
+}
+
+/// Whether podman does not know the container of such a migration any more.
+pub(super) fn is_gone(migration: &str) -> Result<bool, Failure> {
+    match Note::of(&Place::of(migration)) {
+        Some(note) => Ok(podman::pid(&note.engine(), &note.id)?.is_none()),
+        None => Ok(false),
     }
+}
+
+/// A container that was handed over, and runs here all the same, since somebody has started it anew: its name, and how to remove it.
+pub(super) fn started_anew(migration: &str) -> Result<Option<(String, String)>, Failure> {
+    let Some(note) = Note::of(&Place::of(migration)) else { return Ok(None) };
+    let pid = podman::pid(&note.engine(), &note.id)?;
+    let is_another = pid.is_some_and(|pid| pid != 0 && !note.is_of(pid));
+    Ok(is_another.then(|| (note.name.clone(), note.removal())))
 }
 
 /// The end of a migration at the source, whose command has ended before it was over: the container is removed if it goes on
@@ -331,11 +432,6 @@ pub(super) fn sweep(socket: &Path) {
     }
 }
 
-fn set_restart(engine: &Engine, id: &str, policy: &str) -> Result<(), Failure> {
-    let set = engine.ask(&["update", "--restart", policy, id]);
-    set.map(drop).map_err(|said| said.failed(&format!("podman does not set the restart policy to {policy}")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -356,13 +452,24 @@ mod tests {
             (r#", "Rootfs": "/r""#, "--rootfs"),
             (r#", "Config": {"Labels": {"PODMAN_SYSTEMD_UNIT": "job.service"}}"#, "unit job.service"),
             (r#", "Config": {"HealthcheckOnFailureAction": "restart"}"#, "podman update --health-on-failure none c"),
+            (r#", "Config": {"StartupHealthCheck": {"Retries": 2}}"#, "podman update --health-startup-retries 0 c"),
         ] {
             let said = obstacle(&container(more)).unwrap_or_default();
             assert!(said.contains(why), "{more}: {said}");
         }
-        for more in [r#""Labels": null"#, r#""HealthcheckOnFailureAction": "none", "Labels": {"a": "b"}"#] {
+        for more in [
+            r#""StartupHealthCheck": {"Test": ["a"]}"#,
+            r#""Labels": null"#,
+            r#""HealthcheckOnFailureAction": "none", "Labels": {"a": "b"}"#,
+        ] {
             assert_eq!(obstacle(&container(&format!(r#", "Config": {{{more}}}"#))), None, "{more}");
         }
+    }
+
+    #[test]
+    fn podman_sets_restart_policies_from_version_5_1_on() {
+        let versions = ["4.9.3", "5.0.3", "5.1.0-rc1", "5.4.2", "6.0.0", ""];
+        assert_eq!(versions.map(sets_restart), [false, false, true, true, true, false]);
     }
 
     #[test]
@@ -377,9 +484,59 @@ mod tests {
             start: process::start_of(own).unwrap(),
             cgroup: "/c".into(),
             restart: None,
+            frozen: false,
         };
         assert!(note.is_of(own) && !note.is_of(1));
         let later = Note { start: note.start + 1, ..note };
         assert!(!later.is_of(own));
+    }
+    /// The note of a container that has ended.
+    fn note(static_dir: PathBuf, podman: PathBuf) -> Note {
+        let (id, name, restart) = ("a".to_owned(), "c".to_owned(), Some("always".to_owned()));
+        Note { podman, id, name, static_dir, pid: -1, start: 0, cgroup: "/c".into(), restart, frozen: true }
+    }
+
+    /// A podman that knows these containers, and updates none.
+    fn podman_with(dir: &Path, containers: &str) -> PathBuf {
+        use std::os::unix::fs::PermissionsExt;
+        let program = dir.join("podman");
+        let script =
+            format!("#!/bin/sh\ncase $1 in ps) echo '{containers}' ;; container) echo 0 ;; *) exit 1 ;; esac\n");
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        program
+    }
+
+    #[test]
+    fn a_migration_of_a_container_that_has_gone_is_over() {
+        for (known, is_over) in [("b", true), ("a", false)] {
+            let dir = tempfile::tempdir().unwrap();
+            let place = Place::at(&dir.path().join("place"));
+            place.make(dir.path()).unwrap();
+            let note = note(dir.path().to_owned(), podman_with(dir.path(), known));
+            place.write(&note).unwrap();
+            assert_eq!((note.stays(&place).is_ok(), place.noted().is_none()), (is_over, is_over), "{known}");
+        }
+    }
+    #[test]
+    fn an_earlier_checkpoint_is_there_again_when_the_link_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::at(&dir.path().join("place"));
+        let (checkpoint, static_dir) = (dir.path().join(CHECKPOINT), dir.path().to_owned());
+        let note = note(static_dir, "podman".into());
+        let engine = note.engine();
+        let found = container("");
+        let container = Container { engine, found, place, note };
+        for has_earlier in [false, true, true] {
+            if has_earlier {
+                fs::create_dir_all(checkpoint.join("images")).unwrap();
+            }
+            container.link(&File::open(dir.path()).unwrap(), "last-ab").unwrap();
+            assert!(checkpoint.is_symlink());
+            container.unlink();
+            container.unlink();
+            assert_eq!(checkpoint.join("images").exists(), has_earlier);
+            assert!(has_earlier || !checkpoint.is_symlink());
+        }
     }
 }

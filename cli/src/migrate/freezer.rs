@@ -8,9 +8,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::process::Process;
+
 /// The file that freezes a cgroup, and the one that says whether all in it stand still.
 const FREEZE: &str = "cgroup.freeze";
 const EVENTS: &str = "cgroup.events";
+const PROCESSES: &str = "cgroup.procs";
+/// What the kernel says of the processes of a cgroup that has threads.
+const NOT_SUPPORTED: i32 = 95;
+/// How often to look again at processes that belong to no tree, and in which intervals: they may just end.
+const LOOKS: u32 = 5;
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 /// How long the kernel may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The pause between two looks.
@@ -71,6 +79,54 @@ pub(super) fn freeze(cgroup: &Path) -> io::Result<()> {
     }
 }
 
+/// The processes of a cgroup and of those below it that are not of the tree of this one, if there are such for longer than a moment: those
+/// that others have sent into the container.
+pub(super) fn strangers(cgroup: &Path, root: i32) -> io::Result<Vec<i32>> {
+    // One that has ended between two looks is in no tree.
+    let look = || -> io::Result<Vec<i32>> {
+        let mut all = Vec::new();
+        processes(cgroup, &mut all)?;
+        let tree = Process::trees_of(&[root])?;
+        all.retain(|it| !tree.contains(it));
+        Ok(all)
+    };
+    let mut found = look()?;
+    for _ in 0..LOOKS {
+        if found.is_empty() {
+            break;
+        }
+        std::thread::sleep(LOOK_INTERVAL);
+        let next = look()?;
+        found.retain(|it| next.contains(it));
+    }
+    Ok(found)
+}
+
+/// Adds the processes of a cgroup and of those below it.
+fn processes(cgroup: &Path, found: &mut Vec<i32>) -> io::Result<()> {
+    match fs::read_to_string(cgroup.join(PROCESSES)) {
+        Ok(said) => found.extend(said.lines().filter_map(|it| it.parse::<i32>().ok())),
+        // It is gone, or has threads of which the one above has the processes.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.raw_os_error() == Some(NOT_SUPPORTED) => {}
+        Err(error) => return Err(error),
+    }
+    for entry in fs::read_dir(cgroup)?.flatten() {
+        if entry.file_type().is_ok_and(|it| it.is_dir()) {
+            processes(&entry.path(), found)?;
+        }
+    }
+    Ok(())
+}
+
+/// Lets a cgroup's processes run that are not stopped otherwise. One that is gone has none.
+pub(super) fn thaw(cgroup: &Path) -> io::Result<()> {
+    match fs::write(cgroup.join(FREEZE), "0") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,11 +152,29 @@ mod tests {
     }
 
     #[test]
+    fn what_others_have_sent_into_a_cgroup_is_no_part_of_the_tree() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let (own, pid) = (std::process::id() as i32, child.id() as i32);
+        fs::write(dir.path().join(PROCESSES), format!("{own}\n")).unwrap();
+        fs::create_dir(dir.path().join("below")).unwrap();
+        fs::write(dir.path().join("below").join(PROCESSES), format!("{pid}\n")).unwrap();
+        let found = [own, pid].map(|root| strangers(dir.path(), root).unwrap());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, [vec![], vec![own]]);
+        assert_eq!(strangers(&dir.path().join("gone"), own).unwrap(), [0; 0]);
+    }
+
+    #[test]
     fn a_cgroup_that_is_gone_needs_no_freezing() {
         let dir = tempfile::tempdir().unwrap();
         freeze(&dir.path().join("gone")).unwrap();
         fs::write(dir.path().join(EVENTS), "populated 1\nfrozen 1\n").unwrap();
         freeze(dir.path()).unwrap();
         assert_eq!(fs::read_to_string(dir.path().join(FREEZE)).unwrap(), "1");
+        thaw(&dir.path().join("gone")).unwrap();
+        thaw(dir.path()).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join(FREEZE)).unwrap(), "0");
     }
 }

@@ -55,8 +55,9 @@ pub(super) struct Held {
     restorer: Child,
     /// The daemon kills the processes when this ends before they may run.
     session: Session,
-    /// The container, if it is one.
+    /// The container, if it is one, and its place.
     imported: Option<Imported>,
+    place: Place,
 }
 
 impl Held {
@@ -73,7 +74,7 @@ impl Held {
         }
         let imported = restore.container.as_deref().map(|id| Imported::new(&host.podman, id));
         if let Some(imported) = imported.as_ref().filter(|_| attempt != Attempt::First) {
-            imported.remove()?;
+            imported.remove(&Place::of(&name(dir)), attempt == Attempt::Again)?;
         }
         let mut command = match &imported {
             None => by_criu(dir, restore)?,
@@ -83,7 +84,7 @@ impl Held {
         // The processes have their own output, and this process's is the connection.
         command.env("REKINDLE_SOCKET", &host.socket).stdin(Stdio::null()).stdout(Stdio::null());
         let restorer = command.spawn().with_context(|| format!("cannot run {program}"))?;
-        let mut held = Self { restorer, session, imported };
+        let mut held = Self { restorer, session, imported, place: Place::of(&name(dir)) };
         loop {
             if progress(&held.session).is_some_and(|it| it.phase == HELD) {
                 return Ok(held);
@@ -121,7 +122,7 @@ impl Held {
         drop(self.session);
         // CRIU fails.
         let _ = self.restorer.wait();
-        self.imported.as_ref().map_or(Ok(()), Imported::remove)
+        self.imported.as_ref().map_or(Ok(()), |it| it.remove(&self.place, false))
     }
 }
 

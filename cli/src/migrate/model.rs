@@ -5,7 +5,13 @@
 //! whoever settles. A container has podman besides: at the source it works on when CRIU has let go of the container, which stands
 //! still then, and removes it in the end; at the target it keeps what is left of a restore that has failed, which must be gone
 //! before the next. Each step of the model is one step of one part, and any part may die, and the connection break, between any
-//! two. Anybody may send SIGCONT to a container that stands still, and a container may come back before its migration is settled.
+//! two. Anybody may send SIGCONT to a container that stands still, and a container may come back before its migration is settled. The
+//! target may start anew before it has let the tree run; then a container that was handed over goes on where it stands still, as
+//! somebody says. A freeze that fails is the end of the command or of the settling, which come before anybody is told.
+//!
+//! Not modelled are a start of the source's machine, which ends the tree there, records of several migrations of one tree, and what a
+//! restart policy does.
+//!
 //! Checked are that the tree never runs on both hosts, that it runs nowhere again once it was handed over from there, and
 //! that from every state, if nothing else fails, it runs on exactly one.
 
@@ -108,6 +114,8 @@ struct World {
     running: bool,
     /// Whether a CRIU is left there whose holder was killed before it asked for anything.
     orphan: bool,
+    /// Whether the target has started anew before the tree has run there: all that it had in memory is gone.
+    lost: bool,
     /// The failures that may still happen.
     failures: u8,
 }
@@ -133,6 +141,7 @@ const START: World = World {
     arrived: false,
     running: false,
     orphan: false,
+    lost: false,
     failures: 3,
 };
 
@@ -322,6 +331,10 @@ impl World {
                     step(Self { holder: Holder::Ended, ..owned });
                 }
             }
+            // Somebody says that the target has lost it, and has not let it run: the daemon records that, and it is thawed.
+            Record::HandedOver if self.lost && self.container && self.daemon && self.command == Command::Ended => {
+                step(Self { record: Record::Kept, here: Tree::Runs, frozen: false, ..self });
+            }
             Record::Kept if !self.arrived && ![Holder::Receives, Holder::Starts].contains(&self.holder) => {
                 step(self.abandon());
             }
@@ -383,6 +396,14 @@ impl World {
             // It comes back by another migration, before this one is settled here.
             next.push(Self { here: Tree::Runs, there: Tree::Dead, frozen: false, other: true, ..world });
         }
+        // What was handed over, and was killed here, is lost with its images.
+        if !world.arrived && !world.lost && (world.container || world.record != Record::HandedOver) {
+            let had_copy = world.there == Tree::Still || world.remains;
+            let there = if world.there == Tree::Still { Tree::Dead } else { world.there };
+            let lost =
+                Self { lost: true, images: false, orphan: false, there, remains: world.container && had_copy, ..world };
+            next.push(Self { holder: Holder::Ended, connected: false, said: Said::Nothing, ..lost });
+        }
         if world.holder == Holder::Receives {
             next.push(Self { holder: Holder::Ended, connected: false, said: Said::Nothing, ..world });
         }
@@ -401,7 +422,9 @@ impl World {
             "runs there, and may run here: {self:?}"
         );
         assert!(self.here != Tree::Dead || self.record == Record::HandedOver, "killed, and not handed over: {self:?}");
-        let can_go_on = self.running || self.images || self.holder == Holder::Holds;
+        // Or it is in time to say that it goes on here.
+        let may_be_kept = self.lost && self.container && !self.arrived && self.here != Tree::Dead;
+        let can_go_on = self.running || self.images || self.holder == Holder::Holds || may_be_kept;
         assert!(self.record != Record::HandedOver || can_go_on, "handed over to one that cannot go on: {self:?}");
         assert!(!(self.there == Tree::Runs && self.remains), "podman would run two there: {self:?}");
         assert!(!(self.stale && self.record == Record::HandedOver), "another than the image's: {self:?}");

@@ -38,6 +38,9 @@ pub(crate) struct Options {
     /// once more
     #[arg(long, requires = "settle")]
     pub(super) again: bool,
+    /// With --settle: HOST is lost for good, and the container has not run there and never will: it goes on here, where it stands still
+    #[arg(long, requires = "settle", conflicts_with_all = ["take", "again"])]
+    pub(super) keep: bool,
     /// The shell command that runs a program on the other host [default: ssh HOST]
     #[arg(long, value_name = "COMMAND")]
     pub(super) via: Option<String>,

@@ -21,6 +21,8 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
+/// podman's name of the directory with CRIU's images of a container.
+pub(super) const CHECKPOINT: &str = "checkpoint";
 /// The directory of all places.
 const ALL: &str = "/run/rekindle-migrations";
 /// The link to the migration's directory.
@@ -36,6 +38,12 @@ impl Place {
     /// The place of the migration of this name, which is a plain one.
     pub(super) fn of(migration: &str) -> Self {
         Self(Path::new(ALL).join(migration))
+    }
+
+    /// A place elsewhere.
+    #[cfg(test)]
+    pub(super) fn at(dir: &Path) -> Self {
+        Self(dir.to_owned())
     }
 
     /// Makes it, with a link to the migration's directory. An earlier link is replaced.
@@ -55,6 +63,12 @@ impl Place {
     /// The path of one of the migration's directories.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.0.join(FILES).join(name)
+    }
+
+    /// Whether podman's directory of a container's checkpoint, below what it keeps of the container, leads here.
+    pub(super) fn is_led_to(&self, static_dir: &Path) -> bool {
+        let link = fs::read_link(static_dir.join(CHECKPOINT));
+        link.is_ok_and(|it| it.parent() == Some(&self.0.join(FILES)))
     }
 
     /// Notes which container moves, in the place of what was noted before.
@@ -102,5 +116,23 @@ impl Place {
         if self.noted().is_none() && fs::read_link(self.0.join(FILES)).is_ok_and(|it| !it.exists()) {
             self.remove();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_leads_to_the_place_of_its_migration_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, other) = (Place::of("ab"), Place::of("abc"));
+        assert!(!ours.is_led_to(dir.path()));
+        let link = dir.path().join(CHECKPOINT);
+        symlink(ours.path("last-ab"), &link).unwrap();
+        assert!(ours.is_led_to(dir.path()) && !other.is_led_to(dir.path()));
+        fs::remove_file(&link).unwrap();
+        fs::create_dir(&link).unwrap();
+        assert!(!ours.is_led_to(dir.path()), "podman's own");
     }
 }

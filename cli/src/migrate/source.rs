@@ -31,7 +31,7 @@ use super::report::{Report, Round};
 use super::rounds::Rounds;
 use super::settle;
 use super::stream::{self, Extent, StreamError};
-use super::talk::{ARCHIVE, Begin, Directory, Restore, ToSource, ToTarget, VERSION, What};
+use super::talk::{ARCHIVE, Begin, Directory, Remedy, Restore, Settle, ToSource, ToTarget, VERSION, What};
 use crate::checkpoint::base;
 use crate::criu;
 use crate::daemon::{self, Session};
@@ -185,11 +185,13 @@ impl<'a> Source<'a> {
                 name: self.last(),
                 options: self.options.kept.options().map(str::to_owned).collect(),
                 container: self.container.as_ref().map(|it| it.id().to_owned()),
+                restart: self.container.as_ref().and_then(|it| it.restart_policy()).map(str::to_owned),
                 other_driver: self.options.allow_other_driver,
                 other_gpu: self.options.allow_other_gpu,
             };
             expect(self.way, self.link.ask(&ToTarget::Restore(restore)), &ToSource::Held)?;
-            self.container.as_mut().map_or(Ok(()), Container::forbid_restart)
+            // Others may have come in since.
+            self.container.as_ref().map_or(Ok(()), Container::is_alone)
         });
         if let Err(failure) = restored {
             return Err(self.keep(order, criu, failure));
@@ -203,9 +205,9 @@ impl<'a> Source<'a> {
             }
         }
         self.report.is_moved();
-        if let Some(container) = &self.container {
-            container.freeze();
-        }
+        let frozen = self.container.as_ref().map_or(Ok(()), Container::freeze);
+        // The next try to settle it freezes it first, too.
+        frozen.map_err(|failure| failure.but(format!("its copy waits there for `{}`", self.settle_command())))?;
         let owned = self.own();
         self.report.pause_ms = Some(since.elapsed().as_millis() as u64);
         if let Some(mut criu) = criu {
@@ -213,7 +215,8 @@ impl<'a> Source<'a> {
             let _ = criu.wait();
         }
         owned?;
-        self.container.as_ref().map_or(Ok(()), Container::remove)
+        let removed = self.container.as_ref().map_or(Ok(()), Container::remove);
+        removed.map_err(|failure| settle::not_removed(self.options, &self.name, self.way.host(), failure))
     }
 
     /// The name of the directory of the last dump.
@@ -240,11 +243,12 @@ impl<'a> Source<'a> {
             base::link(&dir, before)?;
         }
         let log = dir.join(LOG);
-        let mut command = match &self.container {
+        let mut command = match &mut self.container {
             None => by_criu(self.options, self.pid, &dir, &log)?,
             Some(container) => {
                 container.link(&self.lock, &last)?;
-                container.checkpoint(&self.make(ARCHIVE)?.join(ARCHIVE), self.options.kept)
+                container.forbid_restart()?;
+                container.checkpoint(&make(&self.dir, ARCHIVE)?.join(ARCHIVE), self.options.kept)
             }
         };
         let program = command.get_program().to_string_lossy().into_owned();
@@ -280,10 +284,11 @@ impl<'a> Source<'a> {
             Ok(answer) => answer,
             Err(error) => {
                 eprintln!("rekindle: {error}; the processes are handed over: trying again");
-                settle::tell(self.way, &self.name, true, false).map_err(|failure| {
+                settle::tell(self.way, &self.decided(true)).map_err(|failure| {
+                    let host = self.way.host();
+                    let keep = settle::advice(self.options, &self.name, host, Remedy::Keep);
                     failure.but(format!(
-                        "the processes are handed over to {}, which does not answer: there they wait for `{}`",
-                        self.way.host(),
+                        "the processes are handed over to {host}, which does not answer{keep}. Otherwise they wait there for `{}`",
                         self.settle_command()
                     ))
                 })?
@@ -295,8 +300,7 @@ impl<'a> Source<'a> {
                 let what = if kept { ", where their image is complete" } else { "" };
                 let host = self.way.host();
                 let remedy = settle::advice(self.options, &self.name, host, remedy);
-                let said =
-                    format!("the processes are handed over to {host}{what}, and do not run there: {reason}{remedy}");
+                let said = format!("the processes are handed over to {host}{what}: {reason}{remedy}");
                 Err(Failure::of_kind(kind, anyhow!(said)))
             }
             other => Err(unexpected(self.way, &other)),
@@ -336,23 +340,31 @@ impl<'a> Source<'a> {
         let told = match self.link.ask(&ToTarget::Abandon) {
             Ok(answer) => Ok(answer),
             Err(_) if self.report.last_sent == 0 => return failure,
-            Err(_) => settle::tell(self.way, &self.name, false, false),
+            Err(_) => settle::tell(self.way, &self.decided(false)),
         };
-        if told.is_err() {
-            eprintln!(
-                "rekindle: the processes go on here; {}, which does not answer, may keep a copy that never runs: `{}` removes it",
-                self.way.host(),
-                self.settle_command()
-            );
-        }
+        let why = match told {
+            Ok(ToSource::Abandoned) => return failure,
+            Ok(ToSource::Failed { reason, .. }) => reason,
+            Ok(other) => format!("it answers {other:?}"),
+            Err(error) => error.to_string(),
+        };
+        eprintln!(
+            "rekindle: the processes go on here; {} may keep a copy that never runs ({why}): `{}` removes it",
+            self.way.host(),
+            self.settle_command()
+        );
         failure
+    }
+
+    /// What the target hears of the decision by another connection.
+    fn decided(&self, own: bool) -> Settle {
+        let container = self.container.as_ref().map(|it| it.id().to_owned());
+        Settle { migration: self.name.clone(), own, again: false, container }
     }
 
     /// Makes one of the migration's directories.
     fn make(&self, name: &str) -> Result<PathBuf, Failure> {
-        let dir = self.dir.join(name);
-        fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        Ok(dir)
+        make(&self.dir, name)
     }
 
     /// Sends one of the migration's directories. Returns the bytes of its files' content.
@@ -373,6 +385,13 @@ impl<'a> Source<'a> {
             Err(_) => Err(anyhow!("a thread that sends has failed").into()),
         })
     }
+}
+
+/// Makes a directory in this one.
+fn make(dir: &Path, name: &str) -> Result<PathBuf, Failure> {
+    let dir = dir.join(name);
+    fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    Ok(dir)
 }
 
 /// Makes the directory of a migration from here, and locks it. Removes those of commands that were killed.

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The version of these messages and of the streams. Both hosts must have the same.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 /// The directory of podman's archive of a container among a migration's, and the archive's name there.
 pub(super) const ARCHIVE: &str = "archive";
 /// The longest message: the list of the files of an image.
@@ -44,14 +44,16 @@ pub(super) enum ToTarget {
     /// The source has decided that they do not.
     Abandon,
     /// On a connection of its own: what the source has decided about a migration whose connection is lost.
-    Settle {
+    Settle(Settle),
+    /// On a connection of its own: do the processes of this migration run there, or have they? That changes nothing.
+    Runs {
         /// The migration.
         migration: String,
-        /// Whether the processes go on at the target.
-        own: bool,
-        /// Whether they may be let run there once more, since somebody knows that they have not run.
-        #[serde(default)]
-        again: bool,
+    },
+    /// On a connection of its own: the processes have been let run there, have ended, and are not to be restored once more.
+    Ended {
+        /// The migration.
+        migration: String,
     },
     /// On a connection of its own: content for a migration's directories follows, in the form of `stream.rs`.
     Stream {
@@ -123,6 +125,21 @@ pub(super) struct Directory {
     pub(super) links: Vec<(String, String)>,
 }
 
+/// What the source has decided about a migration.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Settle {
+    /// The migration.
+    pub(super) migration: String,
+    /// Whether the processes go on at the target.
+    pub(super) own: bool,
+    /// Whether they may be let run there once more, since somebody knows that they have not run.
+    #[serde(default)]
+    pub(super) again: bool,
+    /// The id of the container, if it is one and the source knows it still. The target forgets it with its own start.
+    #[serde(default)]
+    pub(super) container: Option<String>,
+}
+
 /// How the processes are restored.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Restore {
@@ -133,6 +150,9 @@ pub(super) struct Restore {
     /// The id of the container, if it is one.
     #[serde(default)]
     pub(super) container: Option<String>,
+    /// The container's restart policy, if podman's archive has `no` in its place: as long as it waits, nobody is to start it.
+    #[serde(default)]
+    pub(super) restart: Option<String>,
     /// Whether the driver may be another.
     pub(super) other_driver: bool,
     /// Whether the GPUs may be of another kind.
@@ -146,7 +166,7 @@ pub(super) enum ToSource {
     Ready,
     /// To `Restore`: the processes are complete, and wait.
     Held,
-    /// To `Own`: the processes run.
+    /// To `Own`, `Runs` and `Ended`: the processes run, or have run to their end.
     Running,
     /// To `Abandon`: nothing is left of the migration.
     Abandoned,
@@ -174,6 +194,8 @@ pub(super) enum Remedy {
     Settle,
     /// The same with `--again`, if they have done nothing.
     Again,
+    /// To have a container go on at the source (`--keep`), if it has not run: the target has lost it.
+    Keep,
 }
 
 /// Why the other host cannot be heard.

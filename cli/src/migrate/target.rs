@@ -37,7 +37,7 @@ use super::imported::Imported;
 use super::options::Options;
 use super::place::Place;
 use super::stream;
-use super::talk::{self, Directory, Remedy, Restore, TalkError, ToSource, ToTarget, VERSION};
+use super::talk::{self, Directory, Remedy, Restore, Settle, TalkError, ToSource, ToTarget, VERSION};
 use crate::daemon;
 use crate::failure::Failure;
 
@@ -79,7 +79,9 @@ pub(super) fn receive(options: &Options) -> Result<(), Failure> {
             }
             None => answer(&failed(&Failure::refused(anyhow!("there is no migration {migration}")), false)),
         },
-        ToTarget::Settle { migration, own, again } => answer(&settle(options, &migration, own, again)),
+        ToTarget::Settle(decided) => answer(&settle(options, &decided)),
+        ToTarget::Runs { migration } => answer(&runs(options, &migration)),
+        ToTarget::Ended { migration } => answer(&ended(options, &migration)),
         _ => answer(&failed(&Failure::refused(anyhow!("a connection does not begin with this")), false)),
     }
 }
@@ -236,7 +238,7 @@ impl Target {
     /// The processes go on here.
     fn own(&mut self) -> ToSource {
         match self.held.take().map(Held::own) {
-            Some(Ok(())) => is_running(&self.dir),
+            Some(Ok(())) => runs_here(&self.dir, &self.host),
             // The images are whole, and nobody else has these processes.
             Some(Err(_)) | None => restore_kept(&self.dir, &self.host, false),
         }
@@ -247,7 +249,7 @@ impl Target {
         if let Some(Err(failure)) = self.held.take().map(Held::abandon) {
             return failed(&failure, true);
         }
-        forget(&self.dir, &self.host)
+        forget(&self.dir, &self.host, None)
     }
 }
 
@@ -269,7 +271,7 @@ fn hear_source(events: &Sender<Event>) {
 /// Hears those who settle the migration.
 fn hear_settlers(listener: &UnixListener, events: &Sender<Event>) {
     for mut asker in listener.incoming().flatten() {
-        if let Ok(ToTarget::Settle { own, .. }) = talk::receive(&mut asker)
+        if let Ok(ToTarget::Settle(Settle { own, .. })) = talk::receive(&mut asker)
             && events.send(Event::Settled { own, asker }).is_err()
         {
             return;
@@ -279,13 +281,14 @@ fn hear_settlers(listener: &UnixListener, events: &Sender<Event>) {
 
 /// Settles a migration whose connection was lost: by the process that holds the processes, or, if that has ended, by what it has
 /// left.
-fn settle(options: &Options, migration: &str, own: bool, again: bool) -> ToSource {
+fn settle(options: &Options, decided: &Settle) -> ToSource {
+    let Settle { migration, own, again, container } = decided;
     let Some(dir) = directory(options, migration) else {
         return failed(&Failure::refused(anyhow!("there is no migration {migration}")), false);
     };
     if let Ok(mut holder) = within(&dir, DECISION, UnixStream::connect) {
-        let message = ToTarget::Settle { migration: migration.to_owned(), own, again };
-        let answered = talk::send(&mut holder, &message).and_then(|()| talk::receive(&mut holder));
+        let answered =
+            talk::send(&mut holder, &ToTarget::Settle(decided.clone())).and_then(|()| talk::receive(&mut holder));
         match answered {
             Ok(answered) => return answered,
             // It has ended meanwhile.
@@ -299,12 +302,43 @@ fn settle(options: &Options, migration: &str, own: bool, again: bool) -> ToSourc
         Err(failure) => return failed(&failure, true),
     };
     if dir.with_extension(RUNNING).exists() {
-        return if own { ToSource::Running } else { both() };
+        return if *own { ToSource::Running } else { both() };
     }
     match (own, host(options)) {
-        (false, Ok(host)) => forget(&dir, &host),
-        (true, Ok(host)) => restore_kept(&dir, &host, again),
+        (false, Ok(host)) => forget(&dir, &host, container.as_deref()),
+        (true, Ok(host)) => restore_kept(&dir, &host, *again),
         (_, Err(failure)) => failed(&failure, true),
+    }
+}
+
+/// The processes have run here to their end, as somebody says: nobody needs what is left.
+fn ended(options: &Options, migration: &str) -> ToSource {
+    let asked = || -> Result<ToSource, Failure> {
+        let dir = directory(options, migration)
+            .ok_or_else(|| Failure::refused(anyhow!("there is no migration {migration}")))?;
+        let _lock = lock(&dir)?;
+        if arrival(&dir, &host(options)?)? == Some(false) {
+            return Ok(is_running(&dir));
+        }
+        Ok(failed(
+            &Failure::refused(anyhow!("it is not known there that they have been let run, and have ended")),
+            false,
+        ))
+    };
+    asked().unwrap_or_else(|failure| failed(&failure, false))
+}
+
+/// Whether the processes run here, or have run to their end.
+fn runs(options: &Options, migration: &str) -> ToSource {
+    let asked = || -> Result<bool, Failure> {
+        let dir = directory(options, migration)
+            .ok_or_else(|| Failure::refused(anyhow!("there is no migration {migration}")))?;
+        Ok(dir.with_extension(RUNNING).exists() || arrival(&dir, &host(options)?)? == Some(true))
+    };
+    match asked() {
+        Ok(true) => ToSource::Running,
+        Ok(false) => failed(&Failure::refused(anyhow!("the processes do not run there")), false),
+        Err(failure) => failed(&failure, false),
     }
 }
 
@@ -322,6 +356,8 @@ fn restore_kept(dir: &Path, host: &Host, again: bool) -> ToSource {
         match arrival(dir, host)? {
             None => {}
             Some(true) => return is_known_to_run(dir, host),
+            // The processes that were let run have ended, and others of the container have not.
+            Some(false) if podman_runs_it(dir, host)? => return Ok(()),
             Some(false) if again => {}
             Some(false) => {
                 return Err(Failure::refused(anyhow!(
@@ -332,11 +368,12 @@ fn restore_kept(dir: &Path, host: &Host, again: bool) -> ToSource {
         Held::restore(dir, &read_restore(dir)?, host, if again { Attempt::Again } else { Attempt::Next })?.own()
     };
     match restored() {
-        Ok(()) => is_running(dir),
+        Ok(()) => runs_here(dir, host),
         Err(failure) => {
             let kept = dir.join(RESTORE).exists();
             let remedy = match (kept, arrival(dir, host)) {
-                (false, _) | (_, Ok(Some(true))) => Remedy::None,
+                (_, Ok(Some(true))) => Remedy::None,
+                (false, _) => Remedy::Keep,
                 (true, Ok(Some(false))) => Remedy::Again,
                 (true, Ok(None) | Err(_)) => Remedy::Settle,
             };
@@ -345,10 +382,18 @@ fn restore_kept(dir: &Path, host: &Host, again: bool) -> ToSource {
     }
 }
 
+/// Whether it is a container, and podman knows that it runs.
+fn podman_runs_it(dir: &Path, host: &Host) -> Result<bool, Failure> {
+    match read_restore(dir) {
+        Ok(Restore { container: Some(id), .. }) => Imported::new(&host.podman, &id).is_known_to_run(),
+        _ => Ok(false),
+    }
+}
+
 /// The processes run. A container must be known to podman, too.
 fn is_known_to_run(dir: &Path, host: &Host) -> Result<(), Failure> {
     let Ok(Restore { container: Some(id), .. }) = read_restore(dir) else { return Ok(()) };
-    if Imported::new(&host.podman, &id).is_known_to_run()? {
+    if podman_runs_it(dir, host)? {
         return Ok(());
     }
     Err(anyhow!(
@@ -360,6 +405,18 @@ fn is_known_to_run(dir: &Path, host: &Host) -> Result<(), Failure> {
 /// This host.
 fn host(options: &Options) -> Result<Host, Failure> {
     Ok(Host { socket: options.daemon.socket()?, podman: options.podman() })
+}
+
+/// The processes run. podman may start a container anew from now on, as it did where that comes from.
+fn runs_here(dir: &Path, host: &Host) -> ToSource {
+    let restore = read_restore(dir).unwrap_or_default();
+    if let (Some(id), Some(policy)) = (restore.container, restore.restart)
+        && let Err(failure) = Imported::new(&host.podman, &id).may_restart(&policy)
+    {
+        let failure = failure.but(format!("container {id} runs there, without its restart policy"));
+        return failed(&failure, true);
+    }
+    is_running(dir)
 }
 
 /// The processes run: nobody needs the images.
@@ -389,21 +446,33 @@ fn sweep(parent: &Path) {
     Place::all().for_each(|it| Place::of(&it).remove_if_left());
 }
 
+/// The migration to here that has this container and is not settled, if there is one.
+pub(super) fn that_waits(parent: &Path, container: &str) -> Option<String> {
+    let dirs = fs::read_dir(parent).into_iter().flatten().flatten().map(|it| it.path());
+    let mut waiting = dirs.filter(|dir| !dir.with_extension(RUNNING).exists());
+    let is_it = |dir: &PathBuf| read_restore(dir).is_ok_and(|it| it.container.as_deref() == Some(container));
+    waiting.find(is_it).map(|dir| name(&dir))
+}
+
 fn is_old(note: &Path) -> bool {
     let written = fs::metadata(note).and_then(|it| it.modified());
     written.is_ok_and(|it| it.elapsed().is_ok_and(|age| age > OLD))
 }
 
-/// Removes all of a migration whose processes go on elsewhere.
-fn forget(dir: &Path, host: &Host) -> ToSource {
+/// Removes all of a migration whose processes go on elsewhere. If nothing says here any more that it was a container, the source may.
+fn forget(dir: &Path, host: &Host, container: Option<&str>) -> ToSource {
     let removed = || -> Result<Option<ToSource>, Failure> {
-        let Ok(restore) = read_restore(dir) else { return Ok(None) };
-        match (arrival(dir, host), restore.container) {
+        let container = match (read_restore(dir), container) {
+            (Ok(restore), _) => restore.container,
+            (Err(_), Some(id)) => Some(id.to_owned()),
+            (Err(_), None) => return Ok(None),
+        };
+        match (arrival(dir, host), container) {
             (Ok(Some(_)), _) => return Ok(Some(both())),
             // Only the daemon knows that nothing of a container runs.
             (Err(failure), Some(_)) => return Err(failure),
             // What podman has made of it, if whoever held that was killed.
-            (Ok(None), Some(id)) => Imported::new(&host.podman, &id).remove()?,
+            (Ok(None), Some(id)) => Imported::new(&host.podman, &id).remove(&Place::of(&name(dir)), false)?,
             (_, None) => {}
         }
         Place::of(&name(dir)).remove();
@@ -436,7 +505,12 @@ fn write_restore(dir: &Path, restore: &Restore) -> Result<(), Failure> {
 /// How the processes are restored.
 fn read_restore(dir: &Path) -> Result<Restore, Failure> {
     let path = dir.join(RESTORE);
-    let restore = fs::read(&path).with_context(|| format!("there is no {}: nothing of it is here", path.display()))?;
+    let restore = fs::read(&path).with_context(|| {
+        format!(
+            "there is no {}: its images are not there, or not any more since that host has started anew",
+            path.display()
+        )
+    })?;
     Ok(serde_json::from_slice(&restore).with_context(|| format!("bad {}", path.display()))?)
 }
 

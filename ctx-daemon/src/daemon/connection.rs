@@ -215,6 +215,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         | Request::HoldRestore { .. }
         | Request::PreCopy { .. }
         | Request::Migration { .. }
+        | Request::TakeBack { .. }
         | Request::Arrival { .. }
         | Request::AreNatives
             if !may_checkpoint(peer) =>
@@ -247,6 +248,10 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         Request::Migration { migration } => {
             message::reply(&stream, &Reply::Migration(daemon.migrations.state(&migration)));
         }
+        Request::TakeBack { migration } => match daemon.migrations.take_back(&migration) {
+            Ok(state) => message::reply(&stream, &Reply::Migration(state)),
+            Err(failure) => message::fail(&stream, failure),
+        },
         Request::Pause { root, leave_running, traceparent } => {
             drop(pending);
             let asked = dump::Asked { root, leave_running, traceparent, wire: body.wire };

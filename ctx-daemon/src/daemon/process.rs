@@ -40,8 +40,7 @@ impl Process {
     /// The signals that are pending for its first thread, or for all of them.
     fn pending(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        let pending = status.lines().filter_map(|line| line.strip_prefix("SigPnd:").or(line.strip_prefix("ShdPnd:")));
-        pending.filter_map(|it| u64::from_str_radix(it.trim(), 16).ok()).fold(0, |all, it| all | it)
+        signals(&status, &["SigPnd:", "ShdPnd:"])
     }
 
     /// Whether the number is a process's, and not that of another thread.
@@ -75,9 +74,7 @@ impl Process {
 
     /// Whether a signal that stops it is pending: it is traced, and will stop when its tracer lets go of it.
     pub(crate) fn will_stop(&self) -> bool {
-        const STOPS: u64 =
-            1 << (libc::SIGSTOP - 1) | 1 << (libc::SIGTSTP - 1) | 1 << (libc::SIGTTIN - 1) | 1 << (libc::SIGTTOU - 1);
-        self.pending() & STOPS != 0
+        stops(&std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default())
     }
 
     /// How often its threads have left a processor, if a signal has stopped all of them and nobody traces any. One that stays so keeps this
@@ -138,6 +135,21 @@ impl Process {
             text.ok().and_then(|text| parse_stat(&text)).is_none_or(|it| it.stopped || it.has_ended)
         })
     }
+}
+
+/// The signals in these lines of a `/proc/PID/status`.
+fn signals(status: &str, names: &[&str]) -> u64 {
+    let sets = status.lines().filter_map(|line| names.iter().find_map(|name| line.strip_prefix(name)));
+    sets.filter_map(|it| u64::from_str_radix(it.trim(), 16).ok()).fold(0, |all, it| all | it)
+}
+
+/// Whether one of the signals that are pending by a `/proc/PID/status` stops the process. All but SIGSTOP may be blocked, handled or
+/// ignored, and then they do not.
+fn stops(status: &str) -> bool {
+    const ALWAYS: u64 = 1 << (libc::SIGSTOP - 1);
+    const OTHERS: u64 = 1 << (libc::SIGTSTP - 1) | 1 << (libc::SIGTTIN - 1) | 1 << (libc::SIGTTOU - 1);
+    let kept_off = signals(status, &["SigBlk:", "SigCgt:", "SigIgn:"]);
+    signals(status, &["SigPnd:", "ShdPnd:"]) & (ALWAYS | OTHERS & !kept_off) != 0
 }
 
 /// The flag of a thread whose end has begun, in `/proc/PID/stat`.
@@ -331,6 +343,19 @@ mod tests {
         assert!(stat("Z", 1).is_dead() && stat("X", 0).is_dead());
         assert!(!stat("Z", 2).is_dead() && !stat("S", 1).is_dead() && !stat("T", 1).is_dead());
         assert!(stat("Z", 2).has_ended);
+    }
+
+    #[test]
+    fn a_signal_stops_a_process_unless_it_is_kept_off() {
+        let stops = |pending: u64, kept_off: &str, by: u64| {
+            super::stops(&format!("SigPnd:\t0000000000000000\nShdPnd:\t{pending:016x}\n{kept_off}:\t{by:016x}\n"))
+        };
+        let [stop, tstp] = [libc::SIGSTOP, libc::SIGTSTP].map(|it| 1 << (it - 1));
+        assert!(stops(stop, "SigBlk", u64::MAX) && stops(tstp, "SigBlk", 0) && stops(tstp, "SigBlk", stop));
+        for kept_off in ["SigBlk", "SigCgt", "SigIgn"] {
+            assert!(!stops(tstp, kept_off, tstp), "{kept_off}");
+        }
+        assert!(!stops(1 << (libc::SIGTERM - 1), "SigBlk", 0) && !super::stops(""));
     }
 
     #[test]

@@ -308,6 +308,9 @@ fn a_container_that_others_would_start_anew_is_refused() -> Result {
     hosts.run(&["--health-cmd", "true", "--health-on-failure", "kill"])?;
     refuses("its health check ends it when it fails (--health-on-failure=kill)")?;
     hosts.podman.call(&["rm", "--force", "--time", "0", NAME])?;
+    hosts.run(&["--health-cmd", "true", "--health-startup-cmd", "true", "--health-startup-retries", "2"])?;
+    refuses("podman update --health-startup-retries 0 moves")?;
+    hosts.podman.call(&["rm", "--force", "--time", "0", NAME])?;
     hosts.leave()
 }
 
@@ -385,6 +388,66 @@ fn what_is_printed_of_a_container_that_was_lost_as_it_was_let_run_restores_it() 
     ensure!(status.success(), "{status}: {said}");
     assert_eq!(hosts.is_on_one()?, Place::There);
     assert_eq!(hosts.restart_policy(Place::There)?, "always");
+    report(&hosts.migrate_back()?)?;
+    hosts.finish()
+}
+
+#[test]
+fn a_container_in_which_others_work_is_refused_and_stays() -> Result {
+    let hosts = Hosts::start()?;
+    hosts.run(&[])?;
+    let works = ["exec", "--detach", NAME, "/bin/sleep", "1000"];
+    let refuses = |podman: &str| -> Result {
+        let (status, said) = hosts.migrate_with("--podman", podman)?;
+        ensure!(status.code() == Some(3) && said.contains("do not descend from its first one"), "{status}: {said}");
+        assert_eq!(hosts.is_on_one()?, Place::Here);
+        let strangers = said.split("that would be lost (").nth(1).and_then(|it| it.split(')').next());
+        let strangers = strangers.with_context(|| format!("no processes: {said}"))?.replace(',', "");
+        ensure!(Command::new("kill").arg("-KILL").args(strangers.split(' ')).status()?.success());
+        Ok(())
+    };
+    hosts.podman.call(&works)?;
+    refuses(&hosts.program.to_string_lossy())?;
+    // Somebody comes in when the dump has ended.
+    let does = format!("$podman {} >/dev/null", works.join(" "));
+    refuses(&podman_that(&hosts, "enters.sh", "container\\ checkpoint", &does)?)?;
+    until("the container is alone", || {
+        let output = hosts.migrate(&[])?;
+        if output.status.code() == Some(3) { Ok(None) } else { report(&output).map(Some) }
+    })?;
+    report(&hosts.migrate_back()?)?;
+    hosts.finish()
+}
+
+#[test]
+fn a_container_goes_on_here_if_the_other_host_is_lost_for_good() -> Result {
+    let hosts = Hosts::start()?;
+    hosts.run(&["--restart", "always"])?;
+    // The other host answers as long as there is no such file.
+    let lost = hosts.here.path("lost");
+    let reach = hosts.here.path("reach.sh");
+    let script = format!("#!/bin/sh\n[ ! -e '{}' ] || exit 1\nexec {} \"$@\"\n", lost.display(), hosts.there.via()?);
+    stage::write_script(&reach, &script)?;
+    let plan = hosts.here.path("plan");
+    let receiver = hosts.kill(Victim::Receiver)?;
+    fs::write(&plan, format!("before \"Own\" touch '{}'; {receiver}", lost.display()))?;
+    let via = format!("{} {} {}", stage::helper("relay")?.display(), plan.display(), reach.display());
+    let (status, said) = hosts.say(&hosts.arguments(&via, &["--pause-ms", "600000"])?)?;
+    ensure!(!status.success() && fs::read_to_string(&plan)? == "over", "{status}: {said}");
+    hosts.stands_still_here()?;
+    let command = said.split('`').find(|it| it.contains("--keep")).with_context(|| format!("no command: {said}"))?;
+    let (status, answer) = hosts.run_printed(command)?;
+    ensure!(status.success(), "{status}: {answer}");
+    hosts.goes_on()?;
+    // A second time nothing stands still.
+    let (status, answer) = hosts.run_printed(command)?;
+    ensure!(status.code() == Some(3) && answer.contains("nothing stands still here"), "{status}: {answer}");
+    assert_eq!(hosts.restart_policy(Place::Here)?, "always");
+    // It was not lost after all: what is there is removed, and never runs.
+    fs::remove_file(&lost)?;
+    hosts.settle()?;
+    assert_eq!(hosts.is_on_one()?, Place::Here);
+    report(&hosts.migrate(&[])?)?;
     report(&hosts.migrate_back()?)?;
     hosts.finish()
 }

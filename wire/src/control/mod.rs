@@ -102,6 +102,7 @@
 //!
 //! ```text
 //!   any:    Migration{migration}     -> Migration             the decision
+//!   any:    TakeBack{migration}      -> Migration             a container goes on here after all
 //!           Arrival{migration}       -> Arrival               whether they have run there
 //! ```
 //!
@@ -318,6 +319,12 @@ pub enum Request {
     HandOver,
     /// What has become of this migration of a tree from this host?
     Migration {
+        /// Its name.
+        migration: String,
+    },
+    /// The container of this migration was handed over, and goes on here all the same: somebody knows that it has not gone on elsewhere, and
+    /// never will. Refused for trees that were killed.
+    TakeBack {
         /// Its name.
         migration: String,
     },
@@ -563,7 +570,7 @@ pub enum Reply {
     PreCopied(PreCopyInfo),
     /// To `HandOver`.
     HandedOver,
-    /// To `Migration`.
+    /// To `Migration` and `TakeBack`.
     Migration(MigrationState),
     /// To `Own`.
     Owned,

@@ -313,6 +313,7 @@ fn name(request: &Request) -> &'static str {
         Request::Migrate { .. } => "migrate",
         Request::HandOver => "hand_over",
         Request::Migration { .. } => "migration",
+        Request::TakeBack { .. } => "take-back",
         Request::HoldRestore { .. } => "hold_restore",
         Request::Own => "own",
         Request::Arrival { .. } => "arrival",

@@ -29,6 +29,9 @@
 //! Anybody may send SIGCONT to a container that stands still, and one that has run since its dump is not the one in the image. So the
 //! kernel's count of how often its threads have left a processor is noted once CRIU has let go of it (`Standstill`). It is handed over
 //! only if that count is the same. Processes that somebody had stopped before the dump get no SIGCONT: they stay as they were.
+//!
+//! If the other host is lost for good, somebody may say that a container which was handed over has not gone on there (`take_back`). It
+//! stands still here, so it goes on.
 
 mod records;
 mod serve;
@@ -39,7 +42,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use rekindle_ctx_worker::transition::{self, machine};
-use rekindle_wire::control::{Failing, FailureKind, MigrationState};
+use rekindle_wire::control::{Failing, Failure, FailureKind, MigrationState};
 use thiserror::Error;
 use tracing::{info, warn};
 
@@ -127,6 +130,30 @@ impl Failing for NoMigration {
             Self::Pid(error) => error.kind(),
             Self::Record(error) => Failing::kind(error),
             _ => FailureKind::Refused,
+        }
+    }
+}
+
+/// Why a tree that was handed over does not go on here.
+#[derive(Debug, Error)]
+pub(super) enum NotTakenBack {
+    #[error("migration {0} goes on: end its command first")]
+    GoesOn(String),
+    #[error("there was no migration {0} from this host since it has started")]
+    Unknown(String),
+    #[error(
+        "the processes of migration {0} have been killed here when they were handed over: only a container is left"
+    )]
+    Killed(String),
+    #[error("cannot record that it goes on here: {0}")]
+    Record(io::Error),
+}
+
+impl Failing for NotTakenBack {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::GoesOn(_) | Self::Unknown(_) | Self::Killed(_) => FailureKind::Refused,
+            Self::Record(error) => Failing::kind(error),
         }
     }
 }
@@ -279,6 +306,28 @@ impl Migrations {
         }
         migration.replace(&mut state, State::Complete(tree, None));
         Ok(())
+    }
+
+    /// A container that was handed over goes on here all the same: somebody knows that it has not gone on elsewhere, and never will.
+    pub(crate) fn take_back(&self, name: &str) -> Result<MigrationState, Failure> {
+        self.taken_back(name).map(|()| MigrationState::Kept).map_err(|error| error.failure())
+    }
+
+    fn taken_back(&self, name: &str) -> Result<(), NotTakenBack> {
+        // Nobody begins another migration meanwhile.
+        let going_on = lock(&self.going_on);
+        if going_on.iter().any(|it| it.name == name) {
+            return Err(NotTakenBack::GoesOn(name.to_owned()));
+        }
+        let record = self.records.read(name).ok_or_else(|| NotTakenBack::Unknown(name.to_owned()))?;
+        match (record.decision, record.still) {
+            (Decision::HandedOver, true) => {
+                info!(migration = name, "goes on here all the same");
+                self.records.take_back(name, &record).map_err(NotTakenBack::Record)
+            }
+            (Decision::HandedOver, false) => Err(NotTakenBack::Killed(name.to_owned())),
+            (Decision::Undecided | Decision::Kept | Decision::Arrived, _) => Ok(()),
+        }
     }
 
     /// What has become of a migration.
@@ -691,6 +740,27 @@ mod tests {
         drop(guard);
         assert_eq!(Migrations::open(dir.path()).state("a"), MigrationState::HandedOver);
         assert!(is_stopped(sleeper.process()));
+    }
+
+    #[test]
+    fn a_container_that_was_handed_over_goes_on_here_if_somebody_says_so() {
+        let dir = TempDir::new().unwrap();
+        let migrations = Migrations::open(dir.path());
+        let (sleeper, guard) = container(&migrations);
+        guard.hand_over().unwrap();
+        assert!(matches!(migrations.taken_back("a"), Err(NotTakenBack::GoesOn(_))));
+        drop(guard);
+        let gone = Sleeper::new();
+        migrations.records.write("gone", Decision::HandedOver, &[gone.process()]).unwrap();
+        assert!(matches!(migrations.taken_back("gone"), Err(NotTakenBack::Killed(_))));
+        assert!(matches!(migrations.taken_back("never"), Err(NotTakenBack::Unknown(_))));
+        assert!(is_stopped(sleeper.process()));
+        for _ in 0..2 {
+            migrations.taken_back("a").unwrap();
+            until_it_runs(sleeper.process());
+            assert_eq!(migrations.state("a"), MigrationState::Kept);
+        }
+        assert_eq!(Migrations::open(dir.path()).state("a"), MigrationState::Kept);
     }
 
     #[test]

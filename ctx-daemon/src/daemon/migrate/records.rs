@@ -96,15 +96,44 @@ impl Records {
     /// that stand still undecided. What stands still and was handed over is its engine's to remove, which would start a container
     /// anew that is killed.
     pub(super) fn act_on_what_was_left(&self) {
-        for record in self.paths().filter_map(|it| read(&it)) {
+        for (name, record) in self.all().collect::<Vec<_>>() {
             match (record.decision, record.still) {
                 (Decision::HandedOver, false) => record.processes.iter().rev().for_each(Process::kill),
                 (Decision::Undecided, true) => {
-                    record.processes.iter().filter(|it| !record.stopped.contains(it)).for_each(Process::go_on);
+                    // They go on once: the next daemon must not send them SIGCONT again, whoever has stopped them since.
+                    if let Err(error) = self.let_go_on(&name, &record) {
+                        warn!(migration = name, "cannot record that it was kept: {error}");
+                    }
                 }
                 _ => {}
             }
         }
+    }
+
+    /// What stands still goes on here although it was handed over: somebody knows that it does not go on elsewhere. If this daemon ends
+    /// meanwhile, the next one finds it undecided, and goes on with that.
+    pub(super) fn take_back(&self, name: &str, record: &Record) -> io::Result<()> {
+        self.write_still(name, Decision::Undecided, &record.processes, &record.stopped)?;
+        self.let_go_on(name, record)
+    }
+
+    /// Lets go on what stands still by this record, but for what had been stopped before, and for what another migration has handed over.
+    fn let_go_on(&self, name: &str, record: &Record) -> io::Result<()> {
+        let others = self.all().filter(|(other, it)| other != name && it.decision == Decision::HandedOver);
+        let handed_over: Vec<_> = others.flat_map(|(_, it)| it.processes).collect();
+        let go_on = record.processes.iter().filter(|it| !record.stopped.contains(it) && !handed_over.contains(it));
+        go_on.for_each(Process::go_on);
+        self.write(name, Decision::Kept, &[])
+    }
+
+    /// All migrations that have records, which can be understood.
+    fn all(&self) -> impl Iterator<Item = (String, Record)> {
+        self.names().filter_map(|name| self.read(&name).map(|record| (name, record)))
+    }
+
+    /// The names of the migrations that have records. What a write that was cut off has left is none.
+    fn names(&self) -> impl Iterator<Item = String> {
+        self.paths().filter_map(|it| it.file_name()?.to_str().map(str::to_owned)).filter(|it| is_name(it))
     }
 
     /// The files, if nobody else can have written them.
@@ -231,5 +260,40 @@ mod tests {
         assert!(records.read("still").is_some_and(|it| it.still && it.processes == [process]));
         assert!(records.read("newer").is_none() && dir.path().join("migrations/newer").exists());
         assert!(!dir.path().join("migrations/before").exists());
+    }
+    #[test]
+    fn what_stood_still_goes_on_once_and_not_at_all_if_it_was_handed_over_later() {
+        let dir = TempDir::new().unwrap();
+        let records = Records::open(dir.path(), "migrations");
+        let sleepers = [(); 3].map(|()| std::process::Command::new("sleep").arg("1000").spawn().unwrap());
+        let [kept, moved, cut_off] = sleepers.each_ref().map(|it| Process::with_pid(it.id() as i32).unwrap());
+        let stop = |process: Process| {
+            process.stop();
+            while !process.is_stopped() {
+                std::thread::yield_now();
+            }
+        };
+        [kept, moved, cut_off].into_iter().for_each(stop);
+        records.write_still("earlier", Decision::Undecided, &[kept, moved], &[]).unwrap();
+        records.write_still("later", Decision::HandedOver, &[moved], &[]).unwrap();
+        // A daemon that ended before it gave the file its name.
+        records.write_still("begun", Decision::Undecided, &[cut_off], &[]).unwrap();
+        fs::rename(dir.path().join("migrations/begun"), dir.path().join("migrations/begun.new")).unwrap();
+        records.act_on_what_was_left();
+        while kept.is_stopped() {
+            std::thread::yield_now();
+        }
+        assert!(moved.is_stopped() && cut_off.is_stopped());
+        stop(kept);
+        records.act_on_what_was_left();
+        let earlier = records.read("earlier").unwrap();
+        assert_eq!((earlier.decision, earlier.processes.len()), (Decision::Kept, 0));
+        assert!(records.read("later").is_some_and(|it| it.decision == Decision::HandedOver));
+        // A SIGCONT that was sent takes effect before the sender hears anything else.
+        assert!(kept.is_stopped() && moved.is_stopped());
+        for mut sleeper in sleepers {
+            sleeper.kill().unwrap();
+            sleeper.wait().unwrap();
+        }
     }
 }
