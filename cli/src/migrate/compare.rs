@@ -11,13 +11,12 @@ use super::held::Host;
 use super::imported;
 use super::source::status;
 use super::talk::What;
-use super::target;
 use crate::failure::Failure;
 use crate::output::size;
 use crate::{criu, daemon};
 
-/// Whether this host can take what moves.
-pub(super) fn with(what: &What, host: &Host, dir: &Path) -> Result<(), Failure> {
+/// Whether this host can take what moves. A migration to here may wait that has the same container.
+pub(super) fn with(what: &What, host: &Host, dir: &Path, waiting: Option<&str>) -> Result<(), Failure> {
     let socket = &host.socket;
     criu::program(None)?;
     criu::libdir_option()?;
@@ -35,9 +34,7 @@ pub(super) fn with(what: &What, host: &Host, dir: &Path) -> Result<(), Failure> 
     if let Some(why) = differences(what, &status, &gpus) {
         return Err(Failure::refused(anyhow!(why)));
     }
-    what.container
-        .as_ref()
-        .map_or(Ok(()), |needs| imported::compare(needs, &host.podman, target::that_waits(dir, &needs.id).as_deref()))
+    what.container.as_ref().map_or(Ok(()), |needs| imported::compare(needs, &host.podman, waiting))
 }
 
 /// Why the processes cannot go on with this driver and these GPUs, if they cannot.

@@ -57,7 +57,9 @@ pub(super) fn receive(options: &Options) -> Result<(), Failure> {
         ToTarget::Begin(begin) => {
             let begun = match begin.version {
                 VERSION => Target::begin(options, &begin.migration, || {
-                    compare::with(&begin.what, &host(options)?, &options.dir)
+                    let needs = begin.what.container.as_ref();
+                    let waiting = needs.and_then(|it| that_waits(&options.dir, &it.id));
+                    compare::with(&begin.what, &host(options)?, &options.dir, waiting.as_deref())
                 }),
                 other => Err(Failure::of_kind(
                     FailureKind::Version,
@@ -447,7 +449,7 @@ fn sweep(parent: &Path) {
 }
 
 /// The migration to here that has this container and is not settled, if there is one.
-pub(super) fn that_waits(parent: &Path, container: &str) -> Option<String> {
+fn that_waits(parent: &Path, container: &str) -> Option<String> {
     let dirs = fs::read_dir(parent).into_iter().flatten().flatten().map(|it| it.path());
     let mut waiting = dirs.filter(|dir| !dir.with_extension(RUNNING).exists());
     let is_it = |dir: &PathBuf| read_restore(dir).is_ok_and(|it| it.container.as_deref() == Some(container));
