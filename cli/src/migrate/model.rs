@@ -396,8 +396,9 @@ impl World {
             // It comes back by another migration, before this one is settled here.
             next.push(Self { here: Tree::Runs, there: Tree::Dead, frozen: false, other: true, ..world });
         }
-        // What was handed over, and was killed here, is lost with its images.
-        if !world.arrived && !world.lost && (world.container || world.record != Record::HandedOver) {
+        // What is no container is killed here when it is handed over, and lost with a target that is lost from then on.
+        let is_asked = matches!(world.command, Command::Sends | Command::AsksRestore);
+        if !world.arrived && !world.lost && (world.container || is_asked) {
             let had_copy = world.there == Tree::Still || world.remains;
             let there = if world.there == Tree::Still { Tree::Dead } else { world.there };
             let lost =
