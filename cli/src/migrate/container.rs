@@ -47,6 +47,8 @@ pub(super) struct Container {
 /// What whoever finishes the migration must know of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Note {
+    /// The socket of the daemon that decides: of several on a host, each ends its own migrations.
+    socket: PathBuf,
     podman: PathBuf,
     id: String,
     name: String,
@@ -67,7 +69,12 @@ struct Note {
 impl Container {
     /// The container of this name, and its first process. Refuses one that podman cannot restore elsewhere, or that others than podman's
     /// user may start anew.
-    pub(super) fn find(engine: Engine, name: &str, migration: &str) -> Result<(Self, i32), Failure> {
+    pub(super) fn find(
+        engine: Engine,
+        name: &str,
+        migration: &str,
+        socket: &Path,
+    ) -> Result<(Self, i32), Failure> {
         let pid = engine.pid(name)?;
         let found = podman::Container::find(&engine, name)?;
         let refused = |why: &str| Failure::refused(anyhow!("container {name} cannot be migrated: {why}"));
@@ -89,6 +96,7 @@ impl Container {
             )
         })?;
         let note = Note {
+            socket: socket_of(socket)?,
             podman: engine.program.clone(),
             id: found.id.clone(),
             name: found.name.clone(),
@@ -149,8 +157,10 @@ impl Container {
     /// content. So the name `last` must be this migration's alone.
     pub(super) fn link(&self, dir: &File, last: &str) -> Result<(), Failure> {
         let dir = format!("/proc/{}/fd/{}", std::process::id(), dir.as_raw_fd());
-        self.place.make(Path::new(&dir))?;
+        // Whoever sweeps meanwhile leaves a place that is empty, or whose note is of a command that lives or of another daemon.
+        self.place.create().with_context(|| format!("cannot make a place for container {}", self.note.name))?;
         self.place.write(&self.note)?;
+        self.place.make(Path::new(&dir))?;
         let checkpoint = self.note.static_dir.join(CHECKPOINT);
         let linked = || -> io::Result<()> {
             // What an earlier checkpoint has left there may be needed if the container stays.
@@ -225,6 +235,11 @@ impl Container {
         let Some(_lock) = self.place.lock()? else { return Ok(()) };
         self.note.remove(&self.place)
     }
+}
+
+/// A daemon's socket, however it was named.
+fn socket_of(socket: &Path) -> Result<PathBuf, Failure> {
+    Ok(fs::canonicalize(socket).with_context(|| format!("cannot find {}", socket.display()))?)
 }
 
 /// Whether a podman of this version can set the restart policy of a container.
@@ -373,6 +388,11 @@ pub(super) fn id(migration: &str) -> Option<String> {
     Note::of(&Place::of(migration)).map(|it| it.id)
 }
 
+/// The socket of the daemon that has decided about such a migration.
+pub(super) fn daemon_of(migration: &str) -> Option<PathBuf> {
+    Note::of(&Place::of(migration)).map(|it| it.socket)
+}
+
 /// The command that removes the container of such a migration.
 pub(super) fn removal(migration: &str) -> Option<String> {
     Note::of(&Place::of(migration)).map(|it| it.removal())
@@ -408,14 +428,19 @@ pub(super) fn settle(migration: &str, moved: bool) -> Result<(), Failure> {
     note.remove(&place)
 }
 
-/// Ends what commands have left that were killed, where it is known how. What was handed over stays, for whoever settles it.
+/// Ends what commands have left that were killed, where it is known how. What was handed over stays, for whoever settles it. Another
+/// daemon's migrations stay as they are: this one knows none of them.
 pub(super) fn sweep(socket: &Path) {
+    let Ok(own) = socket_of(socket) else { return };
     for migration in Place::all() {
         let place = Place::of(&migration);
         let Some(note) = Note::of(&place) else {
             place.remove_if_left();
             continue;
         };
+        if note.socket != own {
+            continue;
+        }
         let swept = match settle::decision(socket, &migration) {
             Ok(MigrationState::Kept) => note.stays(&place),
             // podman's next checkpoint of the container goes where its checkpoints go.
@@ -476,6 +501,7 @@ mod tests {
     fn a_container_of_the_same_id_is_told_from_the_one_that_was_dumped() {
         let own = std::process::id() as i32;
         let note = Note {
+            socket: "/run/rekindle/rekindled.sock".into(),
             podman: "podman".into(),
             id: "a".into(),
             name: "c".into(),
@@ -493,7 +519,8 @@ mod tests {
     /// The note of a container that has ended.
     fn note(static_dir: PathBuf, podman: PathBuf) -> Note {
         let (id, name, restart) = ("a".to_owned(), "c".to_owned(), Some("always".to_owned()));
-        Note { podman, id, name, static_dir, pid: -1, start: 0, cgroup: "/c".into(), restart, frozen: true }
+        let socket = "/run/rekindle/rekindled.sock".into();
+        Note { socket, podman, id, name, static_dir, pid: -1, start: 0, cgroup: "/c".into(), restart, frozen: true }
     }
 
     /// A podman that knows these containers, and updates none.

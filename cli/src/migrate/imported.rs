@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 
@@ -10,6 +11,11 @@ use super::talk::{ARCHIVE, Needs};
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::podman::{self, Known};
+
+/// How long a runtime may take to end that was left by a podman that was killed.
+const RUNTIME_TAKES: Duration = Duration::from_secs(30);
+/// The pause between two looks.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// A container that is restored here.
 #[derive(Debug)]
@@ -54,11 +60,33 @@ impl Imported {
         let runtime = self.runtime()?;
         let removed = self.engine.ask(&["rm", "--ignore", &self.id]);
         removed.map_err(|said| said.failed(&format!("podman does not remove the copy of container {}", self.id)))?;
-        // In most cases it knows no such container.
-        let mut delete = Command::new(&runtime);
-        delete.args(["delete", &self.id]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        delete.status().map(drop).with_context(|| format!("cannot run {runtime}"))?;
+        self.forget_by(&runtime)?;
         Ok(())
+    }
+
+    /// Has the runtime forget it. In most cases it knows no such container. Where podman was killed, the runtime that it has started may
+    /// end a little later.
+    fn forget_by(&self, runtime: &str) -> Result<(), Failure> {
+        let succeeds = |verb: &str| {
+            let mut command = Command::new(runtime);
+            command.args([verb, &self.id]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            command.status().map(|it| it.success()).with_context(|| format!("cannot run {runtime}"))
+        };
+        let began = Instant::now();
+        loop {
+            succeeds("delete")?;
+            if !succeeds("state")? {
+                return Ok(());
+            }
+            if began.elapsed() > RUNTIME_TAKES {
+                return Err(anyhow!(
+                    "{runtime} does not delete the container {id}: end what it runs (`{runtime} kill {id} KILL`), and try again",
+                    id = self.id
+                )
+                .into());
+            }
+            std::thread::sleep(PAUSE);
+        }
     }
 
     /// The program of podman's runtime: the container's, if podman knows it.

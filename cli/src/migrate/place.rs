@@ -50,7 +50,7 @@ impl Place {
     pub(super) fn make(&self, dir: &Path) -> Result<(), Failure> {
         let link = self.0.join(FILES);
         let made = || -> io::Result<()> {
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
+            self.create()?;
             match fs::remove_file(&link) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -58,6 +58,11 @@ impl Place {
             symlink(std::path::absolute(dir)?, &link)
         };
         Ok(made().with_context(|| format!("cannot make {}", link.display()))?)
+    }
+
+    /// Makes it, without anything in it.
+    pub(super) fn create(&self) -> io::Result<()> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.0)
     }
 
     /// The path of one of the migration's directories.

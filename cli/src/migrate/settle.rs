@@ -67,6 +67,10 @@ fn runs(way: &dyn Way, migration: &str) -> Result<bool, Failure> {
     }
 }
 
+fn is_same(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
 /// Tells the target what the daemon here has decided.
 pub(super) fn settle(options: &Options, way: &dyn Way, migration: &str) -> Result<&'static str, Failure> {
     let (host, socket) = (way.host(), options.daemon.socket()?);
@@ -83,6 +87,12 @@ pub(super) fn settle(options: &Options, way: &dyn Way, migration: &str) -> Resul
                 return Err(Failure::refused(anyhow!("migration {migration} goes on: its command decides")));
             }
             MigrationState::Unknown => {
+                if let Some(other) = container::daemon_of(migration).filter(|it| !is_same(it, &socket)) {
+                    return Err(Failure::refused(anyhow!(
+                        "the daemon at {} decides about migration {migration}: name it by --socket",
+                        other.display()
+                    )));
+                }
                 let take = options.settle_command(migration, host, &["--take"]);
                 return Err(Failure::refused(anyhow!(
                     "the daemon here knows of no migration {migration} since this host has started. If it was one from here, its \

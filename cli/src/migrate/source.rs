@@ -104,7 +104,7 @@ impl<'a> Source<'a> {
                 (None, pid)
             }
             Subject::Container(container) => {
-                let (container, pid) = Container::find(options.podman(), container, &name)?;
+                let (container, pid) = Container::find(options.podman(), container, &name, &socket)?;
                 (Some(container), pid)
             }
         };

@@ -315,6 +315,30 @@ fn a_container_that_others_would_start_anew_is_refused() -> Result {
 }
 
 #[test]
+fn another_daemon_of_the_host_leaves_a_container_that_stands_still() -> Result {
+    let hosts = Hosts::start()?;
+    hosts.run(&[])?;
+    let other = Node::start()?;
+    let rekindle = stage::program("rekindle")?;
+    // A migration by the other daemon begins with what commands have left that were killed, and ends at once: nobody answers.
+    let (rekindle, socket) = (rekindle.display(), other.socket().display());
+    let heard = other.path("heard");
+    let does = format!(
+        "{rekindle} migrate --socket '{socket}' --criu /bin/true --via /bin/false $$ there &> '{}'; true",
+        heard.display()
+    );
+    let podman = podman_that(&hosts, "other.sh", "container\\ checkpoint", &does)?;
+    let (status, said) = hosts.migrate_with("--podman", &podman)?;
+    ensure!(status.success(), "{status}: {said}");
+    let heard = fs::read_to_string(heard)?;
+    ensure!(heard.contains("uses a GPU through Rekindle"), "{heard}");
+    assert_eq!(hosts.is_on_one()?, Place::There);
+    other.finish()?;
+    report(&hosts.migrate_back()?)?;
+    hosts.finish()
+}
+
+#[test]
 fn a_container_that_somebody_lets_go_on_stays() -> Result {
     let hosts = Hosts::start()?;
     hosts.run(&["--restart", "always"])?;
