@@ -98,6 +98,13 @@ def draining(small):
     yield Experiment("B11 huge, smaller pieces", "draining", smaller, limit=60, repeated=False, place="huge")
 
 
+def small_copies(small):
+    rounds = ["--rounds", 20 if small else 2000]
+    for stream in ("legacy", "own"):
+        for size in (4, 64, 4096, 65536):
+            yield Experiment(f"B12 {size} bytes, {stream}", "small", ["--bytes", size, "--stream", stream, *rounds], limit=40)
+
+
 def experiments(programs, small):
     """What matters most comes first."""
     yield from mapping()
@@ -113,3 +120,4 @@ def experiments(programs, small):
     yield from displaced()
     yield from feeding(small)
     yield from draining(small)
+    yield from small_copies(small)

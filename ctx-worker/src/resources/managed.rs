@@ -29,6 +29,7 @@ use rekindle_wire::userfault::{Fault, Userfault};
 use thiserror::Error;
 
 use crate::gpu::driver::CallFailed;
+use crate::resources::transit::Transit;
 use crate::session::outcome::Refused;
 use crate::session::state;
 
@@ -165,7 +166,7 @@ pub(crate) struct ManagedMemory {
     /// What a restored client has, until its memfds have come.
     expected: Vec<state::ManagedMemory>,
     /// Content on its way.
-    pub(crate) buffer: Vec<u8>,
+    pub(crate) transit: Transit,
 }
 
 impl ManagedMemory {

@@ -36,6 +36,7 @@ pub(crate) mod shortage;
 pub(crate) mod surplus;
 pub(crate) mod tensor_maps;
 pub(crate) mod textures;
+pub(crate) mod transit;
 pub(crate) mod units;
 pub(crate) mod vmm;
 

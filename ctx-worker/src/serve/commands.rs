@@ -518,6 +518,9 @@ impl Executor {
         self.checkpoint.peek.release(driver, ordinal);
         self.checkpoint.release_hashers(driver, ordinal);
         self.unregister_staging(ordinal);
+        if ordinal == 0 {
+            self.memory.managed.transit.release(driver);
+        }
         self.memory.ipc_events.unregister(&mut self.call, self.memory.first_primary(), ordinal);
         let device = self.memory.devices[ordinal].device;
         let mut real = 0;

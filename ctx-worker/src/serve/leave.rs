@@ -34,6 +34,7 @@ impl Executor {
             self.unregister_staging(ordinal);
             self.memory.ipc_events.unregister(&mut self.call, self.memory.first_primary(), ordinal);
         }
+        self.memory.managed.transit.release(driver);
         said("releasing the memory for hashes", self.checkpoint.hasher.leave(driver));
         let _ = self.call.gpu.enter(self.memory.first_primary());
         said("unregistering pinned memory", self.memory.pinned.unregister_all(driver));

@@ -139,33 +139,36 @@ impl Executor {
     }
 
     fn copy_pages_to_device(&mut self, part: &Part, address: u64, bytes: u64) -> Result<(), ManagedError> {
-        let mut content = self.take_buffer();
-        let read = match self.memory.managed.pages(part.base) {
-            Some(pages) => in_parts(&mut content[..bytes as usize], |at, part_of_it| {
-                pages.read(part_of_it, address - part.base + at as u64)
-            }),
-            None => Err(io::ErrorKind::NotFound.into()),
-        };
-        let copied = read.map_err(ManagedError::from).and_then(|()| {
-            let (driver, stream) = (self.driver(), self.own_stream(address)?);
-            // SAFETY: the device's range is the client's, checked by the callers; the copy has ended when the buffer changes.
+        self.through_transit(bytes, |worker, content| {
+            match worker.memory.managed.pages(part.base) {
+                Some(pages) => in_parts(content, |at, part_of_it| pages.read(part_of_it, address - part.base + at as u64))?,
+                None => return Err(io::Error::from(io::ErrorKind::NotFound).into()),
+            }
+            let (driver, stream) = (worker.driver(), worker.own_stream(address)?);
+            // SAFETY: the device's range is the client's, checked by the callers; the copy has ended when the content changes.
             unsafe {
-                let enqueued = (driver.cuMemcpyHtoDAsync_v2)(address, content.as_ptr().cast(), bytes as usize, stream);
+                let enqueued = (driver.cuMemcpyHtoDAsync_v2)(address, content.as_ptr().cast(), content.len(), stream);
                 checked("cuMemcpyHtoDAsync", enqueued)?;
                 Ok(checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?)
             }
-        });
-        self.memory.managed.buffer = content;
-        copied
+        })
     }
 
-    fn take_buffer(&mut self) -> Vec<u8> {
-        let mut buffer = std::mem::take(&mut self.memory.managed.buffer);
-        // Its pages are touched when they are needed.
-        if buffer.is_empty() {
-            buffer = vec![0; BATCH as usize];
-        }
-        buffer
+    /// Does something with so many bytes of host memory that the driver knows.
+    fn through_transit(
+        &mut self,
+        bytes: u64,
+        act: impl FnOnce(&mut Self, &mut [u8]) -> Result<(), ManagedError>,
+    ) -> Result<(), ManagedError> {
+        self.enter_real(self.memory.first_primary()).map_err(ManagedError::Context)?;
+        let driver = self.driver();
+        let mut transit = std::mem::take(&mut self.memory.managed.transit);
+        let done = match transit.bytes(driver, bytes as usize) {
+            Ok(content) => act(self, content),
+            Err(why) => Err(why.into()),
+        };
+        self.memory.managed.transit = transit;
+        done
     }
 
     /// A stream of the worker's own on the device that has an address, in whose context the driver is from here on.
@@ -186,19 +189,17 @@ impl Executor {
     fn give_to_client(&mut self, part: &Part, protected: bool) -> Result<(), ManagedError> {
         self.open_all_memory();
         let faults = self.userfault()?;
-        let mut content = self.take_buffer();
         let mut at = part.range.start;
         let mut given = Ok(());
         while at < part.range.end && given.is_ok() {
-            let bytes = BATCH.min(part.range.end - at) as usize;
-            given = self.copy_from_device(at, &mut content[..bytes]).and_then(|()| {
+            let bytes = BATCH.min(part.range.end - at);
+            given = self.through_transit(bytes, |worker, content| {
+                worker.copy_from_device(at, content)?;
                 // Nobody writes what may be taken away again.
-                let give = |offset: usize, part: &mut [u8]| faults.copy(at + offset as u64, part, true);
-                Ok(in_parts(&mut content[..bytes], give)?)
+                Ok(in_parts(content, |offset, part| faults.copy(at + offset as u64, part, true))?)
             });
-            at += bytes as u64;
+            at += bytes;
         }
-        self.memory.managed.buffer = content;
         let given = given.and_then(|()| if protected { Ok(()) } else { Ok(faults.protect(&part.range, false)?) });
         if let Err(why) = given {
             // A page that stayed would be taken for the device's content later.

@@ -28,6 +28,11 @@ use crate::state::idle;
 const STRIPED: usize = 16 << 20;
 /// The most threads of one copy, the caller included.
 const STRIPES: usize = 4;
+/// Up to this size, a copy to the device goes in pieces of [`SMALL_PIECE`].
+const SMALL: usize = 4 << 20;
+/// Part of a chunk. The device takes one while the caller fills the next, and waiting for the last one is short.
+const SMALL_PIECE: usize = 128 << 10;
+const _: () = assert!(SMALL_PIECE <= CHUNK_SIZE);
 /// Chunks that one thread keeps in flight towards the host.
 pub(crate) const DEPTH: usize = CHUNKS / STRIPES;
 
@@ -51,7 +56,8 @@ pub(crate) unsafe fn to_device(target: u64, source: *const u8, bytes: usize, str
         return call.send();
     }
     let source = source as usize;
-    striped(bytes, move |chunks| {
+    let piece = if bytes <= SMALL { SMALL_PIECE } else { CHUNK_SIZE };
+    striped(bytes, piece, move |chunks| {
         let client = client::get()?;
         for (offset, length) in chunks {
             let chunk = client.bounce_buffer.take(&client.connection)?;
@@ -82,7 +88,7 @@ pub(crate) unsafe fn to_device(target: u64, source: *const u8, bytes: usize, str
 /// `target` has room for `bytes` bytes.
 pub(crate) unsafe fn to_host(target: *mut u8, source: u64, bytes: usize, stream: CUstream) -> CUresult {
     let target = target as usize;
-    striped(bytes, move |chunks| {
+    striped(bytes, CHUNK_SIZE, move |chunks| {
         let client = client::get()?;
         let mut in_flight: VecDeque<(usize, usize, usize)> = VecDeque::new();
         let (mut result, mut end) = (Ok(()), None);
@@ -137,12 +143,13 @@ fn chunk_command(call: u16, device: u64, chunk: usize, bytes: usize, stream: CUs
     call.send_to_end()
 }
 
-/// Calls `work` with the (offset, length) chunks of a copy, of a large one from several threads.
+/// Calls `work` with the (offset, length) pieces of a copy, each of which a chunk takes; of a large one from several threads.
 fn striped(
     bytes: usize,
+    piece: usize,
     work: impl Fn(&mut dyn Iterator<Item = (usize, usize)>) -> Result<(), CUresult> + Sync,
 ) -> CUresult {
-    let result = striped_over(threads_for(bytes), bytes, work);
+    let result = striped_over(threads_for(bytes), bytes, piece, work);
     if let Ok(client) = client::get() {
         prints::deliver(&client.connection);
     }
@@ -158,20 +165,21 @@ fn threads_for(bytes: usize) -> usize {
     STRIPES.min(cores / 2).max(1)
 }
 
-/// As [`striped`], with at most `threads` threads, or fewer if no more can be created. Each takes the next chunk that no
+/// As [`striped`], with at most `threads` threads, or fewer if no more can be created. Each takes the next piece that no
 /// other has taken, so the caller copies alone if it has no helpers.
 fn striped_over(
     threads: usize,
     bytes: usize,
+    piece: usize,
     work: impl Fn(&mut dyn Iterator<Item = (usize, usize)>) -> Result<(), CUresult> + Sync,
 ) -> Result<(), CUresult> {
     let next = AtomicUsize::new(0);
     let chunks = || {
         std::iter::from_fn(|| {
             // Taken only while there are any, so that it does not wrap around.
-            let taken = next.fetch_update(Relaxed, Relaxed, |i| (i < bytes.div_ceil(CHUNK_SIZE)).then_some(i + 1));
-            let offset = taken.ok()? * CHUNK_SIZE;
-            Some((offset, CHUNK_SIZE.min(bytes - offset)))
+            let taken = next.fetch_update(Relaxed, Relaxed, |i| (i < bytes.div_ceil(piece)).then_some(i + 1));
+            let offset = taken.ok()? * piece;
+            Some((offset, piece.min(bytes - offset)))
         })
     };
     if threads <= 1 {
@@ -208,7 +216,7 @@ mod tests {
     /// Which thread has taken which chunk of a copy of some chunks and a few bytes.
     fn taken(threads: usize) -> BTreeMap<usize, (usize, std::thread::ThreadId)> {
         let taken = Mutex::new(BTreeMap::new());
-        let copied = striped_over(threads, 7 * CHUNK_SIZE + LAST, |chunks| {
+        let copied = striped_over(threads, 7 * CHUNK_SIZE + LAST, CHUNK_SIZE, |chunks| {
             for (offset, length) in chunks {
                 let former = taken.lock().unwrap().insert(offset, (length, std::thread::current().id()));
                 assert_eq!(former, None, "taken twice");
@@ -244,7 +252,7 @@ mod tests {
     #[test]
     fn a_copy_fails_when_one_part_fails() {
         let caller = std::thread::current().id();
-        let result = striped_over(2, CHUNK_SIZE, |chunks| {
+        let result = striped_over(2, CHUNK_SIZE, CHUNK_SIZE, |chunks| {
             chunks.for_each(drop);
             if std::thread::current().id() == caller { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
         });
