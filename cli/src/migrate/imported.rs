@@ -96,6 +96,11 @@ impl Imported {
         said.map(|it| it.trim().to_owned()).map_err(|said| said.failed("podman does not say which runtime it uses"))
     }
 
+    /// The command that ends it where podman does not know that it runs.
+    pub(super) fn end_command(&self) -> Result<String, Failure> {
+        Ok(format!("{} kill {} KILL", self.runtime()?, self.id))
+    }
+
     /// podman starts it anew when this policy says so, unless it knows it no more.
     pub(super) fn may_restart(&self, policy: &str) -> Result<(), Failure> {
         match podman::pid(&self.engine, &self.id)? {

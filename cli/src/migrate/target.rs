@@ -398,8 +398,10 @@ fn is_known_to_run(dir: &Path, host: &Host) -> Result<(), Failure> {
     if podman_runs_it(dir, host)? {
         return Ok(());
     }
+    let end = Imported::new(&host.podman, &id).end_command()?;
     Err(anyhow!(
-        "processes of container {id} run, and podman does not know that: kill them, and settle the migration again"
+        "container {id} runs there, and podman, which was killed as it restored it, does not know that. `{end}` there ends it; settled with \
+         --again after that, it begins anew with its image, without what it has done since"
     )
     .into())
 }

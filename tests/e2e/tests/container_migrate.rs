@@ -544,9 +544,16 @@ impl Hosts {
             left.dedup();
             for name in &left {
                 let words = ["migrate", "--settle", name, "there"].map(str::to_owned);
-                let (status, said) =
-                    self.say(&words.into_iter().chain(self.options(&self.there.via()?)?).collect::<Vec<_>>())?;
+                let mut words: Vec<_> = words.into_iter().chain(self.options(&self.there.via()?)?).collect();
+                let (status, said) = self.say(&words)?;
                 eprintln!("settled: {status} {said}");
+                // Its podman was killed when CRIU was through: somebody does what the message says.
+                if let Some(end) = said.split('`').find(|it| it.ends_with(" KILL")) {
+                    let ended = self.there.inside("sh").args(["-c", end]).status()?;
+                    words.push("--again".to_owned());
+                    until_true("the container is restored again", || Ok(self.say(&words)?.0.success()))?;
+                    eprintln!("`{end}`: {ended}");
+                }
             }
             let there = self.there.processes().into_iter();
             let receivers = there.filter(|it| process::command_line(*it).contains("--receive"));
