@@ -57,9 +57,7 @@ impl Process {
 
     /// Whether a process traces it, as CRIU does.
     pub(crate) fn is_traced(&self) -> bool {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
-        self.is_alive() && tracer.is_some_and(|it| it.trim() != "0")
+        self.is_alive() && tracer(self.pid).is_some()
     }
 
     /// Sends SIGSTOP, unless the process is gone. A process that is traced stops when its tracer lets go of it.
@@ -258,6 +256,18 @@ fn children(pid: i32) -> io::Result<Vec<i32>> {
         }
     }
     Ok(found)
+}
+
+/// The process that traces a process, if one does.
+fn tracer(pid: i32) -> Option<i32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?;
+    tracer.trim().parse().ok().filter(|it| *it != 0)
+}
+
+/// The processes that a process traces.
+pub(crate) fn traced_by(pid: i32) -> io::Result<Vec<i32>> {
+    Ok(all()?.into_iter().filter(|it| tracer(*it) == Some(pid)).collect())
 }
 
 /// A process, its parent, and so on up.

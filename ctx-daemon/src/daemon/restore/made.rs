@@ -107,6 +107,16 @@ impl Criu {
     }
 }
 
+/// The processes that a CRIU has made and stopped: those below it, and those that it traces. A container's first process is beside CRIU,
+/// below the runtime that has called it (`rst_sibling` in CRIU's RPC).
+fn made_by(criu: i32) -> Vec<Process> {
+    let mut pids = process::frozen_tree(criu).unwrap_or_default();
+    let traced = process::traced_by(criu).unwrap_or_default();
+    pids.extend(traced.into_iter().filter(|it| !pids.contains(it)).collect::<Vec<_>>());
+    let others = pids.into_iter().filter(|it| *it != criu);
+    others.filter_map(|pid| Process::with_pid(pid).ok()).collect()
+}
+
 impl Maker {
     /// Notes this CRIU, which is running, its image, and the image directory behind the descriptor, which CRIU has opened.
     pub(super) fn new(criu: i32, image: &Image, directory: &OwnedFd) -> Self {
@@ -125,8 +135,7 @@ impl Maker {
 
     /// The processes that it has made, which it has stopped.
     pub(super) fn processes(&self) -> Vec<Process> {
-        let tree = self.criu.as_ref().and_then(|it| process::frozen_tree(it.process.pid).ok()).unwrap_or_default();
-        tree.into_iter().skip(1).filter_map(|pid| Process::with_pid(pid).ok()).collect()
+        self.criu.as_ref().map(|it| made_by(it.process.pid)).unwrap_or_default()
     }
 
     /// Whether CRIU has died. A process that it had begun to make may keep its connection open.
@@ -212,6 +221,24 @@ mod tests {
     use super::*;
     use std::os::unix::process::ExitStatusExt;
     use std::process::{Command, Stdio};
+
+    #[test]
+    fn what_criu_traces_it_has_made_wherever_that_is() {
+        // An orphan: below nothing that this test has started.
+        let orphan = ["-c", "sleep 60 >/dev/null 2>&1 & echo $!"];
+        let said = Command::new("sh").args(orphan).output().unwrap();
+        let orphan = Process::with_pid(String::from_utf8(said.stdout).unwrap().trim().parse().unwrap()).unwrap();
+        // SAFETY: no pointers. Only the thread that calls this is the tracer, and CRIU has one thread.
+        let tracer = unsafe { libc::gettid() };
+        assert!(!made_by(tracer).contains(&orphan));
+        // SAFETY: as above.
+        let traced = unsafe { libc::ptrace(libc::PTRACE_SEIZE, orphan.pid, 0, 0) };
+        assert_eq!(traced, 0, "{}", std::io::Error::last_os_error());
+        assert!(made_by(tracer).contains(&orphan) && !made_by(tracer).contains(&Process::with_pid(tracer).unwrap()));
+        orphan.kill();
+        // SAFETY: no pointers that are used.
+        unsafe { libc::waitpid(orphan.pid, std::ptr::null_mut(), libc::__WALL) };
+    }
 
     #[test]
     fn all_below_the_maker_is_killed_and_nothing_else() {
