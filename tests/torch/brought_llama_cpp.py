@@ -64,7 +64,8 @@ for sampled in (False, True):
     context = llama.llama_init_from_model(model, settings)
     tokens, all = list(range(16)), []
     for _ in range(min(count(240) // 2, LENGTH - 16)):
-        if llama.llama_decode(context, llama.llama_batch_get_one((llama.llama_token * len(tokens))(*tokens), len(tokens))) != 0:
+        words = (llama.llama_token * len(tokens))(*tokens)  # the batch has its address
+        if llama.llama_decode(context, llama.llama_batch_get_one(words, len(tokens))) != 0:
             raise SystemExit("llama_decode fails")
         scores = numpy.ctypeslib.as_array(llama.llama_get_logits_ith(context, -1), (WORDS,)).copy()
         if sampled:
