@@ -75,3 +75,19 @@ def deterministic(seed=1):
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     return torch
+
+
+def libraries(*names):
+    """Loads libraries of CUDA's wheels, which other libraries look for by their names alone. Where they are, in order."""
+    import ctypes
+    import glob
+
+    import nvidia
+    found = []
+    for name in names:
+        here = [path for folder in nvidia.__path__ for path in sorted(glob.glob(f"{folder}/*/lib/lib{name}.so.*"))]
+        if not here:
+            raise SystemExit(f"no wheel of CUDA has lib{name}.so")
+        ctypes.CDLL(here[0])
+        found.append(here[0])
+    return found
