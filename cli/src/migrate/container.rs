@@ -69,12 +69,7 @@ struct Note {
 impl Container {
     /// The container of this name, and its first process. Refuses one that podman cannot restore elsewhere, or that others than podman's
     /// user may start anew.
-    pub(super) fn find(
-        engine: Engine,
-        name: &str,
-        migration: &str,
-        socket: &Path,
-    ) -> Result<(Self, i32), Failure> {
+    pub(super) fn find(engine: Engine, name: &str, migration: &str, socket: &Path) -> Result<(Self, i32), Failure> {
         let pid = engine.pid(name)?;
         let found = podman::Container::find(&engine, name)?;
         let refused = |why: &str| Failure::refused(anyhow!("container {name} cannot be migrated: {why}"));

@@ -40,7 +40,9 @@ impl Transit {
             let result = unsafe { (driver.cuMemHostRegister_v2)(place.as_ptr().cast(), self.size, PORTABLE) };
             self.registered = result == CUDA_SUCCESS;
             if !self.registered {
-                warn!("managed memory moves more slowly: the driver does not take the host memory for it (error {result})");
+                warn!(
+                    "managed memory moves more slowly: the driver does not take the host memory for it (error {result})"
+                );
             }
         }
         // SAFETY: mapped, of at least so many bytes, and borrowed with this value.

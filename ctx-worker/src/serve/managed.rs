@@ -141,7 +141,9 @@ impl Executor {
     fn copy_pages_to_device(&mut self, part: &Part, address: u64, bytes: u64) -> Result<(), ManagedError> {
         self.through_transit(bytes, |worker, content| {
             match worker.memory.managed.pages(part.base) {
-                Some(pages) => in_parts(content, |at, part_of_it| pages.read(part_of_it, address - part.base + at as u64))?,
+                Some(pages) => {
+                    in_parts(content, |at, part_of_it| pages.read(part_of_it, address - part.base + at as u64))?
+                }
                 None => return Err(io::Error::from(io::ErrorKind::NotFound).into()),
             }
             let (driver, stream) = (worker.driver(), worker.own_stream(address)?);
