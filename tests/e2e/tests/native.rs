@@ -538,6 +538,24 @@ fn a_process_that_only_has_the_devices_open_is_no_native_process() -> Result {
 }
 
 #[test]
+fn a_program_under_rekindle_that_has_the_driver_s_device_mapped_too_is_refused_with_the_reason() -> Result {
+    let node = native::start("", &[])?;
+    // The file in which it notes when steps end, and which it maps.
+    let device = node.path("devices").join("nvidia-uvm");
+    fs::write(&device, vec![0; 4096])?;
+    let app =
+        node.run("steps", &["--touch", "0", "--mib", "1", "--piece-mib", "1", "--times", &device.to_string_lossy()])?;
+    let worker = node.client(app.pid())?.worker;
+    until_true("it has the file mapped", || native::has_its_device(&node, app.pid()))?;
+    let (criu, image) = node.start_dump(&app, Fate::Killed)?;
+    criu.wait()?.fails_with(&format!("(steps) runs under Rekindle, and has {} mapped itself", device.display()))?;
+    assert!(!image.path("rekindle.commit").exists());
+    assert_eq!(node.client(app.pid())?.worker, worker);
+    app.kill()?;
+    node.finish()
+}
+
+#[test]
 fn a_daemon_that_leaves_native_programs_alone_locks_none() -> Result {
     let expected = undisturbed(PROGRAM, &ARGUMENTS)?;
     let mut node = Node::without_daemon()?;

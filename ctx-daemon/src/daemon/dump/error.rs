@@ -44,6 +44,12 @@ pub(in crate::daemon) enum DumpError {
     Image(#[from] ImageError),
     #[error("{0} has lost its worker, and its GPU state with it: restart it")]
     LostWorker(String),
+    #[error(
+        "{name} runs under Rekindle, and has {device} mapped itself, which CRIU cannot dump: a library that it has loaded uses NVIDIA's \
+         driver past Rekindle's, as OpenCL's does. Keep that library out of the process: MPI loads OpenCL's through hwloc, unless \
+         HWLOC_COMPONENTS=-opencl is set"
+    )]
+    UsesDriver { name: String, device: String },
     /// A process of the tree has lost its worker; the text is a whole sentence.
     #[error("{0}")]
     WithoutWorker(String),
@@ -89,7 +95,7 @@ impl Failing for DumpError {
             Self::Suspended(error) => error.kind(),
             Self::Image(error) => failure::of_image(error),
             Self::LostWorker(_) | Self::EndedMeanwhile(_) => FailureKind::LostPeer,
-            Self::WithoutWorker(_) | Self::Overlaps { .. } => FailureKind::Refused,
+            Self::WithoutWorker(_) | Self::Overlaps { .. } | Self::UsesDriver { .. } => FailureKind::Refused,
             Self::Sharing(error) => error.kind(),
             Self::Save(error) => error.kind(),
             Self::NoDirectory | Self::NoSocket(_) | Self::Order(_) => FailureKind::Internal,

@@ -211,10 +211,15 @@ impl<'a> Tree<'a> {
         Some((Whose::Unattached(Unattached::new(asks, None, path)), true))
     }
 
-    /// The native processes of the tree, for a plugin of this control version.
+    /// The native processes of the tree, for a plugin of this control version. Fails if a client uses the driver itself, too.
     pub(super) fn find_natives(&self, clients: &[Arc<Client>], wire: u32) -> Result<Vec<Found>, DumpError> {
         if wire < NATIVES {
             return Ok(Vec::new());
+        }
+        for client in clients {
+            if let Some(device) = self.daemon.native.device_mapped_by(client.process.pid) {
+                return Err(DumpError::UsesDriver { name: client.to_string(), device });
+            }
         }
         let mut tree = process::tree(self.root).map_err(DumpError::Tree)?;
         tree.retain(|pid| !clients.iter().any(|it| it.process.pid == *pid));

@@ -15,6 +15,7 @@ use rekindle_cuda_abi::types::{CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OPERATING_SY
 use rekindle_wire::native::{About, Call, GpuPair};
 use tracing::{debug, error, info, warn};
 
+use super::super::mappings;
 use super::super::process::{self, Process};
 use super::error::NativeError;
 use super::find;
@@ -81,6 +82,14 @@ impl Native {
     /// A device of the driver that a process has mapped or open.
     pub(crate) fn device_of(&self, pid: i32) -> Option<String> {
         find::device_of(pid, &self.config.devices)
+    }
+
+    /// A device of the driver that a process has mapped, as long as such processes are not another plugin's.
+    pub(crate) fn device_mapped_by(&self, pid: i32) -> Option<String> {
+        if !self.config.enabled {
+            return None;
+        }
+        mappings::of(pid, &self.config.devices).ok().and_then(|it| it.device)
     }
 
     /// The native processes among these, in the order of their numbers.
