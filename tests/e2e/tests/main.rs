@@ -12,6 +12,7 @@ mod container_gpus;
 mod container_groups;
 mod container_images;
 mod container_moves;
+mod container_protect;
 mod container_rootless;
 mod containerd;
 mod containers;

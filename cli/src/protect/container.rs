@@ -1,0 +1,94 @@
+//! What podman is asked and told about a protected container. `rekindle checkpoint` and `rekindle restore` do the rest (`verbs`).
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, anyhow};
+use rekindle_protect::Container;
+use rekindle_protect::container::{Said, dependents};
+
+use crate::engine::Engine;
+use crate::failure::Failure;
+
+/// What `podman container exists` ends with if there is none.
+const NONE: i32 = 1;
+
+/// The container with this name or id, if it can be protected.
+pub(super) fn to_protect(engine: &Engine, name: &str) -> Result<Said, Failure> {
+    let said = engine
+        .ask(&["container", "inspect", name])
+        .map_err(|said| said.refused(&format!("podman knows no container {name}")))?;
+    let said = one(&said)?;
+    let refused = |why: String| Err(Failure::refused(anyhow!("container {name} cannot be protected: {why}")));
+    if let Some(why) = said.obstacle() {
+        return refused(why);
+    }
+    // An older podman leaves the word out, which looks like a container that nobody has stopped.
+    let tells = engine.ask(&["container", "inspect", "--format", "{{.State.StoppedByUser}}", &said.id]);
+    if let Err(error) = tells {
+        let why =
+            error.failed("this podman does not tell whether a user has stopped a container; a newer one is needed");
+        return refused(why.to_string());
+    }
+    let all = engine.ask(&["ps", "--all", "--no-trunc", "--format", "{{.ID}}"]);
+    let all = all.map_err(|said| said.failed("podman does not list containers"))?;
+    let mut inspect = vec!["container", "inspect"];
+    inspect.extend(all.split_whitespace());
+    let others = engine.ask(&inspect).map_err(|said| said.failed("podman does not tell about all containers"))?;
+    match dependents(&read(&others)?, &said.id).as_slice() {
+        [] => Ok(said),
+        names => {
+            refused(format!("{} need it, and podman does not let it be removed for a restore", names.join(" and ")))
+        }
+    }
+}
+
+/// What podman says of a protected container; none if it has none with this id.
+pub(super) fn said(container: &Container) -> anyhow::Result<Option<Said>> {
+    let engine = engine(container);
+    match engine.ask(&["container", "inspect", &container.id]) {
+        Ok(said) => one(&said).map(Some),
+        Err(why) => {
+            let mut exists = Command::new(&engine.program);
+            exists.args(["container", "exists", &container.id]).stdin(Stdio::null());
+            let status = exists.stdout(Stdio::null()).stderr(Stdio::null()).status();
+            if status.is_ok_and(|it| it.code() == Some(NONE)) {
+                return Ok(None);
+            }
+            Err(anyhow!("{}", why.failed("podman does not tell about the container")))
+        }
+    }
+}
+
+/// Removes a container that has failed, and kills what is left of it. Its volumes stay. The lock is held until podman has ended.
+pub(super) fn remove(container: &Container, lock: File) -> anyhow::Result<()> {
+    let mut podman = Command::new(engine(container).program);
+    podman.args(["rm", "--force", "--ignore", "--time", "0", &container.id]).stdin(lock);
+    let output = podman.output().context("cannot run podman")?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(anyhow!("podman does not remove what is left of the container: {}", said.trim()))
+}
+
+/// The program, so that it is found wherever the supervisor is started.
+pub(super) fn program(named: &Path) -> anyhow::Result<std::path::PathBuf> {
+    if named.components().count() == 1 {
+        return Ok(named.to_owned());
+    }
+    std::path::absolute(named).context("cannot tell the current directory")
+}
+
+fn engine(container: &Container) -> Engine {
+    Engine::podman(container.podman.as_deref())
+}
+
+fn one(said: &str) -> anyhow::Result<Said> {
+    read(said)?.into_iter().next().context("podman says nothing of the container")
+}
+
+fn read(said: &str) -> anyhow::Result<Vec<Said>> {
+    serde_json::from_str(said).context("cannot read what podman says of containers")
+}
