@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
@@ -19,6 +19,18 @@ use crate::protect::{good, hold_supervisor, kept, newest, pid, rekindle, shown, 
 const ANNOTATION: [&str; 2] = ["--annotation", "dev.rekindle/enable=true"];
 /// How the program works: it compares all that it has computed in each step, and writes its result at its end.
 const STEADY: [&str; 7] = ["steady", "--sleep-us", "2000", "--ballast-kib", "1024", "--until", "/shared/end"];
+
+/// Where the records and images of these tests are: the default is the host's own folder. It is used by one test at a time.
+const PROTECTIONS: &str = "/tmp/rekindle-e2e-protections";
+
+fn node() -> Result<Node> {
+    let node = Node::at_default_socket_with(&format!("[protect]\ndir = \"{PROTECTIONS}\"\n"))?;
+    // Of a test that has failed.
+    match fs::remove_dir_all(PROTECTIONS) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(node),
+    }
+}
 
 /// A container with a program that works until it may end.
 struct Container<'a> {
@@ -74,15 +86,19 @@ impl<'a> Container<'a> {
     }
 }
 
-fn archive(node: &Node, number: u64) -> PathBuf {
-    node.path("state/protect/job/images").join(format!("image-{number:06}/container.tar"))
+fn images() -> PathBuf {
+    Path::new(PROTECTIONS).join("job/images")
+}
+
+fn archive(number: u64) -> PathBuf {
+    images().join(format!("image-{number:06}/container.tar"))
 }
 
 #[test]
 fn whoever_is_killed_a_container_ends_with_the_right_result() -> Result {
     let expected = undisturbed("steady", &["--steps", "2"])?;
     let mut random = Random::new();
-    let mut node = Node::at_default_socket()?;
+    let mut node = node()?;
     let container = Container::prepare(&node)?;
     container.run(&["--volume", "kept:/kept", "--env", "WORD=same"], &STEADY)?;
     let was = container.inspect("{{.Id}} {{.Config.Env}} {{(index .Mounts 0).Name}} {{.Config.Annotations}}")?;
@@ -103,7 +119,8 @@ fn whoever_is_killed_a_container_ends_with_the_right_result() -> Result {
             it["phase"] == "watching" && it["restores"] == restores && it["runs"] == true && newest(it) > 0
         })?;
         let before = wait_for(&node, "job", "another image", |it| newest(it) > newest(&before))?;
-        ensure!(kept(&before) <= 2 && good(&before).len() <= 2, "{before:#}");
+        // What is too much goes with the next image, also after a supervisor was killed before it came to that.
+        ensure!(kept(&before) <= 2 && good(&before).len() <= 4, "{before:#}");
         // Each once, and then at random.
         let chosen =
             usize::try_from(if round < victims.len() as u64 { round } else { random.below(victims.len() as u64) })?;
@@ -158,21 +175,21 @@ fn whoever_is_killed_a_container_ends_with_the_right_result() -> Result {
     assert_eq!(over["ending"]["exited"], 0, "{over:#}");
     assert_eq!(podman.output("job")?, expected);
     rekindle(&node, &["protect", "--forget", "job"])?;
-    ensure!(!node.path("state/protect/job").exists());
+    ensure!(!images().exists());
     podman.call(&["rm", "job"])?;
     podman.call(&["volume", "rm", "kept"])?;
     drop(podman);
     node.finish()
 }
 
-/// A shell that prints and a child of it that uses the GPU. Each line is in the container's log once, and what it has written into its
-/// own file system and into a volume is there.
+/// A shell that prints and a child of it that uses the GPU. No line of the container's log is missing. podman exports the log, and the
+/// container's own file system, just after the memory: what the container has written in between comes again.
 #[test]
 fn the_log_and_the_files_of_a_container_that_is_restored_are_right() -> Result {
     const SCRIPT: &str = "/apps/steady --sleep-us 2000 --until /shared/end & i=0; while [ ! -e /shared/end ]; do i=$((i + 1)); \
                           echo \"line $i\"; echo $i >/own; echo $i >/shared/count; usleep 10000; done; wait $!; echo \"status $?\"; \
                           echo \"own $(cat /own) of $i\"";
-    let node = Node::at_default_socket()?;
+    let node = node()?;
     let container = Container::prepare(&node)?;
     container.run(&[], &["/bin/sh", "-c", SCRIPT])?;
     container.protect(&["--every", "200ms"])?;
@@ -190,18 +207,23 @@ fn the_log_and_the_files_of_a_container_that_is_restored_are_right() -> Result {
     let lines: Vec<_> = said.lines().collect();
     let [counted @ .., "steady ok", "status 0", own] = lines.as_slice() else { bail!("{said}") };
     ensure!(counted.len() > 10);
-    for (number, line) in (1..).zip(counted) {
-        assert_eq!(*line, format!("line {number}"));
+    let (mut last, mut steps_back) = (0, 0);
+    for line in counted {
+        let number: u64 = line.strip_prefix("line ").with_context(|| said.clone())?.parse()?;
+        ensure!(number <= last + 1, "{number} follows {last}");
+        steps_back += u64::from(number <= last);
+        last = number;
     }
-    assert_eq!(*own, format!("own {0} of {0}", counted.len()));
-    assert_eq!(fs::read_to_string(container.shared.join("count"))?.trim(), counted.len().to_string());
+    ensure!(steps_back <= 2, "the log steps back {steps_back} times, and the container was restored twice");
+    assert_eq!(*own, format!("own {last} of {last}"));
+    assert_eq!(fs::read_to_string(container.shared.join("count"))?.trim(), last.to_string());
     drop(container);
     node.finish()
 }
 
 #[test]
 fn what_a_user_has_podman_do_to_a_container_ends_its_protection() -> Result {
-    let node = Node::at_default_socket()?;
+    let node = node()?;
     let container = Container::prepare(&node)?;
     for (what, runs) in [
         (&["stop", "--time", "20", "job"][..], false),
@@ -248,7 +270,7 @@ fn what_a_user_has_podman_do_to_a_container_ends_its_protection() -> Result {
 
 #[test]
 fn the_newest_archives_are_kept_and_one_that_is_bad_is_left_out() -> Result {
-    let node = Node::at_default_socket()?;
+    let node = node()?;
     let container = Container::prepare(&node)?;
     container.run(&[], &STEADY)?;
     let said = container.protect(&["--every", "1500ms", "--keep", "2", "--name", "other"])?;
@@ -260,7 +282,7 @@ fn the_newest_archives_are_kept_and_one_that_is_bad_is_left_out() -> Result {
     rekindle(&node, &["protect", "--forget", "other"])?;
 
     container.protect(&["--every", "1500ms", "--keep", "2"])?;
-    let images = node.path("state/protect/job/images");
+    let images = images();
     for number in 1..=4 {
         let now = wait_for(&node, "job", "the next image", |it| newest(it) >= number)?;
         // One may be in the making, and be unpacked.
@@ -270,7 +292,7 @@ fn the_newest_archives_are_kept_and_one_that_is_bad_is_left_out() -> Result {
     let (supervisor, before) = hold_supervisor(&node, "job")?;
     let bad = newest(&before);
     // In the middle of podman's file, whatever is there.
-    let data = File::options().read(true).write(true).open(archive(&node, bad))?;
+    let data = File::options().read(true).write(true).open(archive(bad))?;
     let (at, mut byte) = (data.metadata()?.len() / 2, [0]);
     data.read_exact_at(&mut byte, at)?;
     data.write_all_at(&[!byte[0]], at)?;
@@ -289,7 +311,7 @@ fn the_newest_archives_are_kept_and_one_that_is_bad_is_left_out() -> Result {
     assert_eq!(container.podman.output("job")?, "steady ok\n");
     // Nobody needs the protection to restore its archives.
     container.podman.call(&["rm", "job"])?;
-    let by_hand = archive(&node, newest(&stopped)).display().to_string();
+    let by_hand = archive(newest(&stopped)).display().to_string();
     rekindle(&node, &["restore", "--podman", &container.program, "--ignore-volumes", "--import", &by_hand])?;
     assert_eq!(container.podman.output("job")?, "steady ok\n");
     drop(container);
@@ -299,7 +321,7 @@ fn the_newest_archives_are_kept_and_one_that_is_bad_is_left_out() -> Result {
 /// The machine was started again: nobody has seen the end of the container, and podman has no word on it.
 #[test]
 fn a_container_is_restored_after_the_machine_was_started_again() -> Result {
-    let node = Node::at_default_socket()?;
+    let node = node()?;
     let container = Container::prepare(&node)?;
     container.run(&[], &STEADY)?;
     container.protect(&["--every", "300ms", "--keep", "2"])?;
@@ -313,7 +335,7 @@ fn a_container_is_restored_after_the_machine_was_started_again() -> Result {
     process::signal(root, libc::SIGKILL)?;
     until_true("the container is gone", || Ok(process::is_gone(root)))?;
     // What the supervisor of another boot has left.
-    let file = node.path("state/protect/job/record.json");
+    let file = Path::new(PROTECTIONS).join("job/record.json");
     let mut record: Value = serde_json::from_slice(&fs::read(&file)?)?;
     ensure!(record["version"] == 2, "{record:#}");
     record["boot"] = "another".into();
@@ -338,7 +360,7 @@ fn a_container_is_restored_after_the_machine_was_started_again() -> Result {
 
 #[test]
 fn a_container_that_would_fight_its_protection_is_refused_with_the_reason() -> Result {
-    let node = Node::at_default_socket()?;
+    let node = node()?;
     let container = Container::prepare(&node)?;
     let podman = &container.podman;
     let sleeps = ["/bin/sh", "-c", "sleep 600"];
