@@ -44,8 +44,40 @@ pub(super) fn to_protect(engine: &Engine, name: &str) -> Result<Said, Failure> {
     }
 }
 
+/// A protected container, about which podman is asked again and again.
+#[derive(Debug)]
+pub(super) struct Asked {
+    container: Container,
+    /// Why podman has not answered the last time, which is in the log.
+    silent: Option<String>,
+}
+
+impl Asked {
+    pub(super) fn new(container: &Container) -> Self {
+        Self { container: container.clone(), silent: None }
+    }
+
+    /// What podman says, in the inner option nothing if it has no such container. None if it does not answer: the log says why, once.
+    pub(super) fn said(&mut self) -> Option<Option<Said>> {
+        match said(&self.container) {
+            Ok(said) => {
+                self.silent = None;
+                Some(said)
+            }
+            Err(error) => {
+                let why = format!("{error:#}");
+                if self.silent.as_ref() != Some(&why) {
+                    eprintln!("rekindle: {why}");
+                }
+                self.silent = Some(why);
+                None
+            }
+        }
+    }
+}
+
 /// What podman says of a protected container; none if it has none with this id.
-pub(super) fn said(container: &Container) -> anyhow::Result<Option<Said>> {
+fn said(container: &Container) -> anyhow::Result<Option<Said>> {
     let engine = engine(container);
     match engine.ask(&["container", "inspect", &container.id]) {
         Ok(said) => one(&said).map(Some),
@@ -91,4 +123,53 @@ fn one(said: &str) -> anyhow::Result<Said> {
 
 fn read(said: &str) -> anyhow::Result<Vec<Said>> {
     serde_json::from_str(said).context("cannot read what podman says of containers")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// A container of a podman that is this script.
+    fn of(script: &str) -> (tempfile::TempDir, Container) {
+        let dir = tempfile::tempdir().unwrap();
+        let podman = dir.path().join("podman");
+        fs::write(&podman, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&podman, fs::Permissions::from_mode(0o700)).unwrap();
+        (dir, Container { id: "f0".to_owned(), name: "job".to_owned(), podman: Some(podman) })
+    }
+
+    #[test]
+    fn a_podman_that_fails_is_not_taken_for_a_container_that_is_gone() {
+        let (_dir, gone) = of("[ \"$2\" = exists ] && exit 1; exit 125");
+        assert_eq!(said(&gone).unwrap(), None);
+        for script in ["exit 125", "exit 1; # also of inspect", "echo '[]'", "echo no JSON", "kill -9 $$"] {
+            let (_dir, failing) = of(&format!("[ \"$2\" = exists ] && exit 125; {script}"));
+            assert!(said(&failing).is_err(), "{script}");
+            assert!(Asked::new(&failing).said().is_none(), "{script}");
+        }
+        let there = r#"echo '[{"Id": "f0", "State": {"Status": "exited", "ExitCode": 137}}]'"#;
+        let (_dir, there) = of(there);
+        let found = Asked::new(&there).said().unwrap().unwrap();
+        assert_eq!((found.state.exit_code, found.runs()), (137, false));
+    }
+
+    #[test]
+    fn a_container_that_podman_does_not_remove_is_said_with_its_reason() {
+        let lock = || File::open("/dev/null").unwrap();
+        let (_dir, stays) =
+            of("[ \"$*\" = 'rm --force --ignore --time 0 f0' ] && echo 'Error: it is needed' >&2; exit 2");
+        let why = remove(&stays, lock()).unwrap_err().to_string();
+        assert!(why.contains("Error: it is needed"), "{why}");
+        let (_dir, goes) = of("exit 0");
+        remove(&goes, lock()).unwrap();
+    }
+
+    #[test]
+    fn a_program_that_is_named_by_a_path_is_found_from_everywhere() {
+        assert_eq!(program(Path::new("podman")).unwrap(), Path::new("podman"));
+        assert!(program(Path::new("./podman")).unwrap().is_absolute());
+    }
 }

@@ -8,7 +8,7 @@ use rekindle_protect::{Container, Ending, Process};
 use rekindle_wire::control::{ClientInfo, Reply, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::container;
+use super::container::Asked;
 use super::ended::{self, Watched};
 use super::folder::Folder;
 use crate::daemon;
@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// A job that is being watched.
 pub(super) struct Job {
     process: Process,
-    container: Option<Container>,
+    container: Option<Asked>,
     root: Option<Watched>,
     workers: Vec<Watched>,
     looked: Option<Instant>,
@@ -121,7 +121,8 @@ fn remainders(processes: &[Process], guard: i32, since: Since) -> std::io::Resul
 
 impl Job {
     /// Watches a job: a process and its descendants, or the container whose first process it is.
-    pub(super) fn watch(process: Process, container: Option<Container>) -> Self {
+    pub(super) fn watch(process: Process, container: Option<&Container>) -> Self {
+        let container = container.map(Asked::new);
         Self { process, container, root: Watched::new(process), workers: Vec::new(), looked: None }
     }
 
@@ -150,13 +151,13 @@ impl Job {
 
     /// Waits for the end of the job or of a worker, and returns how the job has ended, if it has and that is known.
     pub(super) fn wait(&mut self, folder: &Folder, socket: &Path, at_most: Duration) -> Option<Ending> {
-        let Some(root) = &self.root else { return self.ending(folder, None) };
+        let Some(root) = &self.root else { return self.ending(folder) };
         let mut fds = vec![PollFd::new(root.fd(), PollFlags::IN)];
         fds.extend(self.workers.iter().map(|it| PollFd::new(it.fd(), PollFlags::IN)));
         let timeout = Timespec::try_from(at_most).unwrap_or_default();
         let _ = poll(&mut fds, Some(&timeout));
         if root.has_ended() {
-            return Some(match self.ending(folder, Some(root))? {
+            return Some(match self.ending(folder)? {
                 // Its calls have failed since its worker died, and it has given up.
                 Ending::Exited(status) if status != 0 && self.a_worker_died() => Ending::WorkerLost,
                 ending => ending,
@@ -181,23 +182,17 @@ impl Job {
     }
 
     /// How the job has ended. None as long as podman does not tell whether a user wanted that.
-    fn ending(&self, folder: &Folder, root: Option<&Watched>) -> Option<Ending> {
-        let seen = || root.and_then(Watched::ending);
-        let Some(container) = &self.container else {
+    fn ending(&mut self, folder: &Folder) -> Option<Ending> {
+        let (process, root) = (self.process, &self.root);
+        let seen = || root.as_ref().and_then(Watched::ending);
+        let Some(container) = &mut self.container else {
             // The guard may be about to note it.
-            let known = until_known(|| seen().or_else(|| folder.end_of(self.process.pid)));
+            let known = until_known(|| seen().or_else(|| folder.end_of(process.pid)));
             return Some(known.unwrap_or(Ending::Unseen));
         };
         // Its parent, which is conmon, waits for it soon.
         let seen = seen();
-        until_known(|| match container::said(container) {
-            Ok(said) => Said::ending(said.as_ref(), self.process, seen),
-            Err(error) => {
-                eprintln!("rekindle: {error:#}");
-                std::thread::sleep(KNOWN / 4);
-                None
-            }
-        })
+        until_known(|| Said::ending(container.said()?.as_ref(), process, seen))
     }
 
     /// Whether a worker has ended, and not by itself.

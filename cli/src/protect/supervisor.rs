@@ -23,13 +23,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rekindle_protect::container::{Found as FoundContainer, Said};
 use rekindle_protect::levels::{self, Copy};
 use rekindle_protect::record::Every;
-use rekindle_protect::{
-    Choice, Container, Cost, Ending, Event, Image, Phase, Process, Record, Standing, interval, phase,
-};
+use rekindle_protect::{Choice, Cost, Ending, Event, Image, Phase, Process, Record, Standing, interval, phase};
 use rekindle_wire::control::{Reply, Request};
 use rustix::process::getppid;
 
-use super::container;
+use super::container::Asked;
 use super::ended;
 use super::folder::{Folder, append};
 use super::guard::{GUARD, own};
@@ -64,6 +62,7 @@ pub(super) fn supervise(path: &Path) -> Result<(), Failure> {
         uploads: Uploads::default(),
         failed_uploads: BTreeSet::new(),
         job: None,
+        container: record.wishes.container.as_ref().map(Asked::new),
         not_before: Instant::now(),
         failed_image: (0, 0),
         fetched: BTreeSet::new(),
@@ -109,6 +108,8 @@ struct Supervisor {
     record: Record,
     verbs: Arc<Verbs>,
     job: Option<Job>,
+    /// The container, if one is protected.
+    container: Option<Asked>,
     /// When the next attempt may be made after one that has failed.
     not_before: Instant,
     /// The image that was tried last, and how often its restore has failed.
@@ -173,7 +174,7 @@ impl Supervisor {
         }
         let Some(process) = self.record.job else { return };
         if self.job.as_ref().is_none_or(|it| it.process() != process) {
-            self.job = Some(Job::watch(process, self.record.wishes.container.clone()));
+            self.job = Some(Job::watch(process, self.record.wishes.container.as_ref()));
         }
         let wait = self.until_due().min(LOOK);
         let began = Instant::now();
@@ -321,14 +322,12 @@ impl Supervisor {
             self.not_before = Instant::now() + DAEMON;
             return;
         }
-        match self.record.wishes.container.clone() {
-            Some(container) if !self.may_replace(&container) => return,
-            Some(_) => {}
-            None => {
-                if let Some(process) = self.restored_before() {
-                    return self.runs_again(process, RESTORED_BEFORE.to_owned());
-                }
-            }
+        let is_container = self.container.is_some();
+        if is_container && !self.may_replace() {
+            return;
+        }
+        if !is_container && let Some(process) = self.restored_before() {
+            return self.runs_again(process, RESTORED_BEFORE.to_owned());
         }
         if let Some(copy) = copy {
             return self.fetch(copy);
@@ -340,7 +339,6 @@ impl Supervisor {
             return self.not_restored(number, "no store has given an image");
         };
         // podman ends what is left of a container, whose processes are free to have other numbers than before.
-        let is_container = self.record.wishes.container.is_some();
         if !is_container && !job::kill(&self.record.tree, self.guard, Since::Long) {
             return self.not_restored(newest, "processes of the job do not end");
         }
@@ -390,14 +388,10 @@ impl Supervisor {
 
     /// Whether what podman has of the container is what has failed, or nothing, so that a restore may take its place. If not, this does
     /// what is to be done instead.
-    fn may_replace(&mut self, container: &Container) -> bool {
-        let said = match container::said(container) {
-            Ok(said) => said,
-            Err(error) => {
-                eprintln!("rekindle: {error:#}");
-                self.not_before = Instant::now() + DAEMON;
-                return false;
-            }
+    fn may_replace(&mut self) -> bool {
+        let Some(said) = self.container.as_mut().and_then(Asked::said) else {
+            self.not_before = Instant::now() + DAEMON;
+            return false;
         };
         let now = said.as_ref().and_then(|it| ended::process(it.state.pid));
         match (Said::found(said.as_ref(), self.record.job, now), now) {
@@ -419,13 +413,13 @@ impl Supervisor {
     fn restored(&mut self, number: u64, took: Duration) {
         self.record.restore_seconds = took.as_secs_f64();
         // A job that has ended already is found out by `watch`.
-        let process = match &self.record.wishes.container {
+        let process = match &mut self.container {
             None => {
                 let pid = self.record.job.map_or(0, |it| it.pid);
                 ended::process(pid).unwrap_or(Process { pid, started: u64::MAX })
             }
             Some(container) => {
-                let pid = container::said(container).ok().flatten().map_or(0, |it| it.state.pid);
+                let pid = container.said().flatten().map_or(0, |it| it.state.pid);
                 ended::process(pid).unwrap_or(Process { pid, started: 0 })
             }
         };

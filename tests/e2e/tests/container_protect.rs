@@ -23,13 +23,21 @@ const STEADY: [&str; 7] = ["steady", "--sleep-us", "2000", "--ballast-kib", "102
 /// Where the records and images of these tests are: the default is the host's own folder. It is used by one test at a time.
 const PROTECTIONS: &str = "/tmp/rekindle-e2e-protections";
 
-fn node() -> Result<Node> {
+pub(crate) fn node() -> Result<Node> {
     let node = Node::at_default_socket_with(&format!("[protect]\ndir = \"{PROTECTIONS}\"\n"))?;
     // Of a test that has failed.
     match fs::remove_dir_all(PROTECTIONS) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
         _ => Ok(node),
     }
+}
+
+/// A podman program with the options that this machine needs.
+pub(crate) fn program(node: &Node) -> Result<String> {
+    let program = node.path("podman");
+    let lib = stage::repository()?.join("scripts/lib/podman.sh");
+    stage::write_script(&program, &format!("#!/bin/bash\n. '{}'\npodman_ \"$@\"\n", lib.display()))?;
+    Ok(program.display().to_string())
 }
 
 /// A container with a program that works until it may end.
@@ -43,12 +51,10 @@ struct Container<'a> {
 
 impl<'a> Container<'a> {
     fn prepare(node: &'a Node) -> Result<Self> {
-        let program = node.path("podman");
-        let lib = stage::repository()?.join("scripts/lib/podman.sh");
-        stage::write_script(&program, &format!("#!/bin/bash\n. '{}'\npodman_ \"$@\"\n", lib.display()))?;
+        let program = program(node)?;
         let shared = node.path("shared");
         fs::create_dir(&shared)?;
-        Ok(Self { node, podman: Podman::new(node)?, program: program.display().to_string(), shared })
+        Ok(Self { node, podman: Podman::new(node)?, program, shared })
     }
 
     /// Runs a program in the container `job`, and waits until it uses its GPU.
@@ -112,6 +118,7 @@ fn whoever_is_killed_a_container_ends_with_the_right_result() -> Result {
         "guard",
         "supervisor in a restore",
         "daemon and then the container",
+        "conmon and the container",
     ];
     let mut restores = 0;
     for round in 0..victims.len() as u64 * 2 * repetitions() {
@@ -143,6 +150,13 @@ fn whoever_is_killed_a_container_ends_with_the_right_result() -> Result {
             }
             "container" => {
                 process::signal(root, libc::SIGKILL)?;
+                restores += 1;
+            }
+            // podman has nobody then who would tell it of the end.
+            "conmon and the container" => {
+                let conmon = podman.call(&["inspect", "--format", "{{.State.ConmonPid}}", "job"])?.trim().parse()?;
+                [conmon, root].into_iter().try_for_each(|it| process::signal(it, libc::SIGKILL))?;
+                process::reap(conmon);
                 restores += 1;
             }
             "worker" => {
