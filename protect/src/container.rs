@@ -3,7 +3,7 @@
 //! | podman says, when the first process has ended | then |
 //! |---|---|
 //! | there is no such container, it was stopped, or checkpointed, or started again | a user has ended it, and it is left alone |
-//! | it runs, with that process | podman has not noticed yet |
+//! | it runs, with that process | podman has not noticed yet; or never will, if conmon is gone, which tells it |
 //! | it has ended | as the process has, by the kernel's word or by podman's exit code |
 //!
 //! A container has one id for as long as it lives, and a restore from an archive keeps it.
@@ -65,6 +65,8 @@ pub struct State {
     pub status: String,
     /// Its first process, if it runs.
     pub pid: i32,
+    /// The process that tells podman of its end.
+    pub conmon_pid: i32,
     /// How its first process has ended.
     pub exit_code: i32,
     /// Whether `podman stop` or `podman kill` was told to end it.
@@ -158,14 +160,19 @@ impl Said {
         }
     }
 
-    /// How a container has ended whose first process was this one. `seen` is what the kernel says of that process, where it does. None
-    /// as long as podman has not noticed the end.
+    /// How a container has ended whose first process was this one. `seen` is what the kernel says of that process, where it does, and
+    /// `is_told` whether podman is told of the end: whether conmon was there before podman was asked. None as long as podman has not
+    /// noticed the end.
     #[must_use]
-    pub fn ending(said: Option<&Self>, former: Process, seen: Option<Ending>) -> Option<Ending> {
+    pub fn ending(said: Option<&Self>, former: Process, seen: Option<Ending>, is_told: bool) -> Option<Ending> {
         let Some(said) = said.filter(|it| !it.is_users()) else { return Some(Ending::ByUser) };
         if said.runs() {
             let is_former = said.state.pid == former.pid && !former.is_of_former_boot();
-            return (!is_former).then_some(Ending::ByUser);
+            return match (is_former, is_told) {
+                (false, _) => Some(Ending::ByUser),
+                (true, true) => None,
+                (true, false) => Some(seen.unwrap_or(Ending::Unseen)),
+            };
         }
         if former.is_of_former_boot() {
             // podman has no exit code of it, and says 0.
@@ -281,10 +288,10 @@ mod tests {
 
     #[test]
     fn a_users_wish_is_told_from_a_failure() {
-        let ending = |said: &Said, seen| Said::ending(Some(said), FORMER, seen);
+        let ending = |said: &Said, seen| Said::ending(Some(said), FORMER, seen, true);
         let killed = Some(Ending::Signalled(9));
         let by_user = Some(Ending::ByUser);
-        assert_eq!(Said::ending(None, FORMER, killed), by_user, "it was removed");
+        assert_eq!(Said::ending(None, FORMER, killed, true), by_user, "it was removed");
         for change in [|it: &mut Said| it.state.stopped_by_user = true, |it: &mut Said| it.state.checkpointed = true] {
             assert_eq!(ending(&with(said("exited", 0, 137), change), killed), by_user);
         }
@@ -300,7 +307,7 @@ mod tests {
 
     #[test]
     fn the_kernel_knows_better_than_the_exit_code_how_a_process_has_ended() {
-        let ending = |code, seen| Said::ending(Some(&said("exited", 0, code)), FORMER, seen);
+        let ending = |code, seen| Said::ending(Some(&said("exited", 0, code)), FORMER, seen, true);
         for (code, expected) in [
             (0, Ending::Exited(0)),
             (7, Ending::Exited(7)),
@@ -316,9 +323,20 @@ mod tests {
     }
 
     #[test]
+    fn without_conmon_the_kernels_word_counts() {
+        let ending = |said: &Said, seen| Said::ending(Some(said), FORMER, seen, false);
+        let killed = Some(Ending::Signalled(9));
+        assert_eq!(ending(&said("running", 7, 0), killed), killed);
+        assert_eq!(ending(&said("running", 7, 0), None), Some(Ending::Unseen));
+        assert_eq!(ending(&said("running", 8, 0), killed), Some(Ending::ByUser));
+        assert_eq!(ending(&said("stopping", 7, 0), killed), Some(Ending::ByUser));
+        assert_eq!(ending(&said("exited", 0, 3), None), Some(Ending::Exited(3)), "it had told it");
+    }
+
+    #[test]
     fn the_exit_code_after_a_reboot_says_nothing() {
         let former = Process::of_former_boot(7);
-        let ending = |said: &Said| Said::ending(Some(said), former, None);
+        let ending = |said: &Said| Said::ending(Some(said), former, None, true);
         assert_eq!(ending(&said("exited", 0, 0)), Some(Ending::Unseen));
         assert_eq!(ending(&said("created", 0, 0)), Some(Ending::Unseen));
         assert_eq!(ending(&said("running", 7, 0)), Some(Ending::ByUser), "somebody has started it, with any number");

@@ -192,7 +192,15 @@ impl Job {
         };
         // Its parent, which is conmon, waits for it soon.
         let seen = seen();
-        until_known(|| Said::ending(container.said()?.as_ref(), process, seen))
+        let mut is_told = true;
+        until_known(|| {
+            let said = container.said()?;
+            let ending = Said::ending(said.as_ref(), process, seen, is_told);
+            // What conmon has told before its own end, podman says when it is asked once more.
+            let conmon = said.map_or(0, |it| it.state.conmon_pid);
+            is_told = ended::process(conmon).is_some_and(ended::is_alive);
+            ending
+        })
     }
 
     /// Whether a worker has ended, and not by itself.
