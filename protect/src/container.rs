@@ -182,9 +182,10 @@ impl Said {
     }
 
     /// What there is of a container that has failed, with this first process, and that is to be restored. `now` is the process that has the
-    /// number of which podman speaks.
+    /// number of which podman speaks. `is_removed`: a supervisor has had podman remove it, which marks it as stopped by a user, even if
+    /// podman fails at that.
     #[must_use]
-    pub fn found(said: Option<&Self>, former: Option<Process>, now: Option<Process>) -> Found {
+    pub fn found(said: Option<&Self>, former: Option<Process>, now: Option<Process>, is_removed: bool) -> Found {
         match said {
             None => Found::Remains,
             Some(said) if said.runs() => match now {
@@ -195,7 +196,7 @@ impl Said {
                 // It is about to end.
                 None => Found::Remains,
             },
-            Some(said) if said.is_users() => Found::Users,
+            Some(said) if said.is_users() && !is_removed => Found::Users,
             Some(_) => Found::Remains,
         }
     }
@@ -344,10 +345,10 @@ mod tests {
 
     #[test]
     fn a_container_that_is_to_be_restored_is_removed_only_if_it_is_nobodys() {
-        let found = |said: &Said, now| Said::found(Some(said), Some(FORMER), now);
+        let found = |said: &Said, now| Said::found(Some(said), Some(FORMER), now, false);
         let later = Some(Process { pid: 7, started: 95 });
         let restored = with(said("running", 7, 0), |it| it.state.restored = true);
-        assert_eq!(Said::found(None, Some(FORMER), None), Found::Remains);
+        assert_eq!(Said::found(None, Some(FORMER), None, false), Found::Remains);
         assert_eq!(found(&said("exited", 0, 137), None), Found::Remains);
         assert_eq!(found(&said("running", 7, 0), Some(FORMER)), Found::Remains, "its worker has died");
         assert_eq!(found(&said("running", 7, 0), None), Found::Remains);
@@ -357,6 +358,9 @@ mod tests {
         assert_eq!(found(&said("created", 0, 0), None), Found::Remains, "a restore has failed");
         let stopped = with(said("exited", 0, 0), |it| it.state.stopped_by_user = true);
         assert_eq!(found(&stopped, None), Found::Users);
+        let removed = |said: &Said, now| Said::found(Some(said), Some(FORMER), now, true);
+        assert_eq!(removed(&stopped, None), Found::Remains, "the supervisor has stopped it");
+        assert_eq!(removed(&said("running", 7, 0), later), Found::Users, "somebody has started it all the same");
     }
 
     #[test]

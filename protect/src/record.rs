@@ -133,6 +133,9 @@ pub struct Record {
     /// The processes of the job when they were seen last.
     #[serde(default)]
     pub tree: Vec<Process>,
+    /// Whether a supervisor has begun to remove what is left of the container that has failed.
+    #[serde(default)]
+    pub removing: bool,
     /// GPUs that the job has memory on.
     #[serde(default)]
     pub gpus: usize,
@@ -165,6 +168,7 @@ impl Record {
             job,
             boot,
             tree: job.into_iter().collect(),
+            removing: false,
             gpus: 1,
             shelf: Shelf::default(),
             copies: Copies::default(),

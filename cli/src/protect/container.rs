@@ -94,9 +94,15 @@ fn said(container: &Container) -> anyhow::Result<Option<Said>> {
 }
 
 /// Removes a container that has failed, and kills what is left of it. Its volumes stay. The lock is held until podman has ended.
-pub(super) fn remove(container: &Container, lock: File) -> anyhow::Result<()> {
+pub(super) fn remove(container: &Container, lock: &File) -> anyhow::Result<()> {
+    // If conmon was killed, podman finds out only by the first attempt that the container has ended, and fails.
+    remove_once(container, lock).or_else(|_| remove_once(container, lock))
+}
+
+fn remove_once(container: &Container, lock: &File) -> anyhow::Result<()> {
     let mut podman = Command::new(engine(container).program);
-    podman.args(["rm", "--force", "--ignore", "--time", "0", &container.id]).stdin(lock);
+    podman.args(["rm", "--force", "--ignore", "--time", "0", &container.id]);
+    podman.stdin(lock.try_clone().context("cannot hand the lock on")?);
     let output = podman.output().context("cannot run podman")?;
     if output.status.success() {
         return Ok(());
@@ -158,13 +164,14 @@ mod tests {
 
     #[test]
     fn a_container_that_podman_does_not_remove_is_said_with_its_reason() {
-        let lock = || File::open("/dev/null").unwrap();
+        let lock = File::open("/dev/null").unwrap();
         let (_dir, stays) =
             of("[ \"$*\" = 'rm --force --ignore --time 0 f0' ] && echo 'Error: it is needed' >&2; exit 2");
-        let why = remove(&stays, lock()).unwrap_err().to_string();
+        let why = remove(&stays, &lock).unwrap_err().to_string();
         assert!(why.contains("Error: it is needed"), "{why}");
-        let (_dir, goes) = of("exit 0");
-        remove(&goes, lock()).unwrap();
+        let (dir, goes) = of("[ -e \"${0%/*}/tried\" ] && exit; touch \"${0%/*}/tried\"; exit 125");
+        remove(&goes, &lock).unwrap();
+        assert!(dir.path().join("tried").exists());
     }
 
     #[test]

@@ -349,6 +349,10 @@ impl Supervisor {
             self.save();
             return;
         }
+        if is_container {
+            self.record.removing = true;
+            self.save();
+        }
         self.cut_console(&dir);
         let began = Instant::now();
         match self.verbs.restore(&dir) {
@@ -394,7 +398,7 @@ impl Supervisor {
             return false;
         };
         let now = said.as_ref().and_then(|it| ended::process(it.state.pid));
-        match (Said::found(said.as_ref(), self.record.job, now), now) {
+        match (Said::found(said.as_ref(), self.record.job, now, self.record.removing), now) {
             (FoundContainer::Restored, Some(process)) => self.runs_again(process, RESTORED_BEFORE.to_owned()),
             (FoundContainer::Users, _) => {
                 let what = "podman was told to end the container, or to start it again: it is left alone";
@@ -428,6 +432,7 @@ impl Supervisor {
 
     fn runs_again(&mut self, process: Process, what: String) {
         self.record.job = Some(process);
+        self.record.removing = false;
         self.fetched.clear();
         let tree = job::tree(process.pid);
         // Of one that has ended already, something may be left with the numbers of those before.

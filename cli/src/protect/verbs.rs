@@ -71,7 +71,7 @@ impl Verbs {
             }
             Some(container) => {
                 self.verify(dir)?;
-                let removed = self.lock().and_then(|it| container::remove(container, it));
+                let removed = container::remove(container, &self.lock);
                 removed.map_err(|error| Failed { bad_image: false, why: format!("{error:#}") })?;
                 // Without --name, it gets the id, the name and the addresses that it had.
                 arguments.extend(["--import".into(), archive::archive(dir).into()]);
