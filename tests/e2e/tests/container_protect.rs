@@ -33,10 +33,11 @@ pub(crate) fn node() -> Result<Node> {
 }
 
 /// A podman program with the options that this machine needs.
-pub(crate) fn program(node: &Node) -> Result<String> {
+pub(crate) fn program(node: &Node, runtime: &str) -> Result<String> {
     let program = node.path("podman");
     let lib = stage::repository()?.join("scripts/lib/podman.sh");
-    stage::write_script(&program, &format!("#!/bin/bash\n. '{}'\npodman_ \"$@\"\n", lib.display()))?;
+    let script = format!("#!/bin/bash\nREKINDLE_RUNTIME={runtime}\n. '{}'\npodman_ \"$@\"\n", lib.display());
+    stage::write_script(&program, &script)?;
     Ok(program.display().to_string())
 }
 
@@ -51,10 +52,14 @@ struct Container<'a> {
 
 impl<'a> Container<'a> {
     fn prepare(node: &'a Node) -> Result<Self> {
-        let program = program(node)?;
+        Self::with_runtime(node, "runc")
+    }
+
+    fn with_runtime(node: &'a Node, runtime: &'static str) -> Result<Self> {
+        let program = program(node, runtime)?;
         let shared = node.path("shared");
         fs::create_dir(&shared)?;
-        Ok(Self { node, podman: Podman::new(node)?, program, shared })
+        Ok(Self { node, podman: Podman::with_runtime(node, runtime)?, program, shared })
     }
 
     /// Runs a program in the container `job`, and waits until it uses its GPU.
@@ -198,13 +203,12 @@ fn whoever_is_killed_a_container_ends_with_the_right_result() -> Result {
 
 /// A shell that prints and a child of it that uses the GPU. No line of the container's log is missing. podman exports the log, and the
 /// container's own file system, just after the memory: what the container has written in between comes again.
-#[test]
-fn the_log_and_the_files_of_a_container_that_is_restored_are_right() -> Result {
+fn log_and_files_of_a_container_that_is_restored(runtime: &'static str) -> Result {
     const SCRIPT: &str = "/apps/steady --sleep-us 2000 --until /shared/end & i=0; while [ ! -e /shared/end ]; do i=$((i + 1)); \
                           echo \"line $i\"; echo $i >/own; echo $i >/shared/count; usleep 10000; done; wait $!; echo \"status $?\"; \
                           echo \"own $(cat /own) of $i\"";
     let node = node()?;
-    let container = Container::prepare(&node)?;
+    let container = Container::with_runtime(&node, runtime)?;
     container.run(&[], &["/bin/sh", "-c", SCRIPT])?;
     container.protect(&["--every", "200ms"])?;
     for restores in 1..=2 {
@@ -233,6 +237,16 @@ fn the_log_and_the_files_of_a_container_that_is_restored_are_right() -> Result {
     assert_eq!(fs::read_to_string(container.shared.join("count"))?.trim(), last.to_string());
     drop(container);
     node.finish()
+}
+
+#[test]
+fn the_log_and_the_files_of_a_container_that_is_restored_are_right() -> Result {
+    log_and_files_of_a_container_that_is_restored("runc")
+}
+
+#[test]
+fn the_log_and_the_files_of_a_container_that_crun_restores_are_right() -> Result {
+    log_and_files_of_a_container_that_is_restored("crun")
 }
 
 #[test]

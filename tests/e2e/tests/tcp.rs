@@ -104,7 +104,7 @@ fn a_protected_service_comes_back_at_its_port_and_its_address() -> Result {
     publish(&podman, "service", &["--volume", "kept:/kept"])?;
     let address = || podman.call(&["inspect", "--format", "{{.NetworkSettings.IPAddress}}", "service"]);
     let was = address()?;
-    let program = container_protect::program(&node)?;
+    let program = container_protect::program(&node, "runc")?;
     let protect = ["protect", "--container", "service", "--podman", &program, "--every", "300ms", "--file-locks"];
     rekindle(&node, &protect)?;
     for restores in 1..=2 {
