@@ -29,6 +29,8 @@ pub enum Ending {
     WorkerLost,
     /// It is gone, and nobody saw how: with the machine, for example.
     Unseen,
+    /// A user has had its engine stop or remove it, or start it again; of containers only.
+    ByUser,
 }
 
 impl fmt::Display for Ending {
@@ -38,6 +40,7 @@ impl fmt::Display for Ending {
             Self::Signalled(signal) => write!(f, "signal {signal} ended it"),
             Self::WorkerLost => write!(f, "its worker died"),
             Self::Unseen => write!(f, "it is gone, and nobody saw how it ended"),
+            Self::ByUser => write!(f, "podman was told to end it"),
         }
     }
 }
@@ -49,7 +52,7 @@ impl Ending {
         match self {
             Self::Exited(status) => Some(*status),
             Self::Signalled(signal) => Some(128 + signal),
-            Self::WorkerLost | Self::Unseen => None,
+            Self::WorkerLost | Self::Unseen | Self::ByUser => None,
         }
     }
 }
@@ -70,7 +73,7 @@ impl Rules {
     #[must_use]
     pub fn is_failure(&self, ending: Ending) -> bool {
         match ending {
-            Ending::Exited(0) => false,
+            Ending::Exited(0) | Ending::ByUser => false,
             Ending::Exited(_) => self.nonzero_fails,
             Ending::Signalled(_) | Ending::WorkerLost | Ending::Unseen => true,
         }
@@ -235,7 +238,14 @@ mod tests {
             Phase::GivenUp { why: String::new() },
             Phase::Stopped,
         ];
-        let endings = [Ending::Exited(0), Ending::Exited(1), Ending::Signalled(9), Ending::WorkerLost, Ending::Unseen];
+        let endings = [
+            Ending::Exited(0),
+            Ending::Exited(1),
+            Ending::Signalled(9),
+            Ending::WorkerLost,
+            Ending::Unseen,
+            Ending::ByUser,
+        ];
         let mut events =
             vec![Event::Imaged, Event::Restored, Event::NotRestored("x".into()), Event::NoImage, Event::Stop];
         events.extend(endings.map(Event::Ended));
@@ -298,6 +308,7 @@ mod tests {
     #[test]
     fn how_a_job_ends_says_whether_it_has_failed() {
         let fails = |ending, nonzero_fails| Rules { nonzero_fails, ..RULES }.is_failure(ending);
+        assert!(!fails(Ending::ByUser, true));
         assert!(!fails(Ending::Exited(0), true) && !fails(Ending::Exited(7), false) && fails(Ending::Exited(7), true));
         assert!(
             fails(Ending::Signalled(15), false) && fails(Ending::Unseen, false) && fails(Ending::WorkerLost, false)

@@ -9,14 +9,18 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::container::Container;
 use crate::copies::Copies;
 use crate::failures::Failures;
 use crate::levels::Level;
 use crate::phase::{Phase, Rules};
+use crate::process::Process;
 use crate::shelf::Shelf;
 
 /// The version of the file. A field that an older reader may ignore does not raise it.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// The version of a file about processes, which releases read that know nothing of containers.
+const OF_PROCESSES: u32 = 1;
 /// The record's name in the folder of its protection.
 const FILE: &str = "record.json";
 /// The name that it has while it is written.
@@ -63,15 +67,6 @@ pub enum RecordError {
     },
 }
 
-/// A process, told from a later one with the same number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
-    /// Its number.
-    pub pid: i32,
-    /// When it was started, in ticks since the machine was.
-    pub started: u64,
-}
-
 /// The interval that the user wants.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -107,8 +102,11 @@ pub struct Wishes {
     pub restore: Vec<String>,
     /// The daemon's socket.
     pub socket: PathBuf,
-    /// The command, as arguments of `rekindle run`; empty where a process was given.
+    /// The command, as arguments of `rekindle run`; empty where a process or a container was given.
     pub command: Vec<String>,
+    /// The container; none where processes are protected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<Container>,
 }
 
 /// Something that has happened.
@@ -128,13 +126,16 @@ pub struct Record {
     pub wishes: Wishes,
     /// Where the protection is.
     pub phase: Phase,
-    /// The root of the job's processes, once it runs.
+    /// The root of the job's processes, once it runs: of a container, its first process.
     pub job: Option<Process>,
     /// The boot of the machine in which the job runs.
     pub boot: String,
     /// The processes of the job when they were seen last.
     #[serde(default)]
     pub tree: Vec<Process>,
+    /// Whether a supervisor has begun to remove what is left of the container that has failed.
+    #[serde(default)]
+    pub removing: bool,
     /// GPUs that the job has memory on.
     #[serde(default)]
     pub gpus: usize,
@@ -161,12 +162,13 @@ impl Record {
     #[must_use]
     pub fn new(wishes: Wishes, job: Option<Process>, boot: String) -> Self {
         Self {
-            version: VERSION,
+            version: if wishes.container.is_some() { VERSION } else { OF_PROCESSES },
             wishes,
             phase: Phase::default(),
             job,
             boot,
             tree: job.into_iter().collect(),
+            removing: false,
             gpus: 1,
             shelf: Shelf::default(),
             copies: Copies::default(),
@@ -250,6 +252,7 @@ mod tests {
             restore: Vec::new(),
             socket: "/s".into(),
             command: Vec::new(),
+            container: None,
         };
         Record::new(wishes, Some(Process { pid: 7, started: 9 }), "boot".into())
     }
@@ -287,8 +290,21 @@ mod tests {
             let error = Record::read(folder.path()).unwrap_err();
             assert!(matches!(error, RecordError::Parse { .. }), "{length}: {error}");
         }
-        fs::write(&file, written.replacen("\"version\": 1", "\"version\": 2", 1)).unwrap();
-        assert!(matches!(Record::read(folder.path()), Err(RecordError::Version { found: 2, .. })));
+        fs::write(&file, written.replacen("\"version\": 1", "\"version\": 3", 1)).unwrap();
+        assert!(matches!(Record::read(folder.path()), Err(RecordError::Version { found: 3, .. })));
+    }
+
+    #[test]
+    fn a_record_of_a_container_is_refused_by_a_release_that_would_take_it_for_one_of_a_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut wishes = record().wishes;
+        assert_eq!(Record::new(wishes.clone(), None, String::new()).version, 1);
+        wishes.container = Some(Container { id: "f0".into(), name: "job".into(), podman: None });
+        let mut record = Record::new(wishes, None, String::new());
+        assert_eq!(record.version, 2);
+        record.phase = Phase::Over { ending: Ending::ByUser };
+        record.write(folder.path()).unwrap();
+        assert_eq!(Record::read(folder.path()).unwrap(), Some(record));
     }
 
     #[test]

@@ -4,16 +4,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use rekindle_protect::record::Wishes;
-use rekindle_protect::{Level, Record, Rules};
+use rekindle_protect::{Container, Level, Record, Rules};
 use rekindle_stores::{Address, StoreError};
-use rekindle_wire::control::{CheckInfo, ProtectInfo, Reply, Request};
+use rekindle_wire::control::{ProtectInfo, Reply, Request};
 use serde::Serialize;
 
 use super::folder::Folder;
 use super::job::{self, Clients};
 use super::options::{OnFailure, Options};
 use super::uploads::stored_number;
-use super::{console, ended, guard, supervisor};
+use super::{console, container as podman, ended, guard, supervisor};
+use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::process::Process;
 use crate::{check, daemon, output, run};
@@ -22,6 +23,8 @@ use crate::{check, daemon, output, run};
 #[derive(Serialize)]
 struct Begun {
     name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    container: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<i32>,
     images: PathBuf,
@@ -50,11 +53,7 @@ pub(super) fn process(options: &Options, pid: i32) -> Result<(), Failure> {
              session of its own (setsid)"
         )));
     }
-    let tree = job::tree(pid);
-    let Reply::Checked(checked) = daemon::ask(&socket, &Request::Check { pid })? else {
-        return Err(daemon::unexpected_answer().into());
-    };
-    refuse_obstacles(pid, &checked)?;
+    refuse_obstacles(&socket, pid)?;
     for folder in Folder::all(&configuration.dir)? {
         if folder.record().is_ok_and(|it| !it.phase.is_final() && it.job == Some(process)) {
             let name = folder.name();
@@ -66,20 +65,61 @@ pub(super) fn process(options: &Options, pid: i32) -> Result<(), Failure> {
         None => default_name(&std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default(), pid),
     };
     let folder = Folder::named(&configuration.dir, &name)?;
-    let wishes = wishes(options, &configuration, &folder, socket.clone(), Vec::new())?;
-    let bytes = Clients::of(&socket, &tree).map_or(0, |it| it.bytes);
-    let record = Record::new(wishes, Some(process), supervisor::boot());
-    folder.make(&record)?;
-    if let Err(failure) = has_room(&record.wishes.images, bytes) {
+    let wishes = wishes(options, &configuration, &folder, socket, Vec::new())?;
+    begin(options, &folder, &Record::new(wishes, Some(process), supervisor::boot()))
+}
+
+/// Protects a container that runs.
+pub(super) fn container(options: &Options, name: &str) -> Result<(), Failure> {
+    if let Some(level) = options.to.first() {
+        return Err(Failure::refused(anyhow!(
+            "{} cannot get images of a container: those are archives of podman's, and stores hold none; leave out --to, and copy the \
+             archives by other means",
+            level.url
+        )));
+    }
+    let socket = options.daemon.socket()?;
+    let configuration = configuration(&socket)?;
+    let program = options.podman.as_deref().map(podman::program).transpose()?;
+    let said = podman::to_protect(&Engine::podman(program.as_deref()), name)?;
+    let pid = said.state.pid;
+    let process = ended::process(pid).ok_or_else(|| Failure::refused(anyhow!("container {name} has just ended")))?;
+    refuse_obstacles(&socket, pid)?;
+    for folder in Folder::all(&configuration.dir)? {
+        let is_of = |it: Record| !it.phase.is_final() && it.wishes.container.is_some_and(|it| it.id == said.id);
+        if folder.record().is_ok_and(is_of) {
+            return Err(Failure::refused(anyhow!("container {name} is protected already, as {}", folder.name())));
+        }
+    }
+    let folder = Folder::named(&configuration.dir, options.name.as_ref().unwrap_or(&said.name))?;
+    let mut wishes = wishes(options, &configuration, &folder, socket, Vec::new())?;
+    wishes.chain = 0;
+    wishes.container = Some(Container { id: said.id, name: said.name, podman: program });
+    begin(options, &folder, &Record::new(wishes, Some(process), supervisor::boot()))
+}
+
+/// Begins a protection of what runs.
+fn begin(options: &Options, folder: &Folder, record: &Record) -> Result<(), Failure> {
+    let bytes = Clients::of(&record.wishes.socket, &job::tree(record.job.map_or(0, |it| it.pid)));
+    folder.make(record)?;
+    // The newest image stays until its successor is complete, and a container's is unpacked to be verified.
+    let copies = if record.wishes.container.is_some() { 3 } else { 2 };
+    if let Err(failure) = has_room(&record.wishes.images, bytes.map_or(0, |it| it.bytes), copies) {
         folder.remove()?;
         return Err(failure);
     }
-    guard::start(&folder)?;
-    let begun = Begun { name, pid: Some(pid), images: record.wishes.images };
+    guard::start(folder)?;
+    let container = record.wishes.container.as_ref().map(|it| it.name.clone());
+    let pid = record.job.map(|it| it.pid);
+    let begun = Begun { name: folder.name(), container, pid, images: record.wishes.images.clone() };
     if options.json {
         return Ok(output::print_json(&begun)?);
     }
-    Ok(output::print(&format!("protecting process {pid} as {}: images in {}\n", begun.name, begun.images.display()))?)
+    let what = match (&begun.container, pid) {
+        (Some(name), _) => format!("container {}", output::plain(name)),
+        (None, pid) => format!("process {}", pid.unwrap_or_default()),
+    };
+    Ok(output::print(&format!("protecting {what} as {}: images in {}\n", begun.name, begun.images.display()))?)
 }
 
 /// Runs a command, protected, and waits for its end. Its exit status is that of this process then.
@@ -121,13 +161,16 @@ pub(super) fn job(path: &Path) -> Result<(), Failure> {
     run::run(run::Options::of_protection(&record.wishes.socket, &record.wishes.command)?)
 }
 
-fn refuse_obstacles(pid: i32, checked: &[CheckInfo]) -> Result<(), Failure> {
+fn refuse_obstacles(socket: &Path, pid: i32) -> Result<(), Failure> {
+    let Reply::Checked(checked) = daemon::ask(socket, &Request::Check { pid })? else {
+        return Err(daemon::unexpected_answer().into());
+    };
     if checked.is_empty() {
         let why = "no process of its tree uses a GPU through Rekindle yet";
         return Err(Failure::refused(anyhow!("process {pid} cannot be protected: {why}")));
     }
     if checked.iter().any(|it| !it.reasons.is_empty()) {
-        eprint!("{}", check::describe(pid, checked).map_err(anyhow::Error::from)?);
+        eprint!("{}", check::describe(pid, &checked).map_err(anyhow::Error::from)?);
         return Err(Failure::refused(anyhow!("process {pid} cannot be protected: it cannot be checkpointed now")));
     }
     Ok(())
@@ -179,6 +222,7 @@ fn wishes(
         restore,
         socket,
         command,
+        container: None,
     })
 }
 
@@ -205,16 +249,16 @@ fn level(options: &Options, folder: &Folder, level: &Level) -> Result<Level, Fai
     Ok(Level { url, ..level.clone() })
 }
 
-/// Whether two images of a job with so much memory fit: the newest one stays until its successor is complete.
-fn has_room(images: &Path, bytes: u64) -> Result<(), Failure> {
+/// Whether so many images of a job with so much memory fit.
+fn has_room(images: &Path, bytes: u64, copies: u64) -> Result<(), Failure> {
     let free = rekindle_images::ImageDir::open(images)?.free_space()?;
-    let needed = bytes.saturating_mul(2);
+    let needed = bytes.saturating_mul(copies);
     if free >= needed {
         return Ok(());
     }
     let (free, needed, images) = (output::size(free), output::size(needed), images.display());
     Err(Failure::refused(anyhow!(
-        "{images} has room for {free}, and two images of this job take {needed}: name a directory with more room with --dir"
+        "{images} has room for {free}, and {copies} images of this job take {needed}: name a directory with more room with --dir"
     )))
 }
 

@@ -58,14 +58,19 @@ pub(super) fn forget(all: &Path, name: &str) -> Result<(), Failure> {
     Ok(folder.remove()?)
 }
 
-/// The protection with this name, or of this process.
+/// The protection with this name, or of this process or container.
 fn find(all: &Path, name: &str) -> Result<Folder, Failure> {
     let folder = Folder::named(all, name)?;
     if folder.path().exists() {
         return Ok(folder);
     }
     let pid = name.parse().ok();
-    let is_of = |it: &Folder| it.record().is_ok_and(|it| pid.is_some() && it.job.map(|it| it.pid) == pid);
+    let is_of = |it: &Folder| {
+        it.record().is_ok_and(|it| match it.wishes.container {
+            Some(container) => container.name == name,
+            None => pid.is_some() && it.job.map(|it| it.pid) == pid,
+        })
+    };
     let found = Folder::all(all)?.into_iter().rfind(is_of);
     found.ok_or_else(|| Failure::refused(anyhow!("there is no protection {name}: `rekindle protect --list` shows all")))
 }

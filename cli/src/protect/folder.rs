@@ -17,8 +17,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
-use rekindle_protect::record::Process;
-use rekindle_protect::{Ending, Record};
+use rekindle_protect::{Ending, Process, Record};
 use rustix::fs::{FlockOperation, flock};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

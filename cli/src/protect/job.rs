@@ -3,11 +3,12 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rekindle_protect::Ending;
-use rekindle_protect::record::Process;
+use rekindle_protect::container::Said;
+use rekindle_protect::{Container, Ending, Process};
 use rekindle_wire::control::{ClientInfo, Reply, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::container::Asked;
 use super::ended::{self, Watched};
 use super::folder::Folder;
 use crate::daemon;
@@ -24,6 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// A job that is being watched.
 pub(super) struct Job {
     process: Process,
+    container: Option<Asked>,
     root: Option<Watched>,
     workers: Vec<Watched>,
     looked: Option<Instant>,
@@ -118,9 +120,10 @@ fn remainders(processes: &[Process], guard: i32, since: Since) -> std::io::Resul
 }
 
 impl Job {
-    /// Watches a job.
-    pub(super) fn watch(process: Process) -> Self {
-        Self { process, root: Watched::new(process), workers: Vec::new(), looked: None }
+    /// Watches a job: a process and its descendants, or the container whose first process it is.
+    pub(super) fn watch(process: Process, container: Option<&Container>) -> Self {
+        let container = container.map(Asked::new);
+        Self { process, container, root: Watched::new(process), workers: Vec::new(), looked: None }
     }
 
     /// Whether it was there when somebody began to watch it.
@@ -146,19 +149,15 @@ impl Job {
         self.looked.is_none_or(|it| it.elapsed() > WORKERS)
     }
 
-    /// Waits for the end of the job or of a worker, and returns how the job has ended, if it has.
+    /// Waits for the end of the job or of a worker, and returns how the job has ended, if it has and that is known.
     pub(super) fn wait(&mut self, folder: &Folder, socket: &Path, at_most: Duration) -> Option<Ending> {
-        let Some(root) = &self.root else {
-            // The guard may be about to note it.
-            return Some(until_known(|| folder.end_of(self.process.pid)).unwrap_or(Ending::Unseen));
-        };
+        let Some(root) = &self.root else { return self.ending(folder) };
         let mut fds = vec![PollFd::new(root.fd(), PollFlags::IN)];
         fds.extend(self.workers.iter().map(|it| PollFd::new(it.fd(), PollFlags::IN)));
         let timeout = Timespec::try_from(at_most).unwrap_or_default();
         let _ = poll(&mut fds, Some(&timeout));
         if root.has_ended() {
-            let known = until_known(|| root.ending().or_else(|| folder.end_of(self.process.pid)));
-            return Some(match known.unwrap_or(Ending::Unseen) {
+            return Some(match self.ending(folder)? {
                 // Its calls have failed since its worker died, and it has given up.
                 Ending::Exited(status) if status != 0 && self.a_worker_died() => Ending::WorkerLost,
                 ending => ending,
@@ -180,6 +179,28 @@ impl Job {
                 None
             }
         }
+    }
+
+    /// How the job has ended. None as long as podman does not tell whether a user wanted that.
+    fn ending(&mut self, folder: &Folder) -> Option<Ending> {
+        let (process, root) = (self.process, &self.root);
+        let seen = || root.as_ref().and_then(Watched::ending);
+        let Some(container) = &mut self.container else {
+            // The guard may be about to note it.
+            let known = until_known(|| seen().or_else(|| folder.end_of(process.pid)));
+            return Some(known.unwrap_or(Ending::Unseen));
+        };
+        // Its parent, which is conmon, waits for it soon.
+        let seen = seen();
+        let mut is_told = true;
+        until_known(|| {
+            let said = container.said()?;
+            let ending = Said::ending(said.as_ref(), process, seen, is_told);
+            // What conmon has told before its own end, podman says when it is asked once more.
+            let conmon = said.map_or(0, |it| it.state.conmon_pid);
+            is_told = ended::process(conmon).is_some_and(ended::is_alive);
+            ending
+        })
     }
 
     /// Whether a worker has ended, and not by itself.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   rekindle protect PID ───────────────┐ makes the folder of a protection, with its record
+//!   rekindle protect --container NAME ──┤
 //!   rekindle protect --command -- … ────┤                      ▲ follows the job's output, and waits for its end
 //!                                       ▼
 //!   guard ──── keeps at work ───► supervisor ──── starts ───► rekindle checkpoint, verify, flatten, restore, images copy
@@ -22,10 +23,13 @@
 //!   uploads           guard
 //!   images, job
 //!   verbs, ended, folder, options
+//!   archive, container
 //! ```
 
+mod archive;
 mod begin;
 mod console;
+mod container;
 mod end;
 mod ended;
 mod folder;
@@ -59,11 +63,8 @@ pub(crate) struct Inner {
 
 /// The program.
 pub(crate) fn protect(options: &Options) -> Result<(), Failure> {
-    if options.container.is_some() {
-        return Err(Failure::refused(anyhow!(
-            "containers cannot be protected: their engine starts and restores them, and this supervisor could not wait for their end. \
-             Have a timer run `rekindle checkpoint --container`"
-        )));
+    if let Some(name) = &options.container {
+        return begin::container(options, name);
     }
     if let Some(pid) = options.pid {
         return begin::process(options, pid);
@@ -77,7 +78,9 @@ pub(crate) fn protect(options: &Options) -> Result<(), Failure> {
         (_, Some(name), _) => end::forget(&all, name),
         (.., Some(name)) => guard::guard(Folder::named(&all, name)?.path()),
         _ if options.list => show::list(&all, options.json),
-        _ => Err(Failure::usage(anyhow!("give a process, --command -- PROGRAM, --list, --stop or --forget"))),
+        _ => Err(Failure::usage(anyhow!(
+            "give a process, --container, --command -- PROGRAM, --list, --stop or --forget"
+        ))),
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct Options {
     /// List the protections
     #[arg(long, group = "what")]
     pub(super) list: bool,
-    /// Stop the protection with this name, or of this process: the job runs on, and the images stay
+    /// Stop the protection with this name, or of this process or container: the job runs on, and the images stay
     #[arg(long, group = "what", value_name = "NAME")]
     pub(super) stop: Option<String>,
     /// Remove a protection that has come to its end, and its images
@@ -32,10 +32,10 @@ pub(crate) struct Options {
     /// Supervise a protection in this process, if nobody does: after a reboot, for example (rekindle-protect@.service)
     #[arg(long, group = "what", value_name = "NAME")]
     pub(super) supervise: Option<String>,
-    /// Refused: only processes can be protected
-    #[arg(long, group = "what", value_name = "NAME", hide = true)]
+    /// Protect this container of podman's
+    #[arg(long, group = "what", value_name = "NAME", conflicts_with_all = ["chain", "criu"])]
     pub(super) container: Option<String>,
-    /// The name of the protection [default: the program's name and the number of its process]
+    /// The name of the protection [default: that of the container, or the program's name and the number of its process]
     #[arg(long)]
     pub(super) name: Option<String>,
     /// The time from one checkpoint to the next, `500ms`, `30s`, `5m` or `1h`; or `auto`, which loses least
@@ -44,7 +44,7 @@ pub(crate) struct Options {
     /// How many images are kept
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(super) keep: u64,
-    /// How many images one may build on. With 0 each image has all of the memory
+    /// How many images one may build on. With 0 each image has all of the memory, as those of containers have always
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(0..=32))]
     pub(super) chain: u64,
     /// The directory for the images [default: with the record, where the daemon's configuration says]
@@ -82,6 +82,9 @@ pub(crate) struct Options {
     /// With --command: Rekindle's libcuda.so.1, or its directory [default: ../lib/rekindle, relative to this program]
     #[arg(long, value_name = "PATH", requires = "command")]
     pub(super) lib: Option<PathBuf>,
+    /// With --container: the podman program [default: the one in PATH]
+    #[arg(long, value_name = "PATH", requires = "container")]
+    pub(super) podman: Option<PathBuf>,
     #[command(flatten)]
     pub(super) daemon: daemon::At,
     /// Print JSON

@@ -17,6 +17,9 @@ struct Shown {
     name: String,
     #[serde(flatten)]
     phase: Phase,
+    /// The container's name, if one is protected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    container: Option<String>,
     pid: Option<i32>,
     runs: bool,
     supervisor: Option<i32>,
@@ -93,6 +96,7 @@ fn describe(folder: &Folder, record: Record) -> Shown {
     let level = |it: &Level| ShownLevel { level: it.clone(), images: record.copies.whole_in(&it.url).collect() };
     Shown {
         name: folder.name(),
+        container: record.wishes.container.as_ref().map(|it| it.name.clone()),
         pid: record.job.map(|it| it.pid),
         runs: record.job.is_some_and(ended::is_alive),
         supervisor: folder.supervisor(),

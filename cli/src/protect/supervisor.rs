@@ -20,12 +20,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rekindle_protect::container::{Found as FoundContainer, Said};
 use rekindle_protect::levels::{self, Copy};
-use rekindle_protect::record::{Every, Process};
-use rekindle_protect::{Choice, Cost, Ending, Event, Image, Phase, Record, Standing, interval, phase};
+use rekindle_protect::record::Every;
+use rekindle_protect::{Choice, Cost, Ending, Event, Image, Phase, Process, Record, Standing, interval, phase};
 use rekindle_wire::control::{Reply, Request};
 use rustix::process::getppid;
 
+use super::container::Asked;
 use super::ended;
 use super::folder::{Folder, append};
 use super::guard::{GUARD, own};
@@ -42,6 +44,8 @@ const LOOK: Duration = Duration::from_millis(250);
 const DAEMON: Duration = Duration::from_secs(1);
 /// Why an image is damaged whose directory is missing.
 const GONE: &str = "it is not there any more";
+/// What has happened if a verb went on after its supervisor was killed.
+const RESTORED_BEFORE: &str = "the job was restored when the former supervisor had ended";
 /// How often an image may fail to restore before an older one is tried.
 const TRIES: u32 = 3;
 /// The interval as long as nobody knows what a checkpoint costs.
@@ -58,6 +62,7 @@ pub(super) fn supervise(path: &Path) -> Result<(), Failure> {
         uploads: Uploads::default(),
         failed_uploads: BTreeSet::new(),
         job: None,
+        container: record.wishes.container.as_ref().map(Asked::new),
         not_before: Instant::now(),
         failed_image: (0, 0),
         fetched: BTreeSet::new(),
@@ -103,6 +108,8 @@ struct Supervisor {
     record: Record,
     verbs: Arc<Verbs>,
     job: Option<Job>,
+    /// The container, if one is protected.
+    container: Option<Asked>,
     /// When the next attempt may be made after one that has failed.
     not_before: Instant,
     /// The image that was tried last, and how often its restore has failed.
@@ -135,7 +142,7 @@ impl Supervisor {
             self.record.tree.clear();
             // Whatever has its number now is another process.
             if let Some(job) = &mut self.record.job {
-                job.started = u64::MAX;
+                *job = Process::of_former_boot(job.pid);
             }
             self.folder.forget_end();
         }
@@ -167,7 +174,7 @@ impl Supervisor {
         }
         let Some(process) = self.record.job else { return };
         if self.job.as_ref().is_none_or(|it| it.process() != process) {
-            self.job = Some(Job::watch(process));
+            self.job = Some(Job::watch(process, self.record.wishes.container.as_ref()));
         }
         let wait = self.until_due().min(LOOK);
         let began = Instant::now();
@@ -315,8 +322,12 @@ impl Supervisor {
             self.not_before = Instant::now() + DAEMON;
             return;
         }
-        if let Some(process) = self.restored_before() {
-            return self.runs_again(process, "the job was restored when the former supervisor had ended".to_owned());
+        let is_container = self.container.is_some();
+        if is_container && !self.may_replace() {
+            return;
+        }
+        if !is_container && let Some(process) = self.restored_before() {
+            return self.runs_again(process, RESTORED_BEFORE.to_owned());
         }
         if let Some(copy) = copy {
             return self.fetch(copy);
@@ -327,7 +338,8 @@ impl Supervisor {
             self.fetched.clear();
             return self.not_restored(number, "no store has given an image");
         };
-        if !job::kill(&self.record.tree, self.guard, Since::Long) {
+        // podman ends what is left of a container, whose processes are free to have other numbers than before.
+        if !is_container && !job::kill(&self.record.tree, self.guard, Since::Long) {
             return self.not_restored(newest, "processes of the job do not end");
         }
         self.folder.forget_end();
@@ -336,6 +348,10 @@ impl Supervisor {
             self.damaged(newest, GONE);
             self.save();
             return;
+        }
+        if is_container {
+            self.record.removing = true;
+            self.save();
         }
         self.cut_console(&dir);
         let began = Instant::now();
@@ -374,6 +390,25 @@ impl Supervisor {
         Clients::of(&self.record.wishes.socket, &job::tree(process.pid)).map(|_| process)
     }
 
+    /// Whether what podman has of the container is what has failed, or nothing, so that a restore may take its place. If not, this does
+    /// what is to be done instead.
+    fn may_replace(&mut self) -> bool {
+        let Some(said) = self.container.as_mut().and_then(Asked::said) else {
+            self.not_before = Instant::now() + DAEMON;
+            return false;
+        };
+        let now = said.as_ref().and_then(|it| ended::process(it.state.pid));
+        match (Said::found(said.as_ref(), self.record.job, now, self.record.removing), now) {
+            (FoundContainer::Restored, Some(process)) => self.runs_again(process, RESTORED_BEFORE.to_owned()),
+            (FoundContainer::Users, _) => {
+                let what = "podman was told to end the container, or to start it again: it is left alone";
+                self.happens(Event::Stop, what.to_owned());
+            }
+            (FoundContainer::Remains | FoundContainer::Restored, _) => return true,
+        }
+        false
+    }
+
     fn daemon_is_ready(&self) -> bool {
         let asked = daemon::ask(&self.record.wishes.socket, &Request::Status);
         matches!(asked, Ok(Reply::Status(status)) if status.problem.is_none())
@@ -381,14 +416,23 @@ impl Supervisor {
 
     fn restored(&mut self, number: u64, took: Duration) {
         self.record.restore_seconds = took.as_secs_f64();
-        let pid = self.record.job.map_or(0, |it| it.pid);
         // A job that has ended already is found out by `watch`.
-        let process = ended::process(pid).unwrap_or(Process { pid, started: u64::MAX });
+        let process = match &mut self.container {
+            None => {
+                let pid = self.record.job.map_or(0, |it| it.pid);
+                ended::process(pid).unwrap_or(Process { pid, started: u64::MAX })
+            }
+            Some(container) => {
+                let pid = container.said().flatten().map_or(0, |it| it.state.pid);
+                ended::process(pid).unwrap_or(Process { pid, started: 0 })
+            }
+        };
         self.runs_again(process, format!("the job was restored from image {number}"));
     }
 
     fn runs_again(&mut self, process: Process, what: String) {
         self.record.job = Some(process);
+        self.record.removing = false;
         self.fetched.clear();
         let tree = job::tree(process.pid);
         // Of one that has ended already, something may be left with the numbers of those before.

@@ -11,9 +11,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use anyhow::{Context, anyhow};
-use rekindle_protect::Cost;
 use rekindle_protect::record::Wishes;
+use rekindle_protect::{Container, Cost};
 use serde_json::Value;
+
+use super::archive::{self, Unpacked, Wrong};
+use super::container;
 
 /// The exit code of a bad image.
 const BAD_IMAGE: i32 = 4;
@@ -40,26 +43,59 @@ impl Verbs {
     }
 
     /// Makes a checkpoint, and returns for how many seconds the job stood still, and whether the protocol was a concurrent one. None
-    /// for a job without GPU processes.
+    /// for a job without GPU processes. A container's builds on no other.
     pub(super) fn checkpoint(&self, pid: i32, dir: &Path, on: Option<&Path>) -> Result<Option<Cost>, Failed> {
-        let mut arguments: Vec<OsString> =
-            vec!["checkpoint".into(), pid.to_string().into(), dir.into(), "--json".into()];
+        let mut arguments: Vec<OsString> = vec!["checkpoint".into(), "--json".into()];
+        match &self.wishes.container {
+            None => arguments.extend([pid.to_string().into(), dir.into()]),
+            Some(container) => {
+                arguments.extend(["--container", &container.id, "--compress", "none"].map(Into::into));
+                arguments.extend(["--export".into(), archive::archive(dir).into()]);
+                arguments.extend(of_podman(container));
+            }
+        }
         arguments.extend(on.into_iter().flat_map(|it| ["--on".into(), it.into()]));
         arguments.extend(self.wishes.checkpoint.iter().map(Into::into));
         let said = self.run(&arguments)?;
         Ok(cost(&said["dump"]))
     }
 
-    /// Restores an image, after it was verified, and returns when all of it is loaded.
+    /// Restores an image, after it was verified. Returns when all of it is loaded; a container runs then, and is loaded meanwhile. What
+    /// is left of the container that has failed is removed as soon as its image is known to be good.
     pub(super) fn restore(&self, dir: &Path) -> Result<(), Failed> {
-        let mut arguments: Vec<OsString> = vec!["restore".into(), dir.into()];
-        arguments.extend(["--restore-detached", "--wait-loaded", "--verify", "--json"].map(Into::into));
+        let mut arguments: Vec<OsString> = vec!["restore".into(), "--json".into()];
+        match &self.wishes.container {
+            None => {
+                arguments.push(dir.into());
+                arguments.extend(["--restore-detached", "--wait-loaded", "--verify"].map(Into::into));
+            }
+            Some(container) => {
+                self.verify(dir)?;
+                let removed = container::remove(container, &self.lock);
+                removed.map_err(|error| Failed { bad_image: false, why: format!("{error:#}") })?;
+                // Without --name, it gets the id, the name and the addresses that it had.
+                arguments.extend(["--import".into(), archive::archive(dir).into()]);
+                arguments.extend(of_podman(container));
+            }
+        }
         arguments.extend(self.wishes.restore.iter().map(Into::into));
         self.run(&arguments).map(drop)
     }
 
-    /// Compares every hash of an image.
+    /// Compares every hash of an image; of an archive that was verified before, the one of the whole file.
     pub(super) fn verify(&self, dir: &Path) -> Result<(), Failed> {
+        if self.wishes.container.is_none() {
+            return self.verify_image(dir);
+        }
+        if let Some(has_its_hash) = archive::has_its_hash(dir) {
+            return Ok(has_its_hash?);
+        }
+        let lock = self.lock().map_err(|error| Failed { bad_image: false, why: format!("{error:#}") })?;
+        self.verify_image(&Unpacked::of(dir, lock)?.image())?;
+        Ok(archive::note_hash(dir)?)
+    }
+
+    fn verify_image(&self, dir: &Path) -> Result<(), Failed> {
         self.run(&["verify".into(), dir.into(), "--json".into()]).map(drop)
     }
 
@@ -111,15 +147,35 @@ impl Verbs {
         Ok(command)
     }
 
+    /// The lock, for what is started.
+    fn lock(&self) -> anyhow::Result<File> {
+        self.lock.try_clone().context("cannot hand the lock on")
+    }
+
     fn run(&self, arguments: &[OsString]) -> Result<Value, Failed> {
         let ran = || -> anyhow::Result<Output> {
-            let lock = self.lock.try_clone().context("cannot hand the lock on")?;
-            self.command(arguments)?.stdin(lock).output().context("cannot run rekindle")
+            self.command(arguments)?.stdin(self.lock()?).output().context("cannot run rekindle")
         };
         let output = ran().map_err(|error| Failed { bad_image: false, why: format!("{error:#}") })?;
         let said = serde_json::from_slice(&output.stdout).unwrap_or_default();
         if output.status.success() { Ok(said) } else { Err(failed(&output, &said)) }
     }
+}
+
+impl From<Wrong> for Failed {
+    fn from(wrong: Wrong) -> Self {
+        match wrong {
+            Wrong::Damaged(why) => Self { bad_image: true, why },
+            Wrong::Failed(why) => Self { bad_image: false, why },
+        }
+    }
+}
+
+/// Arguments of checkpoints and restores of a container. Its volumes stay on this host as they are, like the files of processes.
+fn of_podman(container: &Container) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = vec!["--ignore-volumes".into()];
+    arguments.extend(container.podman.iter().flat_map(|it| ["--podman".into(), it.into()]));
+    arguments
 }
 
 /// Why a verb has failed.

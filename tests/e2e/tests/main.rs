@@ -13,6 +13,7 @@ mod container_groups;
 mod container_images;
 mod container_migrate;
 mod container_moves;
+mod container_protect;
 mod container_rootless;
 mod containerd;
 mod containers;

@@ -18,7 +18,7 @@ use serde_json::Value;
 const STEADY: [&str; 4] = ["--sleep-us", "2000", "--ballast-kib", "1024"];
 
 /// What `rekindle` says; it must succeed.
-fn rekindle(node: &Node, arguments: &[&str]) -> Result<String> {
+pub(crate) fn rekindle(node: &Node, arguments: &[&str]) -> Result<String> {
     let arguments: Vec<_> = arguments.iter().map(OsStr::new).collect();
     let output = node.rekindle(&arguments)?;
     let err = String::from_utf8_lossy(&output.stderr);
@@ -28,7 +28,7 @@ fn rekindle(node: &Node, arguments: &[&str]) -> Result<String> {
 
 /// A protection, as `rekindle protect --list` shows it; null if there is none. The job is looked at as well: the test is the parent of what has lost its own,
 /// and waits for it as init does elsewhere.
-fn shown(node: &Node, name: &str) -> Result<Value> {
+pub(crate) fn shown(node: &Node, name: &str) -> Result<Value> {
     let listed: Vec<Value> = serde_json::from_str(&rekindle(node, &["protect", "--list", "--json"])?)?;
     let found = listed.into_iter().find(|it| it["name"] == name).unwrap_or_default();
     for pid in ["pid", "supervisor", "guard"].map(|it| &found[it]).into_iter().filter_map(Value::as_i64) {
@@ -38,7 +38,7 @@ fn shown(node: &Node, name: &str) -> Result<Value> {
 }
 
 /// Waits until a protection is as it is to be.
-fn wait_for(node: &Node, name: &str, what: &str, is_so: impl Fn(&Value) -> bool) -> Result<Value> {
+pub(crate) fn wait_for(node: &Node, name: &str, what: &str, is_so: impl Fn(&Value) -> bool) -> Result<Value> {
     let mut last = Value::Null;
     let found = until(what, || {
         last = shown(node, name)?;
@@ -47,22 +47,22 @@ fn wait_for(node: &Node, name: &str, what: &str, is_so: impl Fn(&Value) -> bool)
     found.with_context(|| format!("{last:#}"))
 }
 
-fn pid(shown: &Value, of: &str) -> Result<i32> {
+pub(crate) fn pid(shown: &Value, of: &str) -> Result<i32> {
     Ok(i32::try_from(shown[of].as_i64().with_context(|| format!("no {of}: {shown:#}"))?)?)
 }
 
 /// The numbers of the good images, oldest first.
-fn good(shown: &Value) -> Vec<u64> {
+pub(crate) fn good(shown: &Value) -> Vec<u64> {
     let images = shown["images"].as_array().into_iter().flatten();
     images.filter(|it| it["good"] == true).filter_map(|it| it["number"].as_u64()).collect()
 }
 
 /// How many images are kept.
-fn kept(shown: &Value) -> usize {
+pub(crate) fn kept(shown: &Value) -> usize {
     shown["images"].as_array().into_iter().flatten().filter(|it| it["kept"] == true).count()
 }
 
-fn newest(shown: &Value) -> u64 {
+pub(crate) fn newest(shown: &Value) -> u64 {
     good(shown).last().copied().unwrap_or(0)
 }
 
@@ -295,7 +295,7 @@ fn as_many_images_are_kept_as_are_wanted_and_a_stop_leaves_the_job_alone() -> Re
 }
 
 /// Has a supervisor stand still between two checkpoints.
-fn hold_supervisor(node: &Node, name: &str) -> Result<(i32, Value)> {
+pub(crate) fn hold_supervisor(node: &Node, name: &str) -> Result<(i32, Value)> {
     until("the supervisor is between two checkpoints", || {
         let now = shown(node, name)?;
         let Ok(supervisor) = pid(&now, "supervisor") else { return Ok(None) };
@@ -520,8 +520,7 @@ fn what_cannot_be_protected_is_refused_with_the_reason() -> Result {
     let mut sleeper = Command::new("sleep").arg("600").spawn()?;
     let own = sleeper.id().to_string();
     for (arguments, code, reason) in [
-        (&["protect", "--container", "job"][..], 3, "containers cannot be protected"),
-        (&["protect", &own], 3, "uses a GPU through Rekindle"),
+        (&["protect", &own][..], 3, "uses a GPU through Rekindle"),
         (&["protect", "2147483647"], 3, "there is no process"),
         (&["protect"], 2, "give a process"),
         (&["protect", "1", "--every", "5"], 2, "is no time"),

@@ -7,7 +7,10 @@ use anyhow::ensure;
 use rekindle_e2e::network::{self, Network};
 use rekindle_e2e::podman::Podman;
 use rekindle_e2e::service::Service;
-use rekindle_e2e::{Node, Result};
+use rekindle_e2e::{Node, Result, process};
+
+use crate::container_protect;
+use crate::protect::{newest, rekindle, wait_for};
 
 const LOCALHOST: Ipv4Addr = Ipv4Addr::LOCALHOST;
 /// The port in the container.
@@ -87,6 +90,41 @@ fn a_published_service_is_checkpointed_restored_and_imported() -> Result {
         asked(published)?.quit()?;
         assert_eq!(podman.exit_code(name)?, 0, "{name}");
     }
+    drop(podman);
+    node.finish()
+}
+
+/// It is killed while it is protected.
+#[test]
+fn a_protected_service_comes_back_at_its_port_and_its_address() -> Result {
+    let _network = Network::new()?;
+    let node = container_protect::node()?;
+    let podman = Podman::new(&node)?;
+    podman.generate_cdi()?;
+    publish(&podman, "service", &["--volume", "kept:/kept"])?;
+    let address = || podman.call(&["inspect", "--format", "{{.NetworkSettings.IPAddress}}", "service"]);
+    let was = address()?;
+    let program = container_protect::program(&node, "runc")?;
+    let protect = ["protect", "--container", "service", "--podman", &program, "--every", "300ms", "--file-locks"];
+    rekindle(&node, &protect)?;
+    for restores in 1..=2 {
+        let before = wait_for(&node, "service", "an image", |it| it["runs"] == true && newest(it) > restores)?;
+        let count = Service::connect(LOCALHOST, PUBLISHED)?.count()?;
+        podman.call(&["exec", "service", "touch", &format!("/kept/{restores}")])?;
+        wait_for(&node, "service", "an image of a later count", |it| newest(it) > newest(&before) + 1)?;
+        process::signal(podman.pid("service")?, libc::SIGKILL)?;
+        wait_for(&node, "service", "it is restored", |it| it["restores"] == restores && it["runs"] == true)?;
+        let mut asked = Service::connect(LOCALHOST, PUBLISHED)?;
+        let now = asked.count()?;
+        ensure!(now >= count, "at {now}, and an image was made after {count}");
+        asked.check()?;
+        is_whole(&podman, "service", PUBLISHED)?;
+        assert_eq!(address()?, was);
+        podman.call(&["exec", "service", "test", "-e", &format!("/kept/{restores}")])?;
+    }
+    Service::connect(LOCALHOST, PUBLISHED)?.quit()?;
+    let over = wait_for(&node, "service", "it is over", |it| it["phase"] == "over" && it["guard"].is_null())?;
+    assert_eq!(over["ending"]["exited"], 0, "{over:#}");
     drop(podman);
     node.finish()
 }

@@ -1,0 +1,428 @@
+//! `rekindle protect --container`: a container that is checkpointed again and again ends with the right result, whoever is killed, and
+//! is left alone when a user has podman end it.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail, ensure};
+use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::podman::Podman;
+use rekindle_e2e::random::{Random, repetitions};
+use rekindle_e2e::wait::until_true;
+use rekindle_e2e::{Node, Result, process, stage, until};
+use serde_json::Value;
+
+use crate::protect::{good, hold_supervisor, kept, newest, pid, rekindle, shown, wait_for};
+
+const ANNOTATION: [&str; 2] = ["--annotation", "dev.rekindle/enable=true"];
+/// How the program works: it compares all that it has computed in each step, and writes its result at its end.
+const STEADY: [&str; 7] = ["steady", "--sleep-us", "2000", "--ballast-kib", "1024", "--until", "/shared/end"];
+
+/// Where the records and images of these tests are: the default is the host's own folder. It is used by one test at a time.
+const PROTECTIONS: &str = "/tmp/rekindle-e2e-protections";
+
+pub(crate) fn node() -> Result<Node> {
+    let node = Node::at_default_socket_with(&format!("[protect]\ndir = \"{PROTECTIONS}\"\n"))?;
+    // Of a test that has failed.
+    match fs::remove_dir_all(PROTECTIONS) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(node),
+    }
+}
+
+/// A podman program with the options that this machine needs.
+pub(crate) fn program(node: &Node, runtime: &str) -> Result<String> {
+    let program = node.path("podman");
+    let lib = stage::repository()?.join("scripts/lib/podman.sh");
+    let script = format!("#!/bin/bash\nREKINDLE_RUNTIME={runtime}\n. '{}'\npodman_ \"$@\"\n", lib.display());
+    stage::write_script(&program, &script)?;
+    Ok(program.display().to_string())
+}
+
+/// A container with a program that works until it may end.
+struct Container<'a> {
+    node: &'a Node,
+    podman: Podman,
+    /// The podman program with the options that this machine needs.
+    program: String,
+    shared: PathBuf,
+}
+
+impl<'a> Container<'a> {
+    fn prepare(node: &'a Node) -> Result<Self> {
+        Self::with_runtime(node, "runc")
+    }
+
+    fn with_runtime(node: &'a Node, runtime: &'static str) -> Result<Self> {
+        let program = program(node, runtime)?;
+        let shared = node.path("shared");
+        fs::create_dir(&shared)?;
+        Ok(Self { node, podman: Podman::with_runtime(node, runtime)?, program, shared })
+    }
+
+    /// Runs a program in the container `job`, and waits until it uses its GPU.
+    fn run(&self, options: &[&str], program: &[&str]) -> Result {
+        let volume = format!("{}:/shared", self.shared.display());
+        self.podman.run("job", &[&ANNOTATION, &["--volume", &volume][..], options].concat(), program)?;
+        let root = self.pid()?;
+        until_true("a process of the container uses the GPU", || {
+            let clients = self.node.clients()?;
+            Ok(process::tree(root).iter().any(|it| clients.iter().any(|client| client.pid == *it)))
+        })
+    }
+
+    fn pid(&self) -> Result<i32> {
+        self.podman.pid("job")
+    }
+
+    fn inspect(&self, what: &str) -> Result<String> {
+        Ok(self.podman.call(&["container", "inspect", "--format", what, "job"])?.trim().to_owned())
+    }
+
+    fn protect(&self, more: &[&str]) -> Result<String> {
+        rekindle(self.node, &[&["protect", "--container", "job", "--podman", &self.program], more].concat())
+    }
+
+    /// Why `rekindle protect` refuses the container.
+    fn refused(&self, name: &str, more: &[&str]) -> Result<(Option<i32>, String)> {
+        let arguments = [&["protect", "--container", name, "--podman", &self.program], more].concat();
+        let output = self.node.rekindle(&arguments.iter().map(std::ffi::OsStr::new).collect::<Vec<_>>())?;
+        Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
+    }
+
+    fn end(&self) -> Result {
+        Ok(fs::write(self.shared.join("end"), "")?)
+    }
+}
+
+fn images() -> PathBuf {
+    Path::new(PROTECTIONS).join("job/images")
+}
+
+fn archive(number: u64) -> PathBuf {
+    images().join(format!("image-{number:06}/container.tar"))
+}
+
+#[test]
+fn whoever_is_killed_a_container_ends_with_the_right_result() -> Result {
+    let expected = undisturbed("steady", &["--steps", "2"])?;
+    let mut random = Random::new();
+    let mut node = node()?;
+    let container = Container::prepare(&node)?;
+    container.run(&["--volume", "kept:/kept", "--env", "WORD=same"], &STEADY)?;
+    let was = container.inspect("{{.Id}} {{.Config.Env}} {{(index .Mounts 0).Name}} {{.Config.Annotations}}")?;
+    container.protect(&["--every", "200ms", "--keep", "2"])?;
+    let Container { podman, shared, .. } = container;
+    let victims = [
+        "container",
+        "worker",
+        "daemon",
+        "supervisor",
+        "guard",
+        "supervisor in a restore",
+        "daemon and then the container",
+        "conmon and the container",
+    ];
+    let mut restores = 0;
+    for round in 0..victims.len() as u64 * 2 * repetitions() {
+        let before = wait_for(&node, "job", "an image after the last kill", |it| {
+            it["phase"] == "watching" && it["restores"] == restores && it["runs"] == true && newest(it) > 0
+        })?;
+        let before = wait_for(&node, "job", "another image", |it| newest(it) > newest(&before))?;
+        // What is too much goes with the next image, also after a supervisor was killed before it came to that.
+        ensure!(kept(&before) <= 2 && good(&before).len() <= 4, "{before:#}");
+        // Each once, and then at random.
+        let chosen =
+            usize::try_from(if round < victims.len() as u64 { round } else { random.below(victims.len() as u64) })?;
+        // At any moment from the last image to the next one, or later.
+        let looks = random.below(40);
+        (0..looks).try_for_each(|_| shown(&node, "job").map(drop))?;
+        let root = pid(&before, "pid")?;
+        eprintln!("kills the {}, after {looks} looks", victims[chosen]);
+        match victims[chosen] {
+            "daemon" => {
+                node.kill_daemon()?;
+                node.start_daemon(&[])?;
+            }
+            "daemon and then the container" => {
+                node.kill_daemon()?;
+                process::signal(root, libc::SIGKILL)?;
+                until_true("the container is gone", || Ok(process::is_gone(root)))?;
+                restores += 1;
+                node.start_daemon(&[])?;
+            }
+            "container" => {
+                process::signal(root, libc::SIGKILL)?;
+                restores += 1;
+            }
+            // podman has nobody then who would tell it of the end.
+            "conmon and the container" => {
+                let conmon = podman.call(&["inspect", "--format", "{{.State.ConmonPid}}", "job"])?.trim().parse()?;
+                [conmon, root].into_iter().try_for_each(|it| process::signal(it, libc::SIGKILL))?;
+                process::reap(conmon);
+                restores += 1;
+            }
+            "worker" => {
+                process::signal(node.client(root)?.worker, libc::SIGKILL)?;
+                restores += 1;
+            }
+            "supervisor in a restore" => {
+                process::signal(root, libc::SIGKILL)?;
+                restores += 1;
+                let restoring = wait_for(&node, "job", "the container is being restored", |it| {
+                    it["phase"] == "restoring" || it["restores"] == restores
+                })?;
+                process::signal(pid(&restoring, "supervisor")?, libc::SIGKILL)?;
+            }
+            other => {
+                let killed = pid(&before, other)?;
+                process::signal(killed, libc::SIGKILL)?;
+                wait_for(&node, "job", "another takes its place", |it| {
+                    [&it["supervisor"], &it["guard"]].iter().all(|it| it.is_i64() && **it != killed)
+                })?;
+            }
+        }
+        wait_for(&node, "job", "the container runs", |it| it["restores"] == restores && it["runs"] == true)?;
+    }
+    ensure!(restores >= 2);
+    let is = "{{.Id}} {{.Config.Env}} {{(index .Mounts 0).Name}} {{.Config.Annotations}}";
+    assert_eq!(podman.call(&["container", "inspect", "--format", is, "job"])?.trim(), was);
+    fs::write(shared.join("end"), "")?;
+    let over = wait_for(&node, "job", "the container is over", |it| it["phase"] == "over" && it["guard"].is_null())?;
+    assert_eq!(over["ending"]["exited"], 0, "{over:#}");
+    assert_eq!(podman.output("job")?, expected);
+    rekindle(&node, &["protect", "--forget", "job"])?;
+    ensure!(!images().exists());
+    podman.call(&["rm", "job"])?;
+    podman.call(&["volume", "rm", "kept"])?;
+    drop(podman);
+    node.finish()
+}
+
+/// A shell that prints and a child of it that uses the GPU. No line of the container's log is missing. podman exports the log, and the
+/// container's own file system, just after the memory: what the container has written in between comes again.
+fn log_and_files_of_a_container_that_is_restored(runtime: &'static str) -> Result {
+    const SCRIPT: &str = "/apps/steady --sleep-us 2000 --until /shared/end & i=0; while [ ! -e /shared/end ]; do i=$((i + 1)); \
+                          echo \"line $i\"; echo $i >/own; echo $i >/shared/count; usleep 10000; done; wait $!; echo \"status $?\"; \
+                          echo \"own $(cat /own) of $i\"";
+    let node = node()?;
+    let container = Container::with_runtime(&node, runtime)?;
+    container.run(&[], &["/bin/sh", "-c", SCRIPT])?;
+    container.protect(&["--every", "200ms"])?;
+    for restores in 1..=2 {
+        let before = wait_for(&node, "job", "an image", |it| it["runs"] == true && newest(it) > restores)?;
+        process::signal(pid(&before, "pid")?, libc::SIGKILL)?;
+        let restored = |it: &Value| it["restores"] == restores && it["runs"] == true;
+        let after = wait_for(&node, "job", "the container is restored", restored)?;
+        wait_for(&node, "job", "another image", |it| newest(it) > newest(&after))?;
+    }
+    container.end()?;
+    let over = wait_for(&node, "job", "the container is over", |it| it["phase"] == "over")?;
+    assert_eq!((&over["container"], &over["ending"]["exited"]), (&Value::from("job"), &Value::from(0)), "{over:#}");
+    let said = container.podman.output("job")?;
+    let lines: Vec<_> = said.lines().collect();
+    let [counted @ .., "steady ok", "status 0", own] = lines.as_slice() else { bail!("{said}") };
+    ensure!(counted.len() > 10);
+    let (mut last, mut steps_back) = (0, 0);
+    for line in counted {
+        let number: u64 = line.strip_prefix("line ").with_context(|| said.clone())?.parse()?;
+        ensure!(number <= last + 1, "{number} follows {last}");
+        steps_back += u64::from(number <= last);
+        last = number;
+    }
+    ensure!(steps_back <= 2, "the log steps back {steps_back} times, and the container was restored twice");
+    assert_eq!(*own, format!("own {last} of {last}"));
+    assert_eq!(fs::read_to_string(container.shared.join("count"))?.trim(), last.to_string());
+    drop(container);
+    node.finish()
+}
+
+#[test]
+fn the_log_and_the_files_of_a_container_that_is_restored_are_right() -> Result {
+    log_and_files_of_a_container_that_is_restored("runc")
+}
+
+#[test]
+fn the_log_and_the_files_of_a_container_that_crun_restores_are_right() -> Result {
+    log_and_files_of_a_container_that_is_restored("crun")
+}
+
+#[test]
+fn what_a_user_has_podman_do_to_a_container_ends_its_protection() -> Result {
+    let node = node()?;
+    let container = Container::prepare(&node)?;
+    for (what, runs) in [
+        (&["stop", "--time", "20", "job"][..], false),
+        (&["kill", "job"], false),
+        (&["rm", "--force", "--time", "0", "job"], false),
+        (&["restart", "--time", "0", "job"], true),
+        (&["container", "checkpoint", "job"], false),
+    ] {
+        // Its shell ends by itself, with success, when it is to be stopped.
+        let script = format!("trap 'exit 0' TERM; /apps/{} & wait", STEADY.join(" "));
+        container.run(&[], &["/bin/sh", "-c", &script])?;
+        container.protect(&["--every", "200ms"])?;
+        let before = wait_for(&node, "job", "an image", |it| newest(it) > 0)?;
+        // podman and the supervisor exclude each other only for the time of a checkpoint.
+        until_true("podman does it", || Ok(container.podman.call(what).is_ok()))?;
+        let over =
+            wait_for(&node, "job", "the protection is over", |it| it["phase"] == "over" && it["guard"].is_null())?;
+        assert_eq!(
+            (&over["ending"], &over["restores"]),
+            (&Value::from("by_user"), &Value::from(0)),
+            "{what:?}: {over:#}"
+        );
+        ensure!(good(&over).contains(&newest(&before)) || newest(&over) > newest(&before), "{over:#}");
+        let listed = rekindle(&node, &["protect", "--list"])?;
+        ensure!(listed.contains("over") && listed.contains("podman was told to end it"), "{listed}");
+        if runs {
+            assert_eq!(container.inspect("{{.State.Status}}")?, "running");
+        } else if what[0] != "rm" {
+            assert_eq!(container.inspect("{{.State.Running}}")?, "false", "{what:?}");
+        }
+        rekindle(&node, &["protect", "--forget", "job"])?;
+        container.podman.call(&["rm", "--force", "--ignore", "--time", "0", "job"])?;
+    }
+    // It gives up by itself.
+    container.run(&[], &["/bin/sh", "-c", "/apps/steady --sleep-us 2000 --until /shared/end && exit 7"])?;
+    container.protect(&["--every", "200ms"])?;
+    wait_for(&node, "job", "an image", |it| newest(it) > 0)?;
+    container.end()?;
+    let over = wait_for(&node, "job", "the container is over", |it| it["phase"] == "over")?;
+    assert_eq!((&over["ending"]["exited"], &over["restores"]), (&Value::from(7), &Value::from(0)), "{over:#}");
+    drop(container);
+    node.finish()
+}
+
+#[test]
+fn the_newest_archives_are_kept_and_one_that_is_bad_is_left_out() -> Result {
+    let node = node()?;
+    let container = Container::prepare(&node)?;
+    container.run(&[], &STEADY)?;
+    let said = container.protect(&["--every", "1500ms", "--keep", "2", "--name", "other"])?;
+    ensure!(said.contains("protecting container job as other: images in"), "{said}");
+    let (code, why) = container.refused("job", &[])?;
+    ensure!(code == Some(3) && why.contains("is protected already, as other"), "{why}");
+    rekindle(&node, &["protect", "--stop", "job"])?;
+    wait_for(&node, "other", "nobody guards it", |it| it["guard"].is_null() && it["phase"] == "stopped")?;
+    rekindle(&node, &["protect", "--forget", "other"])?;
+
+    container.protect(&["--every", "1500ms", "--keep", "2"])?;
+    let images = images();
+    for number in 1..=4 {
+        let now = wait_for(&node, "job", "the next image", |it| newest(it) >= number)?;
+        // One may be in the making, and be unpacked.
+        let dirs = fs::read_dir(&images)?.count();
+        ensure!(kept(&now) <= 2 && good(&now).len() <= 2 && dirs <= 5, "{dirs} directories: {now:#}");
+    }
+    let (supervisor, before) = hold_supervisor(&node, "job")?;
+    let bad = newest(&before);
+    // In the middle of podman's file, whatever is there.
+    let data = File::options().read(true).write(true).open(archive(bad))?;
+    let (at, mut byte) = (data.metadata()?.len() / 2, [0]);
+    data.read_exact_at(&mut byte, at)?;
+    data.write_all_at(&[!byte[0]], at)?;
+    process::signal(container.pid()?, libc::SIGKILL)?;
+    process::signal(supervisor, libc::SIGCONT)?;
+    let after = wait_for(&node, "job", "the container is restored", |it| it["restores"] == 1 && it["runs"] == true)?;
+    let said = after["events"].to_string();
+    ensure!(said.contains(&format!("image {bad} is set aside, for it is damaged")), "{said}");
+    ensure!(said.contains(&format!("restored from image {}", good(&before)[good(&before).len() - 2])), "{said}");
+    wait_for(&node, "job", "another image", |it| newest(it) > bad)?;
+    let said = rekindle(&node, &["protect", "--stop", "job"])?;
+    ensure!(said.contains("job is stopped"), "{said}");
+    let stopped = shown(&node, "job")?;
+    ensure!(stopped["runs"] == true && stopped["failed_checkpoints"] == 0, "{stopped:#}");
+    container.end()?;
+    assert_eq!(container.podman.output("job")?, "steady ok\n");
+    // Nobody needs the protection to restore its archives.
+    container.podman.call(&["rm", "job"])?;
+    let by_hand = archive(newest(&stopped)).display().to_string();
+    rekindle(&node, &["restore", "--podman", &container.program, "--ignore-volumes", "--import", &by_hand])?;
+    assert_eq!(container.podman.output("job")?, "steady ok\n");
+    drop(container);
+    node.finish()
+}
+
+/// The machine was started again: nobody has seen the end of the container, and podman has no word on it.
+#[test]
+fn a_container_is_restored_after_the_machine_was_started_again() -> Result {
+    let node = node()?;
+    let container = Container::prepare(&node)?;
+    container.run(&[], &STEADY)?;
+    container.protect(&["--every", "300ms", "--keep", "2"])?;
+    let before = wait_for(&node, "job", "two images", |it| good(it).len() >= 2)?;
+    let (guard, supervisor) = (pid(&before, "guard")?, pid(&before, "supervisor")?);
+    for signal in [libc::SIGSTOP, libc::SIGKILL] {
+        [guard, supervisor].into_iter().try_for_each(|it| process::signal(it, signal))?;
+    }
+    wait_for(&node, "job", "nobody supervises it", |it| it["guard"].is_null() && it["supervisor"].is_null())?;
+    let root = container.pid()?;
+    process::signal(root, libc::SIGKILL)?;
+    until_true("the container is gone", || Ok(process::is_gone(root)))?;
+    // What the supervisor of another boot has left.
+    let file = Path::new(PROTECTIONS).join("job/record.json");
+    let mut record: Value = serde_json::from_slice(&fs::read(&file)?)?;
+    ensure!(record["version"] == 2, "{record:#}");
+    record["boot"] = "another".into();
+    fs::write(&file, serde_json::to_vec(&record)?)?;
+    // What rekindle-protect@job.service runs.
+    let mut service = Command::new(stage::program("rekindle")?);
+    stage::clean_environment(&mut service);
+    service.args(["protect", "--supervise", "job"]).env("REKINDLE_SOCKET", node.socket()).stderr(Stdio::null());
+    let mut service = service.spawn()?;
+    let after = wait_for(&node, "job", "the container is restored", |it| it["restores"] == 1 && it["runs"] == true)?;
+    let said = after["events"].to_string();
+    ensure!(said.contains("the machine was started again") && said.contains("nobody saw how it ended"), "{said}");
+    wait_for(&node, "job", "another image", |it| newest(it) > newest(&after))?;
+    container.end()?;
+    wait_for(&node, "job", "the container is over", |it| it["phase"] == "over")?;
+    let status = until("the service ends", || Ok(service.try_wait()?))?;
+    ensure!(status.success(), "{status}");
+    assert_eq!(container.podman.output("job")?, "steady ok\n");
+    drop(container);
+    node.finish()
+}
+
+#[test]
+fn a_container_that_would_fight_its_protection_is_refused_with_the_reason() -> Result {
+    let node = node()?;
+    let container = Container::prepare(&node)?;
+    let podman = &container.podman;
+    let sleeps = ["/bin/sh", "-c", "sleep 600"];
+    let refused = |name: &str, more: &[&str], reason: &str| -> Result {
+        let (code, why) = container.refused(name, more)?;
+        ensure!(code == Some(3) && why.contains(reason), "{name} {more:?} ended with {code:?}: {why}");
+        Ok(())
+    };
+    refused("job", &[], "podman knows no container job")?;
+    podman.run("restarts", &["--restart", "always"], &sleeps)?;
+    refused("restarts", &[], "its restart policy is `always`")?;
+    podman.run("removed", &["--rm"], &sleeps)?;
+    refused("removed", &[], "podman removes it when it ends")?;
+    podman.run("unit", &["--label", "PODMAN_SYSTEMD_UNIT=unit.service"], &sleeps)?;
+    refused("unit", &[], "unit.service")?;
+    podman.run("plain", &[], &sleeps)?;
+    refused("plain", &[], "no process of its tree uses a GPU through Rekindle")?;
+    podman.call(&["pause", "plain"])?;
+    refused("plain", &[], "`podman unpause plain` first")?;
+    podman.call(&["unpause", "plain"])?;
+    podman.run("needs", &["--requires", "plain"], &sleeps)?;
+    refused("plain", &[], "needs need it")?;
+    podman.call(&["kill", "needs"])?;
+    refused("needs", &[], "it is not running")?;
+    container.run(&[], &STEADY)?;
+    let store = node.path("store").display().to_string();
+    refused("job", &["--to", &store], "stores hold none")?;
+    for option in [["--chain", "2"], ["--criu", "/bin/criu"]] {
+        let (code, why) = container.refused("job", &option)?;
+        ensure!(code == Some(2) && why.contains(option[0]), "{why}");
+    }
+    assert_eq!(rekindle(&node, &["protect", "--list", "--json"])?.trim(), "[]");
+    container.end()?;
+    podman.output("job").context("it runs on")?;
+    drop(container);
+    node.finish()
+}
