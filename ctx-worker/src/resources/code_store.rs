@@ -25,7 +25,8 @@ pub(crate) struct Image {
     pub(crate) hash: CodeHash,
     /// The bytes as they are saved, and [`AFTER`].
     stored: Vec<u8>,
-    /// Copies of the parts that the driver cannot use where they are stored: each is aligned, and followed by a zero.
+    /// The parts as the driver gets them, where it cannot use what is stored: each is aligned, and followed by a zero. Managed
+    /// variables are ordinary ones in them.
     copies: Option<Vec<Vec<u64>>>,
     /// Kernels whose code reaches the device's `malloc`.
     pub(crate) allocating: HashSet<String>,
@@ -45,6 +46,8 @@ pub(crate) struct Image {
 #[derive(Clone, Debug)]
 pub(crate) struct Global {
     pub(crate) name: CString,
+    /// Whether the code declares it as managed.
+    pub(crate) managed: bool,
     /// Whether losing the variable unnoticed would do no harm: the compiler made it, and nothing ever writes it.
     pub(crate) constant: bool,
     /// Some of the symbols whose addresses the initial value holds.
@@ -61,10 +64,16 @@ impl Image {
         stored.extend(AFTER);
         let slices = split(&stored[..length])?;
         let usable = slices.len() == 1 && slices[0].as_ptr().cast::<u64>().is_aligned();
-        // Libraries have hundreds of megabytes of code: it is copied only if it must be.
-        let copies = (!usable).then(|| slices.iter().map(|s| aligned(s)).collect());
-        let Description { allocating, params, prints, takes_function_addresses, must_be_compiled, globals } =
+        let Description { allocating, params, prints, takes_function_addresses, must_be_compiled, mut globals } =
             describe(&slices, capability);
+        // Libraries have hundreds of megabytes of code: it is copied only if it must be.
+        let mut copies = (!usable).then(|| slices.iter().map(|s| aligned(s)).collect());
+        if globals.as_ref().is_ok_and(|globals| globals.iter().any(|it| it.managed)) {
+            match without_managed(&slices) {
+                Ok(without) => copies = Some(without),
+                Err(why) => globals = Err(UnknownGlobals::Managed(why)),
+            }
+        }
         Ok(Self {
             hash,
             stored,
@@ -76,6 +85,11 @@ impl Image {
             must_be_compiled,
             globals,
         })
+    }
+
+    /// The managed variables.
+    pub(crate) fn managed(&self) -> impl Iterator<Item = &Global> {
+        self.globals.iter().flatten().filter(|it| it.managed)
     }
 
     /// The bytes as they are saved.
@@ -138,6 +152,12 @@ fn split(bytes: &[u8]) -> Result<Vec<&[u8]>, BrokenImage> {
 /// Follows the bytes of a part, so that PTX ends in a NUL even where the client forgot it.
 const AFTER: [u8; 8] = [0; 8];
 
+/// Parts in which managed variables are ordinary ones.
+fn without_managed(parts: &[&[u8]]) -> Result<Vec<Vec<u64>>, CodeError> {
+    let each = parts.iter().map(|part| Ok(code::unmanaged(part)?.map_or_else(|| aligned(part), |it| aligned(&it))));
+    each.collect()
+}
+
 fn aligned(bytes: &[u8]) -> Vec<u64> {
     let mut words = vec![0_u64; bytes.len() / 8 + 1];
     let (whole, rest) = bytes.as_chunks::<8>();
@@ -160,8 +180,8 @@ fn made_by_compiler(name: &str) -> bool {
 pub(crate) enum UnknownGlobals {
     #[error("none of its entries fits the device")]
     NoEntry,
-    #[error("`{0}` is managed memory")]
-    Managed(String),
+    #[error("its managed variables cannot be told from what else is in it: {0}")]
+    Managed(CodeError),
     #[error("`{0}` is a variable inside a function")]
     InFunction(String),
     #[error(transparent)]
@@ -234,14 +254,12 @@ fn describe_entry(
         }
     }
     for global in program.globals()? {
-        if global.managed {
-            return Err(UnknownGlobals::Managed(global.name.clone()));
-        }
         if global.in_function && !made_by_compiler(&global.name) {
             return Err(UnknownGlobals::InFunction(global.name.clone()));
         }
         let Ok(name) = CString::new(global.name.as_str()) else { continue };
-        globals.push(Global { constant: made_by_compiler(&global.name), name, points_to: global.points_to });
+        let (managed, constant) = (global.managed, made_by_compiler(&global.name));
+        globals.push(Global { constant, managed, name, points_to: global.points_to });
     }
     Ok(())
 }

@@ -13,6 +13,10 @@
 //! the driver a command that may use them. So the content has one owner at any time, as CUDA defines for devices without concurrent
 //! access (CUDA C++ Programming Guide, "Unified Memory on devices without full support").
 //!
+//! Managed variables of the client's code move in the same way. The driver loads the code as if they were ordinary variables
+//! (`code_store.rs`), so on the device they lie among others, and a restore brings them to their addresses as those. The client has
+//! the pages that they lie in. What else of these pages the device has is not the client's: only the variables' bytes are copied.
+//!
 //! A client that is at rest has all pages itself: CRIU saves them with the process, and a suspended or frozen client needs no worker
 //! for them. A restored client has them all, too.
 
@@ -36,6 +40,7 @@ use crate::session::state;
 pub(crate) const CHUNK: u64 = 2 << 20;
 /// The most chunks that one fault brings, where a thread touches one after the other.
 const MOST_AHEAD: usize = 16;
+const PAGE: u64 = 4096;
 /// The most bytes that are on their way at a time.
 pub(crate) const BATCH: u64 = MOST_AHEAD as u64 * CHUNK;
 
@@ -79,12 +84,43 @@ pub(crate) enum Side {
     Process,
 }
 
-/// A managed allocation that moves.
+/// A managed variable of the client's code. On the device it lies where the driver has placed it, as any other variable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Variable {
+    pub(crate) range: Range<u64>,
+    /// The module or library.
+    pub(crate) parent: u64,
+    pub(crate) context: u64,
+}
+
+/// What of the pages is the client's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Owned {
+    /// All of them: they are an allocation, which belongs to this context.
+    All(u64),
+    /// The parts of these variables that lie in the pages. What else the device has there is other code's.
+    Variables(Vec<Variable>),
+}
+
+impl Owned {
+    /// The parts of a range that are the client's, each with its context.
+    fn in_range(&self, range: &Range<u64>) -> Vec<(Range<u64>, u64)> {
+        let variables = match self {
+            Self::All(context) => return vec![(range.clone(), *context)],
+            Self::Variables(variables) => variables,
+        };
+        let common = |it: &Variable| it.range.start.max(range.start)..it.range.end.min(range.end);
+        let parts = variables.iter().map(|it| (common(it), it.context));
+        parts.filter(|(part, _)| !part.is_empty()).collect()
+    }
+}
+
+/// Managed memory that moves: an allocation, or pages with variables.
 #[derive(Debug)]
 pub(crate) struct Pages {
     /// A multiple of the page size.
     pub(crate) size: u64,
-    pub(crate) context: u64,
+    owned: Owned,
     /// The memfd that the client has mapped there.
     file: File,
     chunks: Vec<Side>,
@@ -95,9 +131,18 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    pub(crate) fn new(size: u64, context: u64, file: File, side: Side) -> Self {
+    /// `fresh`: the device's content is zeros.
+    pub(crate) fn new(size: u64, owned: Owned, file: File, side: Side, fresh: bool) -> Self {
         let chunks = vec![side; size.div_ceil(CHUNK) as usize];
-        Self { size, context, file, chunks, fresh: side == Side::Device, ahead: (0, 1) }
+        Self { size, owned, file, chunks, fresh, ahead: (0, 1) }
+    }
+
+    /// The context of an allocation.
+    fn context(&self) -> Option<u64> {
+        match self.owned {
+            Owned::All(context) => Some(context),
+            Owned::Variables(_) => None,
+        }
     }
 
     /// Reads what the client has from an offset on. Pages that were never there are zeros.
@@ -207,10 +252,22 @@ impl ManagedMemory {
 
     /// Writes the list of allocations for the image.
     pub(crate) fn write(&self, state: &mut state::State) {
+        let variable = |it: &Variable| state::ManagedVariable {
+            address: it.range.start,
+            size: it.range.end - it.range.start,
+            parent: it.parent,
+            context: it.context,
+            ..state::ManagedVariable::default()
+        };
+        let variables = |it: &Pages| match &it.owned {
+            Owned::All(_) => Vec::new(),
+            Owned::Variables(variables) => variables.iter().map(variable).collect(),
+        };
         let saved = |(&address, it): (&u64, &Pages)| state::ManagedMemory {
             address,
             size: it.size,
-            context: it.context,
+            context: it.context().unwrap_or(0),
+            variables: variables(it),
             ..state::ManagedMemory::default()
         };
         state.managed = self.allocations.iter().map(saved).collect();
@@ -230,7 +287,7 @@ impl ManagedMemory {
     pub(crate) fn add(&mut self, base: u64, pages: Pages) -> io::Result<()> {
         let faults = self.faults.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         faults.register(&(base..base + pages.size))?;
-        if pages.fresh {
+        if pages.chunks.contains(&Side::Device) {
             // A process that locks all of its memory (mlockall(2)) has pages already.
             pages.take_away(0..pages.size)?;
         }
@@ -252,10 +309,53 @@ impl ManagedMemory {
         Some(pages)
     }
 
-    /// Stops to move the allocations of a context.
+    /// Stops to move the allocations and variables of a context.
     pub(crate) fn forget_context(&mut self, context: u64) {
-        let gone: Vec<u64> = self.allocations.iter().filter(|(_, it)| it.context == context).map(|it| *it.0).collect();
+        let of_context = |it: &&u64| self.allocations[*it].context() == Some(context);
+        let gone: Vec<u64> = self.allocations.keys().filter(of_context).copied().collect();
         gone.into_iter().for_each(|base| drop(self.remove(base)));
+        self.forget_variables(|it| it.context == context);
+    }
+
+    /// Adds a variable to the pages in which it lies, of which the device has the content. `false` if some of them are not there.
+    pub(crate) fn add_variable(&mut self, variable: &Variable) -> bool {
+        let pages = variable.range.start & !(PAGE - 1)..variable.range.end.next_multiple_of(PAGE);
+        let mut there = 0;
+        for (base, it) in self.allocations.range_mut(..pages.end).rev() {
+            let common = pages.start.max(*base)..pages.end.min(base + it.size);
+            if common.is_empty() {
+                break;
+            }
+            if let Owned::Variables(variables) = &mut it.owned {
+                there += common.end - common.start;
+                let range = variable.range.start.max(common.start)..variable.range.end.min(common.end);
+                variables.push(Variable { range, ..variable.clone() });
+            }
+        }
+        there == pages.end - pages.start
+    }
+
+    /// Forgets variables, and the pages in which there are no others.
+    pub(crate) fn forget_variables(&mut self, which: impl Fn(&Variable) -> bool) {
+        let mut empty = Vec::new();
+        for (base, pages) in &mut self.allocations {
+            if let Owned::Variables(variables) = &mut pages.owned {
+                variables.retain(|it| !which(it));
+                empty.extend(variables.is_empty().then_some(*base));
+            }
+        }
+        empty.into_iter().for_each(|base| drop(self.remove(base)));
+    }
+
+    /// Whether any part of a range is a variable's.
+    pub(crate) fn has_variable(&self, range: &Range<u64>) -> bool {
+        let of_variables = self.allocations.values().filter(|it| it.context().is_none());
+        of_variables.into_iter().any(|it| !it.owned.in_range(range).is_empty())
+    }
+
+    /// The parts of a range in some pages that are the client's, each with its context.
+    pub(crate) fn owned(&self, base: u64, range: &Range<u64>) -> Vec<(Range<u64>, u64)> {
+        self.allocations.get(&base).map_or_else(Vec::new, |it| it.owned.in_range(range))
     }
 
     /// A thread waits for a page.
@@ -295,6 +395,11 @@ impl ManagedMemory {
         let pages = self.allocations.get_mut(&part.base);
         let chunks = pages.map_or(part.chunks.clone(), |it| it.chunks_ahead(part.chunks.start));
         self.part(part.base, chunks)
+    }
+
+    /// Whether any of the pages in a range are there.
+    pub(crate) fn has_any(&self, range: &Range<u64>) -> bool {
+        self.allocations.range(..range.end).next_back().is_some_and(|(base, pages)| base + pages.size > range.start)
     }
 
     /// All chunks that are, or are not, in a state.
@@ -344,7 +449,7 @@ mod tests {
         let file = File::from(file);
         let size = chunks * CHUNK - 4096;
         file.set_len(size).unwrap();
-        let pages = Pages::new(size, 7, file, side);
+        let pages = Pages::new(size, Owned::All(7), file, side, side == Side::Device);
         let taken = pages.chunks.iter().filter(|it| **it != Side::Device).count();
         ManagedMemory { allocations: [(BASE, pages)].into(), taken, ..ManagedMemory::default() }
     }
