@@ -363,6 +363,12 @@ pub(crate) unsafe fn cuLibraryGetManaged(
     library: CUlibrary,
     name: *const c_char,
 ) -> CUresult {
+    if !Kind::Library.owns(library) {
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    if address.is_null() && bytes.is_null() {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     // SAFETY: the caller's promise by cuda.h.
     let found = || match unsafe { find_global(LIBRARY_GLOBAL, library, name) }? {
         // SAFETY: as above.
@@ -373,7 +379,7 @@ pub(crate) unsafe fn cuLibraryGetManaged(
         },
         (_, false) => Err(CUDA_ERROR_NOT_FOUND),
     };
-    if Kind::Library.owns(library) { answer(found()) } else { CUDA_ERROR_INVALID_HANDLE }
+    answer(found())
 }
 
 /// A unified function has the same address on the host and on devices. The driver would put it into the worker's process, where

@@ -101,7 +101,9 @@ pub fn cuLibraryGetGlobal(address: Out<CUdeviceptr>, bytes: Out<usize>, library:
 /// Needs no context.
 pub fn cuLibraryGetManaged(address: Out<CUdeviceptr>, bytes: Out<usize>, library: CUlibrary, name: Text) -> CUresult {
     status(|| {
-        let variable = handles::get::<Library>(library)?.managed_variable(utf8(name)?)?;
+        let library = handles::get::<Library>(library)?;
+        ensure(!address.is_null() || !bytes.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let variable = library.managed_variable(utf8(name)?)?;
         address.put_if(variable.address);
         bytes.put_if(variable.size as usize);
         Ok(())
