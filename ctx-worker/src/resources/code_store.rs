@@ -364,6 +364,40 @@ mod tests {
         assert_eq!(split(&bytes), Err(BrokenImage("a part longer than the image")));
     }
 
+    /// An image of these parts as it arrives.
+    fn image(parts: &[&[u8]]) -> Image {
+        let words = std::iter::once(parts.len()).chain(parts.iter().map(|part| part.len()));
+        let mut bytes: Vec<u8> = words.flat_map(|word| (word as u64).to_le_bytes()).collect();
+        bytes.extend(parts.concat());
+        Image::new(CodeHash::of(&bytes), bytes, (9, 0)).unwrap()
+    }
+
+    fn given_to_driver(image: &Image) -> String {
+        // SAFETY: an image of one part is followed by a NUL.
+        let text = |pointer: *const std::ffi::c_void| unsafe { std::ffi::CStr::from_ptr(pointer.cast()) };
+        image.with_pointer(|pointer| text(pointer).to_string_lossy().into_owned())
+    }
+
+    #[test]
+    fn the_driver_gets_managed_variables_as_ordinary_ones_and_an_image_keeps_them() {
+        const TEXT: &str =
+            ".version 7.0\n.target sm_75\n.global .attribute(.managed) .align 4 .u32 a = 5;\n.global .u32 b;\n";
+        let managed = image(&[TEXT.as_bytes()]);
+        assert_eq!(given_to_driver(&managed), TEXT.replace(".attribute(.managed)", "                    "));
+        assert_eq!(managed.single(), Some(TEXT.as_bytes()));
+        let names: Vec<_> = managed.managed().map(|it| it.name.to_str().unwrap()).collect();
+        assert_eq!((names, managed.globals.as_ref().unwrap().len()), (vec!["a"], 2));
+        let plain = TEXT.replace(".attribute(.managed) ", "");
+        let plain_image = image(&[plain.as_bytes()]);
+        assert_eq!((given_to_driver(&plain_image), plain_image.managed().count()), (plain, 0));
+    }
+
+    #[test]
+    fn managed_variables_that_cannot_be_changed_make_the_variables_unknown() {
+        let text = ".version 7.0\n.target sm_75\n.global .attribute(.managed, .other) .u32 a;\n";
+        assert!(matches!(image(&[text.as_bytes()]).globals, Err(UnknownGlobals::Managed(_))));
+    }
+
     #[test]
     fn parts_come_in_order_or_not_at_all() {
         let mut store = CodeStore::default();

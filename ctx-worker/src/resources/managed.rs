@@ -480,6 +480,55 @@ mod tests {
         assert_eq!((side, part.range), (Side::Process, BASE + 2 * CHUNK..BASE + 3 * CHUNK - 4096));
     }
 
+    const PLACE: u64 = 0x7fff_0000_0000;
+
+    /// Pages for variables, of which the client has all.
+    fn pages_for_variables(memory: &mut ManagedMemory, range: Range<u64>) {
+        // SAFETY: makes a new descriptor that nobody else owns.
+        let file = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"managed-test".as_ptr(), libc::MFD_CLOEXEC)) };
+        let size = range.end - range.start;
+        let pages = Pages::new(size, Owned::Variables(Vec::new()), file.into(), Side::Process, false);
+        memory.taken += pages.chunks.len();
+        memory.allocations.insert(range.start, pages);
+    }
+
+    fn variable(range: Range<u64>, parent: u64, context: u64) -> Variable {
+        Variable { range, parent, context }
+    }
+
+    #[test]
+    fn a_variable_owns_its_bytes_in_all_pages_that_it_lies_in() {
+        let mut memory = memory(1, Side::Device);
+        pages_for_variables(&mut memory, PLACE..PLACE + PAGE);
+        let (first, second) = (PLACE + 8..PLACE + 12, PLACE + PAGE - 8..PLACE + 2 * PAGE + 100);
+        assert!(memory.add_variable(&variable(first.clone(), 1, 7)));
+        assert!(!memory.add_variable(&variable(second.clone(), 2, 7)), "it has no pages behind the first");
+        memory.forget_variables(|it| it.parent == 2);
+        pages_for_variables(&mut memory, PLACE + PAGE..PLACE + 3 * PAGE);
+        assert!(memory.add_variable(&variable(second.clone(), 2, 8)));
+        let all = PLACE..PLACE + 3 * PAGE;
+        assert_eq!(memory.owned(PLACE, &all), [(first.clone(), 7), (second.start..PLACE + PAGE, 8)]);
+        assert_eq!(memory.owned(PLACE + PAGE, &all), [(PLACE + PAGE..second.end, 8)]);
+        assert_eq!(memory.owned(PLACE + PAGE, &(second.end - 3..second.end + 3)), [(second.end - 3..second.end, 8)]);
+        assert!(memory.has_variable(&(first.start..first.start + 1)) && !memory.has_variable(&(0..PLACE)));
+        assert!(memory.has_any(&(PLACE + 5..PLACE + 6)) && !memory.has_any(&(PLACE + 3 * PAGE..PLACE + 4 * PAGE)));
+        // An allocation owns all of its bytes.
+        assert_eq!(memory.owned(BASE, &(BASE + 5..BASE + 9)), [(BASE + 5..BASE + 9, 7)]);
+    }
+
+    #[test]
+    fn pages_go_with_the_last_of_their_variables() {
+        let mut memory = ManagedMemory::default();
+        pages_for_variables(&mut memory, PLACE..PLACE + PAGE);
+        pages_for_variables(&mut memory, PLACE + PAGE..PLACE + 2 * PAGE);
+        assert!(memory.add_variable(&variable(PLACE..PLACE + 4, 1, 7)));
+        assert!(memory.add_variable(&variable(PLACE + PAGE - 4..PLACE + PAGE + 4, 2, 8)));
+        memory.forget_variables(|it| it.parent == 1);
+        assert_eq!((memory.bases(), memory.taken), (vec![PLACE, PLACE + PAGE], 2));
+        memory.forget_context(8);
+        assert!(memory.is_empty() && !memory.is_with_client());
+    }
+
     #[test]
     fn what_the_client_loses_is_a_hole_of_the_file_and_the_devices() {
         let mut memory = memory(3, Side::Process);
