@@ -13,6 +13,7 @@ use rekindle_wire::command::{
 };
 
 use super::jit::Options;
+use super::primary;
 use super::{check, code as answer, put, put_if};
 use crate::call::{Call, perform, standing_error};
 use crate::connection::command::Reply;
@@ -369,15 +370,25 @@ pub(crate) unsafe fn cuLibraryGetManaged(
     if address.is_null() && bytes.is_null() {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    // SAFETY: the caller's promise by cuda.h.
-    let found = || match unsafe { find_global(LIBRARY_GLOBAL, library, name) }? {
-        // SAFETY: as above.
-        (range, true) => unsafe {
-            put_if(address, range.start);
-            put_if(bytes, (range.end - range.start) as usize);
-            Ok(())
-        },
-        (_, false) => Err(CUDA_ERROR_NOT_FOUND),
+    let found = || {
+        let client = client::get()?;
+        // The variable belongs to no context, but it lies in one.
+        let known = client.variables.lock().context_of(library);
+        let context = match (known, contexts::current()) {
+            (Some(known), _) => known,
+            (None, 0) => primary::any(client)?,
+            (None, current) => current,
+        };
+        // SAFETY: the caller's promise by cuda.h.
+        match contexts::within(context, || unsafe { find_global(LIBRARY_GLOBAL, library, name) })? {
+            // SAFETY: as above.
+            (range, true) => unsafe {
+                put_if(address, range.start);
+                put_if(bytes, (range.end - range.start) as usize);
+                Ok(())
+            },
+            (_, false) => Err(CUDA_ERROR_NOT_FOUND),
+        }
     };
     answer(found())
 }

@@ -17,6 +17,7 @@ use crate::call::Call;
 use crate::process::log;
 use crate::process::memfd::{map_shared, sealed_memfd};
 use crate::state::client::Client;
+use crate::state::contexts;
 use crate::state::memory::Allocation;
 use crate::state::variables::{Gone, Variable};
 
@@ -34,10 +35,14 @@ pub(crate) fn found(
 ) -> Result<(), CUresult> {
     // A library's module has the library's variables.
     let owner = client.functions.library_of(parent).map_or(parent, |(library, _)| library);
-    let mut known = client.variables.lock();
-    if known.at(range.start).is_some() || range.is_empty() {
-        return Ok(());
-    }
+    let _one = client.variables.change();
+    let (missing, areas) = {
+        let known = client.variables.lock();
+        if known.at(range.start).is_some() || range.is_empty() {
+            return Ok(());
+        }
+        (known.missing(range), known.areas())
+    };
     let Some(userfault) = client.managed.userfault() else {
         log::error(
             "the program has __managed__ variables, whose pages must move between the process and the GPU, and the kernel or \
@@ -45,8 +50,7 @@ pub(crate) fn found(
         );
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     };
-    let missing = known.missing(range);
-    if known.areas() >= MOST {
+    if areas >= MOST {
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     }
     let mapped = if missing.is_empty() { None } else { Some(map(&missing)?) };
@@ -67,10 +71,24 @@ pub(crate) fn found(
         return Err(error);
     }
     let size = range.end - range.start;
-    known.add(range.start, Variable { size, parent: owner, context }, missing);
+    client.variables.add(range.start, Variable { size, parent: owner, context }, missing);
     client.memory.insert(Allocation::Managed { base: range.start, size, context });
     client.managed.said.add(range.clone());
     Ok(())
+}
+
+/// Refuses to use code in another context than that in which its managed variables are. The worker does so, too, but nobody waits
+/// for its answer to each launch.
+pub(crate) fn in_their_context(client: &Client, parent: u64) -> Result<(), CUresult> {
+    if !client.variables.has_any() {
+        return Ok(());
+    }
+    let theirs = client.variables.lock().context_of(parent);
+    if theirs.is_none_or(|theirs| theirs == client.contexts.owner(contexts::current())) {
+        return Ok(());
+    }
+    log::refused("code with __managed__ variables in a second context");
+    Err(CUDA_ERROR_NOT_SUPPORTED)
 }
 
 /// Maps pages of a new memfd where nothing is. Returns its number, too.
@@ -126,18 +144,18 @@ pub(crate) fn unloading(
     parent: u64,
     unload: impl FnOnce() -> Result<(), CUresult>,
 ) -> Result<(), CUresult> {
-    let mut known = client.variables.lock();
-    if !known.has_any_of(parent) {
-        drop(known);
+    let changing = client.variables.change();
+    if !client.variables.lock().has_any_of(parent) {
+        drop(changing);
         return unload();
     }
     unload()?;
-    take_back(client, known.forget(|it| it.parent == parent));
+    take_back(client, client.variables.forget(|it| it.parent == parent));
     Ok(())
 }
 
 /// Unmaps what a context had, which the worker no longer knows.
 pub(crate) fn forget_context(client: &Client, context: CUcontext) {
-    let gone = client.variables.lock().forget(|it| it.context == context);
-    take_back(client, gone);
+    let _one = client.variables.change();
+    take_back(client, client.variables.forget(|it| it.context == context));
 }

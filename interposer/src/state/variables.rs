@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rekindle_cuda_abi::types::*;
@@ -42,13 +43,42 @@ pub(crate) struct Known {
 
 /// All managed variables of the process.
 #[derive(Debug, Default)]
-pub(crate) struct Variables(Mutex<Known>);
+pub(crate) struct Variables {
+    known: Mutex<Known>,
+    changing: Mutex<()>,
+    /// Whether there are any: most programs have none, and each launch asks.
+    any: AtomicBool,
+}
 
 impl Variables {
     /// Whoever holds this keeps others from finding variables and from unloading code that has any.
+    pub(crate) fn change(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known. Nobody holds this while the worker does something: each launch needs it.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Known> {
         // Each change leaves the maps valid.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there are any.
+    pub(crate) fn has_any(&self) -> bool {
+        self.any.load(Relaxed)
+    }
+
+    /// Adds a variable, and the area that it needs.
+    pub(crate) fn add(&self, address: u64, variable: Variable, area: Range<u64>) {
+        self.lock().add(address, variable, area);
+        self.any.store(true, Relaxed);
+    }
+
+    /// Forgets variables, and the areas that have no others.
+    pub(crate) fn forget(&self, which: impl Fn(&Variable) -> bool) -> Gone {
+        let mut known = self.lock();
+        let gone = known.forget(which);
+        self.any.store(!known.variables.is_empty(), Relaxed);
+        gone
     }
 }
 
@@ -61,6 +91,11 @@ impl Known {
     /// The variable at an address.
     pub(crate) fn at(&self, address: u64) -> Option<Variable> {
         self.variables.get(&address).copied()
+    }
+
+    /// The context in which a module or library has variables.
+    pub(crate) fn context_of(&self, parent: u64) -> Option<CUcontext> {
+        self.variables.values().find(|it| it.parent == parent).map(|it| it.context)
     }
 
     /// Whether a module or library has any.
@@ -87,16 +122,14 @@ impl Known {
         if missing.is_empty() { missing.start..missing.start } else { missing }
     }
 
-    /// Adds a variable, and the area that it needs.
-    pub(crate) fn add(&mut self, address: u64, variable: Variable, area: Range<u64>) {
+    fn add(&mut self, address: u64, variable: Variable, area: Range<u64>) {
         self.variables.insert(address, variable);
         if !area.is_empty() {
             self.areas.insert(area.start, area.end);
         }
     }
 
-    /// Forgets variables, and the areas that have no others.
-    pub(crate) fn forget(&mut self, which: impl Fn(&Variable) -> bool) -> Gone {
+    fn forget(&mut self, which: impl Fn(&Variable) -> bool) -> Gone {
         let variables: Vec<u64> =
             self.variables.iter().filter(|(_, it)| which(it)).map(|(address, _)| *address).collect();
         self.variables.retain(|_, it| !which(it));
@@ -150,6 +183,7 @@ mod tests {
         find(&mut known, AT + 8..AT + 12, 2);
         find(&mut known, AT + 16..AT + 2 * PAGE, 1);
         assert!(known.has_any_of(1) && known.has_any_of(2) && !known.has_any_of(3));
+        assert_eq!((known.context_of(2), known.context_of(3)), (Some(1), None));
         let gone = known.forget(|it| it.parent == 1);
         assert_eq!(gone, Gone { variables: vec![AT, AT + 16], areas: vec![AT + PAGE..AT + 2 * PAGE] });
         let gone = known.forget(|it| it.context == 1);

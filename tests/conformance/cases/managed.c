@@ -188,6 +188,22 @@ static const char with_variables[] =
     "ld.global.u32 %a, [mine];\nld.global.u32 %b, [plain];\nadd.u32 %a, %a, %b;\n"
     "st.global.u32 [mine], %a;\nst.global.u32 [plain], %a;\nret;\n}\n";
 
+GROUP(variables_without_a_context) {
+    with_driver();
+    int offered = 0;
+    SET(cuDeviceGetAttribute, &offered, CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, device);
+    if (!offered) exit(77);
+    CUlibrary library;
+    CUdeviceptr mine = 0;
+    size_t size = 0;
+    unsigned value = 9;
+    SET(cuLibraryLoadData, &library, with_variables, NULL, NULL, 0, NULL, NULL, 0);
+    TRY("without a context", cuLibraryGetManaged, &mine, &size, library, "mine");
+    TELL(cuLibraryGetManaged, "without a context, is", "%zu long", size);
+    TRY("managed, of a variable without a context", cuPointerGetAttribute, &value, CU_POINTER_ATTRIBUTE_IS_MANAGED, mine);
+    TELL(cuPointerGetAttribute, "managed, of a variable without a context, is", "%u", value & 0xff);
+}
+
 GROUP(variables) {
     with_managed();
     CUlibrary library, other;
