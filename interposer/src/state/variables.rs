@@ -185,9 +185,11 @@ mod tests {
         assert!(known.has_any_of(1) && known.has_any_of(2) && !known.has_any_of(3));
         assert_eq!((known.context_of(2), known.context_of(3)), (Some(1), None));
         let gone = known.forget(|it| it.parent == 1);
-        assert_eq!(gone, Gone { variables: vec![AT, AT + 16], areas: vec![AT + PAGE..AT + 2 * PAGE] });
+        assert_eq!((gone.variables, gone.areas.len()), (vec![AT, AT + 16], 1));
+        assert_eq!(gone.areas.first(), Some(&(AT + PAGE..AT + 2 * PAGE)));
         let gone = known.forget(|it| it.context == 1);
-        assert_eq!(gone, Gone { variables: vec![AT + 8], areas: vec![AT..AT + PAGE] });
+        assert_eq!((gone.variables, gone.areas.len()), (vec![AT + 8], 1));
+        assert_eq!(gone.areas.first(), Some(&(AT..AT + PAGE)));
         assert_eq!(known.forget(|_| true), Gone::default());
     }
 
@@ -198,6 +200,6 @@ mod tests {
         find(&mut known, AT + 8..AT + PAGE + 8, 2);
         find(&mut known, AT + PAGE + 16..AT + PAGE + 20, 3);
         assert_eq!(known.forget(|it| it.parent == 3).areas, []);
-        assert_eq!(known.forget(|it| it.parent == 2).areas, [AT + PAGE..AT + 2 * PAGE]);
+        assert_eq!(known.forget(|it| it.parent == 2).areas.first(), Some(&(AT + PAGE..AT + 2 * PAGE)));
     }
 }
