@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use rekindle_cuda_abi::code::{
     Binding, CodeError, CodeImage, Compression, EntryKind, FATBIN_MAGIC, ImageKind, Kernel, Program, Space, Variant,
-    WRAPPER_MAGIC, image_extent, parse,
+    WRAPPER_MAGIC, image_extent, parse, unmanaged,
 };
 
 macro_rules! fixture {
@@ -111,6 +111,32 @@ fn every_entry_of_every_form_tells_the_same() {
         }
     }
     assert_eq!(seen, 2 + 7 + 7 + 1 + 2 + 1);
+}
+
+#[test]
+fn an_image_without_managed_variables_is_the_same_but_for_those() {
+    let others = [fixture!("forms.debug.fatbin"), fixture!("forms.object.fatbin"), fixture!("forms.ptx")];
+    for image in FORMS.into_iter().chain(others) {
+        let changed = unmanaged(image).unwrap().unwrap();
+        assert_eq!(unmanaged(&changed).unwrap(), None);
+        let (before, after) = (parse(image).unwrap().entries, parse(&changed).unwrap().entries);
+        assert_eq!(before.len(), after.len());
+        for (before, after) in before.iter().zip(&after) {
+            assert_eq!((before.kind, before.arch, after.compression), (after.kind, after.arch, None));
+            let (before, after) = (before.unpack().unwrap(), after.unpack().unwrap());
+            let mut expected = before.globals().unwrap();
+            expected.iter_mut().for_each(|global| global.managed = false);
+            assert_eq!(after.globals().unwrap(), expected);
+            assert_eq!(after.kernels().unwrap(), before.kernels().unwrap());
+            let differing = before.bytes().iter().zip(after.bytes()).filter(|(a, b)| a != b).count();
+            assert_eq!(before.bytes().len(), after.bytes().len());
+            // The two variables' symbols, or the letters of their attributes.
+            assert_eq!(differing, if before.is_ptx() { 2 * ".attribute(.managed)".len() } else { 2 });
+        }
+    }
+    // What is plain already keeps its size.
+    assert_eq!(unmanaged(FORMS[0]).unwrap().unwrap().len(), FORMS[0].len());
+    assert_eq!(unmanaged(fixture!("heap.linked.cubin")).unwrap(), None);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use proptest::prelude::*;
-use rekindle_cuda_abi::code::{Entry, Program, parse};
+use rekindle_cuda_abi::code::{Entry, Program, parse, unmanaged_within};
 
 /// The largest single allocation since it was last reset, in bytes.
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
@@ -58,6 +58,7 @@ fn ask(program: &Program<'_>) {
 }
 
 fn read(image: &[u8]) {
+    let _ = unmanaged_within(image, LIMIT);
     let Ok(parsed) = parse(image) else { return };
     let _ = parsed.select((9, 0));
     let _ = parsed.select_ptx((u32::MAX, u32::MAX));

@@ -11,7 +11,7 @@ include!(concat!(env!("OUT_DIR"), "/encodings.rs"));
 
 /// The version of what an interposer and its worker say to each other: the layout of the shared memory, the ring, the
 /// commands and the answers to them.
-pub const CLIENT_VERSION: u32 = 13;
+pub const CLIENT_VERSION: u32 = 14;
 
 /// The oldest interposer that workers serve. Images hold processes with such interposers, so this number never rises.
 pub const OLDEST_CLIENT: u32 = 9;

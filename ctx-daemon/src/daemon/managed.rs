@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rekindle_wire::control::{Failure, Reply};
-use rekindle_wire::layout::MANAGED_NAME;
+use rekindle_wire::layout::{MANAGED_NAME, VARIABLES_NAME};
 use rekindle_wire::userfault::{self, Userfault};
 use rekindle_wire::window;
 use tracing::{debug, error, warn};
@@ -57,12 +57,13 @@ pub(super) fn userfault_of(pid: i32) -> io::Result<OwnedFd> {
 /// The addresses of a process's managed memory that moves.
 fn ranges(pid: i32) -> io::Result<Vec<Range<u64>>> {
     let text = fs::read(format!("/proc/{pid}/maps"))?;
-    let name = format!("/memfd:{MANAGED_NAME}");
+    let (name, of_variables) = (format!("/memfd:{MANAGED_NAME}"), format!("/memfd:{VARIABLES_NAME}"));
     let hex = |text: &str| u64::from_str_radix(text, 16).ok();
     let range = |line: &str| {
         let (start, end) = line.split(' ').next()?.split_once('-')?;
-        // A process may call anything by that name.
-        Some(hex(start)?..hex(end)?).filter(|it| window::device_of(it.start).is_some())
+        // A process may call anything by that name. Variables lie where the driver has placed them.
+        let is_ours = |it: &Range<u64>| window::device_of(it.start).is_some() || line.contains(&of_variables);
+        Some(hex(start)?..hex(end)?).filter(is_ours)
     };
     let text = String::from_utf8_lossy(&text);
     Ok(text.lines().filter(|line| line.contains(&name)).filter_map(range).collect())
@@ -134,6 +135,17 @@ mod tests {
         // SAFETY: mapped above, and not used.
         assert_eq!(unsafe { libc::munmap(at, 8192) }, 0);
         assert!(ranges(pid).unwrap().is_empty());
+        // SAFETY: makes a file and maps it at an address of the kernel's choice, as that of a variable.
+        let variables = unsafe {
+            let name = c"rekindle-managed-variables-3";
+            let file = OwnedFd::from_raw_fd(libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC));
+            assert_eq!(libc::ftruncate(file.as_raw_fd(), 4096), 0);
+            libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
+        let found = ranges(pid).unwrap();
+        assert!(found.len() == 1 && found[0] == (variables as u64..variables as u64 + 4096), "{found:?}");
+        // SAFETY: mapped above, and not used.
+        assert_eq!(unsafe { libc::munmap(variables, 4096) }, 0);
         assert!(userfault_of(pid).unwrap_err().to_string().contains("has closed"));
         let Ok(_one) = Userfault::new() else { return };
         assert!(userfault_of(pid).is_ok());

@@ -10,9 +10,9 @@ use rekindle_wire::command::{
     LoadCode, UnloadCode,
 };
 use rekindle_wire::layout::REPLY_BYTES;
-use tracing::trace;
+use tracing::{trace, warn};
 
-use crate::resources::code_store::Image;
+use crate::resources::code_store::{Image, UnknownGlobals};
 use crate::resources::globals::Placed;
 use crate::resources::initial::Loading;
 use crate::resources::jit::JitOptions;
@@ -128,6 +128,10 @@ impl Code {
         options: &mut JitOptions,
         args: &Reader<'_>,
     ) -> Result<(), Refused> {
+        if let Err(why @ UnknownGlobals::Managed(_)) = &image.globals {
+            warn!("code is refused: {why}");
+            return Err(Refused::Code(CUDA_ERROR_NOT_SUPPORTED));
+        }
         let real = match self.ahead.take(handle) {
             Some(loaded) => loaded.map_err(Refused::Code)?,
             None => options.load(call.driver(), kind, image).map_err(Refused::Code)?,
@@ -186,6 +190,44 @@ impl Code {
         }
     }
 
+    /// Refuses to use a library with managed variables in a second context: the driver would have one variable for all contexts, and
+    /// here each would have one of its own.
+    fn has_its_variables_here(&self, call: &Call, parent: u64) -> Result<(), Refused> {
+        let Some(variable) = self.loaded.get(&parent).and_then(|image| image.managed().next()) else { return Ok(()) };
+        let context = call.owner();
+        if context == 0 || self.globals.keys().all(|(other, at)| *other != parent || *at == context) {
+            return Ok(());
+        }
+        let name = variable.name.to_string_lossy();
+        warn!("code with the managed variable `{name}` is in use in one context, and is refused in a second one");
+        Err(Refused::Code(CUDA_ERROR_NOT_SUPPORTED))
+    }
+
+    /// The module or library that has the code of one. A library's module has the library's.
+    fn with_code(session: &Session, parent: u64) -> u64 {
+        match session.objects.get(parent) {
+            Some(o) if o.kind == Kind::Module && o.parent != 0 => o.parent,
+            _ => parent,
+        }
+    }
+
+    /// The module or library that has this managed variable in a context, where the driver has placed it so.
+    pub(crate) fn managed_variable(
+        &self,
+        session: &Session,
+        (parent, context): (u64, u64),
+        (address, size): (u64, u64),
+    ) -> Option<u64> {
+        let origin = Self::with_code(session, parent);
+        let is_it = |it: &&Placed| it.address == address && it.size == size && size > 0;
+        let placed = self.globals.get(&(origin, context))?.iter().find(is_it)?;
+        self.is_managed(origin, &placed.name).then_some(origin)
+    }
+
+    fn is_managed(&self, origin: u64, name: &CStr) -> bool {
+        self.loaded.get(&origin).is_some_and(|image| image.managed().any(|it| it.name.as_c_str() == name))
+    }
+
     /// Makes sure that the globals of a module or library are placed in the current context, and remembers their places.
     /// The driver places globals when they are first asked for. The worker asks at once, in the order of the log, so that a
     /// restore places them alike.
@@ -200,6 +242,7 @@ impl Code {
             return Ok(());
         }
         let Some(image) = self.loaded.get(&parent).cloned() else { return Ok(()) };
+        self.has_its_variables_here(call, parent)?;
         let placed = match &image.globals {
             Ok(globals) => {
                 let mut placed = Vec::new();
@@ -253,6 +296,11 @@ impl Code {
     /// place of a function, as in the driver.
     pub(crate) fn function(&mut self, call: &mut Call, loading: &mut Loading<'_>, handle: u64) -> Result<u64, Refused> {
         let real = call.session.object(handle, &[Kind::Function, Kind::Kernel])?;
+        // A function is of the context that it was made for.
+        let kernel = call.session.objects.get(handle).filter(|it| it.kind == Kind::Kernel);
+        if let Some(kernel) = kernel.filter(|_| !call.session.objects.is_used(handle, call.owner())) {
+            self.has_its_variables_here(call, kernel.parent)?;
+        }
         self.use_function(call, loading, handle);
         Ok(real)
     }
@@ -311,6 +359,7 @@ impl Code {
         }
         reply.word(address);
         reply.word(size);
+        reply.word(self.is_managed(Self::with_code(&call.session, parent), name).into());
         Ok(())
     }
 
@@ -323,11 +372,7 @@ impl Code {
         name: &CStr,
         args: &Reader<'_>,
     ) -> Result<(), Refused> {
-        // A library's module has the library's code.
-        let origin = match call.session.objects.get(parent) {
-            Some(o) if o.kind == Kind::Module && o.parent != 0 => o.parent,
-            _ => parent,
-        };
+        let origin = Self::with_code(&call.session, parent);
         let allocates = self.loaded.get(&origin).is_some_and(|i| i.allocating.contains(&*name.to_string_lossy()));
         let context = if kind == Kind::Function { call.owner() } else { 0 };
         if !call.session.objects.insert(handle, Object { kind, real, context, parent, allocates }) {

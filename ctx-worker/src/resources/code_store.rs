@@ -25,7 +25,8 @@ pub(crate) struct Image {
     pub(crate) hash: CodeHash,
     /// The bytes as they are saved, and [`AFTER`].
     stored: Vec<u8>,
-    /// Copies of the parts that the driver cannot use where they are stored: each is aligned, and followed by a zero.
+    /// The parts as the driver gets them, where it cannot use what is stored: each is aligned, and followed by a zero. Managed
+    /// variables are ordinary ones in them.
     copies: Option<Vec<Vec<u64>>>,
     /// Kernels whose code reaches the device's `malloc`.
     pub(crate) allocating: HashSet<String>,
@@ -45,6 +46,8 @@ pub(crate) struct Image {
 #[derive(Clone, Debug)]
 pub(crate) struct Global {
     pub(crate) name: CString,
+    /// Whether the code declares it as managed.
+    pub(crate) managed: bool,
     /// Whether losing the variable unnoticed would do no harm: the compiler made it, and nothing ever writes it.
     pub(crate) constant: bool,
     /// Some of the symbols whose addresses the initial value holds.
@@ -61,10 +64,16 @@ impl Image {
         stored.extend(AFTER);
         let slices = split(&stored[..length])?;
         let usable = slices.len() == 1 && slices[0].as_ptr().cast::<u64>().is_aligned();
-        // Libraries have hundreds of megabytes of code: it is copied only if it must be.
-        let copies = (!usable).then(|| slices.iter().map(|s| aligned(s)).collect());
-        let Description { allocating, params, prints, takes_function_addresses, must_be_compiled, globals } =
+        let Description { allocating, params, prints, takes_function_addresses, must_be_compiled, mut globals } =
             describe(&slices, capability);
+        // Libraries have hundreds of megabytes of code: it is copied only if it must be.
+        let mut copies = (!usable).then(|| slices.iter().map(|s| aligned(s)).collect());
+        if globals.as_ref().is_ok_and(|globals| globals.iter().any(|it| it.managed)) {
+            match without_managed(&slices) {
+                Ok(without) => copies = Some(without),
+                Err(why) => globals = Err(UnknownGlobals::Managed(why)),
+            }
+        }
         Ok(Self {
             hash,
             stored,
@@ -76,6 +85,11 @@ impl Image {
             must_be_compiled,
             globals,
         })
+    }
+
+    /// The managed variables.
+    pub(crate) fn managed(&self) -> impl Iterator<Item = &Global> {
+        self.globals.iter().flatten().filter(|it| it.managed)
     }
 
     /// The bytes as they are saved.
@@ -138,6 +152,12 @@ fn split(bytes: &[u8]) -> Result<Vec<&[u8]>, BrokenImage> {
 /// Follows the bytes of a part, so that PTX ends in a NUL even where the client forgot it.
 const AFTER: [u8; 8] = [0; 8];
 
+/// Parts in which managed variables are ordinary ones.
+fn without_managed(parts: &[&[u8]]) -> Result<Vec<Vec<u64>>, CodeError> {
+    let each = parts.iter().map(|part| Ok(code::unmanaged(part)?.map_or_else(|| aligned(part), |it| aligned(&it))));
+    each.collect()
+}
+
 fn aligned(bytes: &[u8]) -> Vec<u64> {
     let mut words = vec![0_u64; bytes.len() / 8 + 1];
     let (whole, rest) = bytes.as_chunks::<8>();
@@ -160,8 +180,8 @@ fn made_by_compiler(name: &str) -> bool {
 pub(crate) enum UnknownGlobals {
     #[error("none of its entries fits the device")]
     NoEntry,
-    #[error("`{0}` is managed memory")]
-    Managed(String),
+    #[error("its managed variables cannot be told from what else is in it: {0}")]
+    Managed(CodeError),
     #[error("`{0}` is a variable inside a function")]
     InFunction(String),
     #[error(transparent)]
@@ -234,14 +254,12 @@ fn describe_entry(
         }
     }
     for global in program.globals()? {
-        if global.managed {
-            return Err(UnknownGlobals::Managed(global.name.clone()));
-        }
         if global.in_function && !made_by_compiler(&global.name) {
             return Err(UnknownGlobals::InFunction(global.name.clone()));
         }
         let Ok(name) = CString::new(global.name.as_str()) else { continue };
-        globals.push(Global { constant: made_by_compiler(&global.name), name, points_to: global.points_to });
+        let (managed, constant) = (global.managed, made_by_compiler(&global.name));
+        globals.push(Global { constant, managed, name, points_to: global.points_to });
     }
     Ok(())
 }
@@ -344,6 +362,40 @@ mod tests {
         bytes.extend(100_u64.to_le_bytes());
         bytes.extend([0; 50]);
         assert_eq!(split(&bytes), Err(BrokenImage("a part longer than the image")));
+    }
+
+    /// An image of these parts as it arrives.
+    fn image(parts: &[&[u8]]) -> Image {
+        let words = std::iter::once(parts.len()).chain(parts.iter().map(|part| part.len()));
+        let mut bytes: Vec<u8> = words.flat_map(|word| (word as u64).to_le_bytes()).collect();
+        bytes.extend(parts.concat());
+        Image::new(CodeHash::of(&bytes), bytes, (9, 0)).unwrap()
+    }
+
+    fn given_to_driver(image: &Image) -> String {
+        // SAFETY: an image of one part is followed by a NUL.
+        let text = |pointer: *const std::ffi::c_void| unsafe { std::ffi::CStr::from_ptr(pointer.cast()) };
+        image.with_pointer(|pointer| text(pointer).to_string_lossy().into_owned())
+    }
+
+    #[test]
+    fn the_driver_gets_managed_variables_as_ordinary_ones_and_an_image_keeps_them() {
+        const TEXT: &str =
+            ".version 7.0\n.target sm_75\n.global .attribute(.managed) .align 4 .u32 a = 5;\n.global .u32 b;\n";
+        let managed = image(&[TEXT.as_bytes()]);
+        assert_eq!(given_to_driver(&managed), TEXT.replace(".attribute(.managed)", "                    "));
+        assert_eq!(managed.single(), Some(TEXT.as_bytes()));
+        let names: Vec<_> = managed.managed().map(|it| it.name.to_str().unwrap()).collect();
+        assert_eq!((names, managed.globals.as_ref().unwrap().len()), (vec!["a"], 2));
+        let plain = TEXT.replace(".attribute(.managed) ", "");
+        let plain_image = image(&[plain.as_bytes()]);
+        assert_eq!((given_to_driver(&plain_image), plain_image.managed().count()), (plain, 0));
+    }
+
+    #[test]
+    fn managed_variables_that_cannot_be_changed_make_the_variables_unknown() {
+        let text = ".version 7.0\n.target sm_75\n.global .attribute(.managed, .other) .u32 a;\n";
+        assert!(matches!(image(&[text.as_bytes()]).globals, Err(UnknownGlobals::Managed(_))));
     }
 
     #[test]

@@ -13,6 +13,10 @@
 //! the driver a command that may use them. So the content has one owner at any time, as CUDA defines for devices without concurrent
 //! access (CUDA C++ Programming Guide, "Unified Memory on devices without full support").
 //!
+//! Managed variables of the client's code move in the same way. The driver loads the code as if they were ordinary variables
+//! (`code_store.rs`), so on the device they lie among others, and a restore brings them to their addresses as those. The client has
+//! the pages that they lie in. What else of these pages the device has is not the client's: only the variables' bytes are copied.
+//!
 //! A client that is at rest has all pages itself: CRIU saves them with the process, and a suspended or frozen client needs no worker
 //! for them. A restored client has them all, too.
 
@@ -37,6 +41,7 @@ use crate::session::state;
 pub(crate) const CHUNK: u64 = 2 << 20;
 /// The most chunks that one fault brings, where a thread touches one after the other.
 const MOST_AHEAD: usize = 16;
+const PAGE: u64 = 4096;
 /// The most bytes that are on their way at a time.
 pub(crate) const BATCH: u64 = MOST_AHEAD as u64 * CHUNK;
 
@@ -80,12 +85,43 @@ pub(crate) enum Side {
     Process,
 }
 
-/// A managed allocation that moves.
+/// A managed variable of the client's code. On the device it lies where the driver has placed it, as any other variable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Variable {
+    pub(crate) range: Range<u64>,
+    /// The module or library.
+    pub(crate) parent: u64,
+    pub(crate) context: u64,
+}
+
+/// What of the pages is the client's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Owned {
+    /// All of them: they are an allocation, which belongs to this context.
+    All(u64),
+    /// The parts of these variables that lie in the pages. What else the device has there is other code's.
+    Variables(Vec<Variable>),
+}
+
+impl Owned {
+    /// The parts of a range that are the client's, each with its context.
+    fn in_range(&self, range: &Range<u64>) -> Vec<(Range<u64>, u64)> {
+        let variables = match self {
+            Self::All(context) => return vec![(range.clone(), *context)],
+            Self::Variables(variables) => variables,
+        };
+        let common = |it: &Variable| it.range.start.max(range.start)..it.range.end.min(range.end);
+        let parts = variables.iter().map(|it| (common(it), it.context));
+        parts.filter(|(part, _)| !part.is_empty()).collect()
+    }
+}
+
+/// Managed memory that moves: an allocation, or pages with variables.
 #[derive(Debug)]
 pub(crate) struct Pages {
     /// A multiple of the page size.
     pub(crate) size: u64,
-    pub(crate) context: u64,
+    owned: Owned,
     /// The memfd that the client has mapped there.
     file: File,
     chunks: Vec<Side>,
@@ -96,9 +132,18 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    pub(crate) fn new(size: u64, context: u64, file: File, side: Side) -> Self {
+    /// `fresh`: the device's content is zeros.
+    pub(crate) fn new(size: u64, owned: Owned, file: File, side: Side, fresh: bool) -> Self {
         let chunks = vec![side; size.div_ceil(CHUNK) as usize];
-        Self { size, context, file, chunks, fresh: side == Side::Device, ahead: (0, 1) }
+        Self { size, owned, file, chunks, fresh, ahead: (0, 1) }
+    }
+
+    /// The context of an allocation.
+    fn context(&self) -> Option<u64> {
+        match self.owned {
+            Owned::All(context) => Some(context),
+            Owned::Variables(_) => None,
+        }
     }
 
     /// Reads what the client has from an offset on. Pages that were never there are zeros.
@@ -208,10 +253,22 @@ impl ManagedMemory {
 
     /// Writes the list of allocations for the image.
     pub(crate) fn write(&self, state: &mut state::State) {
+        let variable = |it: &Variable| state::ManagedVariable {
+            address: it.range.start,
+            size: it.range.end - it.range.start,
+            parent: it.parent,
+            context: it.context,
+            ..state::ManagedVariable::default()
+        };
+        let variables = |it: &Pages| match &it.owned {
+            Owned::All(_) => Vec::new(),
+            Owned::Variables(variables) => variables.iter().map(variable).collect(),
+        };
         let saved = |(&address, it): (&u64, &Pages)| state::ManagedMemory {
             address,
             size: it.size,
-            context: it.context,
+            context: it.context().unwrap_or(0),
+            variables: variables(it),
             ..state::ManagedMemory::default()
         };
         state.managed = self.allocations.iter().map(saved).collect();
@@ -231,7 +288,7 @@ impl ManagedMemory {
     pub(crate) fn add(&mut self, base: u64, pages: Pages) -> io::Result<()> {
         let faults = self.faults.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         faults.register(&(base..base + pages.size))?;
-        if pages.fresh {
+        if pages.chunks.contains(&Side::Device) {
             // A process that locks all of its memory (mlockall(2)) has pages already.
             pages.take_away(0..pages.size)?;
         }
@@ -253,10 +310,53 @@ impl ManagedMemory {
         Some(pages)
     }
 
-    /// Stops to move the allocations of a context.
+    /// Stops to move the allocations and variables of a context.
     pub(crate) fn forget_context(&mut self, context: u64) {
-        let gone: Vec<u64> = self.allocations.iter().filter(|(_, it)| it.context == context).map(|it| *it.0).collect();
+        let of_context = |it: &&u64| self.allocations[*it].context() == Some(context);
+        let gone: Vec<u64> = self.allocations.keys().filter(of_context).copied().collect();
         gone.into_iter().for_each(|base| drop(self.remove(base)));
+        self.forget_variables(|it| it.context == context);
+    }
+
+    /// Adds a variable to the pages in which it lies, of which the device has the content. `false` if some of them are not there.
+    pub(crate) fn add_variable(&mut self, variable: &Variable) -> bool {
+        let pages = variable.range.start & !(PAGE - 1)..variable.range.end.next_multiple_of(PAGE);
+        let mut there = 0;
+        for (base, it) in self.allocations.range_mut(..pages.end).rev() {
+            let common = pages.start.max(*base)..pages.end.min(base + it.size);
+            if common.is_empty() {
+                break;
+            }
+            if let Owned::Variables(variables) = &mut it.owned {
+                there += common.end - common.start;
+                let range = variable.range.start.max(common.start)..variable.range.end.min(common.end);
+                variables.push(Variable { range, ..variable.clone() });
+            }
+        }
+        there == pages.end - pages.start
+    }
+
+    /// Forgets variables, and the pages in which there are no others.
+    pub(crate) fn forget_variables(&mut self, which: impl Fn(&Variable) -> bool) {
+        let mut empty = Vec::new();
+        for (base, pages) in &mut self.allocations {
+            if let Owned::Variables(variables) = &mut pages.owned {
+                variables.retain(|it| !which(it));
+                empty.extend(variables.is_empty().then_some(*base));
+            }
+        }
+        empty.into_iter().for_each(|base| drop(self.remove(base)));
+    }
+
+    /// Whether any part of a range is a variable's.
+    pub(crate) fn has_variable(&self, range: &Range<u64>) -> bool {
+        let of_variables = self.allocations.values().filter(|it| it.context().is_none());
+        of_variables.into_iter().any(|it| !it.owned.in_range(range).is_empty())
+    }
+
+    /// The parts of a range in some pages that are the client's, each with its context.
+    pub(crate) fn owned(&self, base: u64, range: &Range<u64>) -> Vec<(Range<u64>, u64)> {
+        self.allocations.get(&base).map_or_else(Vec::new, |it| it.owned.in_range(range))
     }
 
     /// A thread waits for a page.
@@ -296,6 +396,11 @@ impl ManagedMemory {
         let pages = self.allocations.get_mut(&part.base);
         let chunks = pages.map_or(part.chunks.clone(), |it| it.chunks_ahead(part.chunks.start));
         self.part(part.base, chunks)
+    }
+
+    /// Whether any of the pages in a range are there.
+    pub(crate) fn has_any(&self, range: &Range<u64>) -> bool {
+        self.allocations.range(..range.end).next_back().is_some_and(|(base, pages)| base + pages.size > range.start)
     }
 
     /// All chunks that are, or are not, in a state.
@@ -345,7 +450,7 @@ mod tests {
         let file = File::from(file);
         let size = chunks * CHUNK - 4096;
         file.set_len(size).unwrap();
-        let pages = Pages::new(size, 7, file, side);
+        let pages = Pages::new(size, Owned::All(7), file, side, side == Side::Device);
         let taken = pages.chunks.iter().filter(|it| **it != Side::Device).count();
         ManagedMemory { allocations: [(BASE, pages)].into(), taken, ..ManagedMemory::default() }
     }
@@ -374,6 +479,55 @@ mod tests {
         assert!(memory.chunk_at(BASE + 3 * CHUNK - 4096).is_none());
         let (side, part) = memory.chunk_at(BASE + 3 * CHUNK - 4097).unwrap();
         assert_eq!((side, part.range), (Side::Process, BASE + 2 * CHUNK..BASE + 3 * CHUNK - 4096));
+    }
+
+    const PLACE: u64 = 0x7fff_0000_0000;
+
+    /// Pages for variables, of which the client has all.
+    fn pages_for_variables(memory: &mut ManagedMemory, range: Range<u64>) {
+        // SAFETY: makes a new descriptor that nobody else owns.
+        let file = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"managed-test".as_ptr(), libc::MFD_CLOEXEC)) };
+        let size = range.end - range.start;
+        let pages = Pages::new(size, Owned::Variables(Vec::new()), file.into(), Side::Process, false);
+        memory.taken += pages.chunks.len();
+        memory.allocations.insert(range.start, pages);
+    }
+
+    fn variable(range: Range<u64>, parent: u64, context: u64) -> Variable {
+        Variable { range, parent, context }
+    }
+
+    #[test]
+    fn a_variable_owns_its_bytes_in_all_pages_that_it_lies_in() {
+        let mut memory = memory(1, Side::Device);
+        pages_for_variables(&mut memory, PLACE..PLACE + PAGE);
+        let (first, second) = (PLACE + 8..PLACE + 12, PLACE + PAGE - 8..PLACE + 2 * PAGE + 100);
+        assert!(memory.add_variable(&variable(first.clone(), 1, 7)));
+        assert!(!memory.add_variable(&variable(second.clone(), 2, 7)), "it has no pages behind the first");
+        memory.forget_variables(|it| it.parent == 2);
+        pages_for_variables(&mut memory, PLACE + PAGE..PLACE + 3 * PAGE);
+        assert!(memory.add_variable(&variable(second.clone(), 2, 8)));
+        let all = PLACE..PLACE + 3 * PAGE;
+        assert_eq!(memory.owned(PLACE, &all), [(first.clone(), 7), (second.start..PLACE + PAGE, 8)]);
+        assert_eq!(memory.owned(PLACE + PAGE, &all), [(PLACE + PAGE..second.end, 8)]);
+        assert_eq!(memory.owned(PLACE + PAGE, &(second.end - 3..second.end + 3)), [(second.end - 3..second.end, 8)]);
+        assert!(memory.has_variable(&(first.start..first.start + 1)) && !memory.has_variable(&(0..PLACE)));
+        assert!(memory.has_any(&(PLACE + 5..PLACE + 6)) && !memory.has_any(&(PLACE + 3 * PAGE..PLACE + 4 * PAGE)));
+        // An allocation owns all of its bytes.
+        assert_eq!(memory.owned(BASE, &(BASE + 5..BASE + 9)), [(BASE + 5..BASE + 9, 7)]);
+    }
+
+    #[test]
+    fn pages_go_with_the_last_of_their_variables() {
+        let mut memory = ManagedMemory::default();
+        pages_for_variables(&mut memory, PLACE..PLACE + PAGE);
+        pages_for_variables(&mut memory, PLACE + PAGE..PLACE + 2 * PAGE);
+        assert!(memory.add_variable(&variable(PLACE..PLACE + 4, 1, 7)));
+        assert!(memory.add_variable(&variable(PLACE + PAGE - 4..PLACE + PAGE + 4, 2, 8)));
+        memory.forget_variables(|it| it.parent == 1);
+        assert_eq!((memory.bases(), memory.taken), (vec![PLACE, PLACE + PAGE], 2));
+        memory.forget_context(8);
+        assert!(memory.is_empty() && !memory.is_with_client());
     }
 
     #[test]

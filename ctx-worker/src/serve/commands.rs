@@ -46,6 +46,7 @@ impl Executor {
             command::PINNED_UNMAP => self.pinned_unmap(args),
             command::MANAGED_MAP => self.managed_map(args),
             command::MANAGED_UNMAP => self.managed_unmap(args),
+            command::MANAGED_VARIABLE => self.managed_variable(args),
             command::MANAGED_TO_DEVICE => self.managed_to_device(args),
             command::CONTEXT_RETAIN => self.context_retain(args, reply),
             command::CONTEXT_RESET => self.context_reset(args),
@@ -99,6 +100,7 @@ impl Executor {
         // Work that runs from the code must be done: the driver waits here too.
         self.finish_streams(0)?;
         self.code.unload(&mut self.call, kind, handle, args)?;
+        self.memory.managed.forget_variables(|it| it.parent == handle);
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 

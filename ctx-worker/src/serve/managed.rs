@@ -1,11 +1,12 @@
 //! Moves managed memory between the client's pages and the device. `resources/managed.rs` has the states.
 
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Reader, Writer};
-use rekindle_wire::command::{self, Clause, ManagedMap, ManagedToDevice, ManagedUnmap};
+use rekindle_wire::command::{self, Clause, ManagedMap, ManagedToDevice, ManagedUnmap, ManagedVariable};
 use rekindle_wire::ring::CommandHeader;
 use rekindle_wire::userfault::{Fault, Userfault};
 use rekindle_wire::window;
@@ -13,11 +14,13 @@ use tracing::{error, warn};
 
 use crate::cores::cores;
 use crate::gpu::driver::checked;
-use crate::resources::managed::{BATCH, CHUNK, ManagedError, Pages, Part, Side};
+use crate::resources::globals::is_global;
+use crate::resources::managed::{BATCH, CHUNK, ManagedError, Owned, Pages, Part, Side, Variable};
 use crate::resources::pinned::is_sealed;
 use crate::schedule::rest::busy_stream;
 use crate::serve::executor::Executor;
 use crate::session::outcome::{Outcome, Refused};
+use crate::session::state;
 use crate::signal_stack::Thread;
 
 /// Does something with parts of a buffer, several at a time: one processor fills memory slower than the link does. Where there can be
@@ -86,6 +89,13 @@ impl Executor {
         Ok(())
     }
 
+    /// As [`Executor::bring_managed_to_device`], of the pages that have an address of a range.
+    fn bring_range_to_device(&mut self, range: &Range<u64>) -> Result<(), ManagedError> {
+        let mut parts = self.memory.managed.parts(|side| side != Side::Device);
+        parts.retain(|(_, part)| part.range.start < range.end && range.start < part.range.end);
+        parts.into_iter().try_for_each(|(side, part)| self.take_from_client(side, &part))
+    }
+
     fn take_from_client(&mut self, side: Side, part: &Part) -> Result<(), ManagedError> {
         if side == Side::Process {
             let faults = self.userfault()?;
@@ -95,15 +105,17 @@ impl Executor {
                 Err(why) if why.raw_os_error() == Some(libc::ENOENT) => {}
                 done => done?,
             }
-            let mut at = part.range.start;
-            while at < part.range.end {
-                let bytes = BATCH.min(part.range.end - at);
-                if let Err(why) = self.copy_to_device(part.base, at, bytes) {
-                    // They stay the client's.
-                    let _ = faults.protect(&part.range, false);
-                    return Err(why);
+            for (owned, context) in self.memory.managed.owned(part.base, &part.range) {
+                let mut at = owned.start;
+                while at < owned.end {
+                    let bytes = BATCH.min(owned.end - at);
+                    if let Err(why) = self.copy_to_device(context, at, bytes) {
+                        // They stay the client's.
+                        let _ = faults.protect(&part.range, false);
+                        return Err(why);
+                    }
+                    at += bytes;
                 }
-                at += bytes;
             }
         }
         Ok(self.memory.managed.take_away(part)?)
@@ -111,8 +123,7 @@ impl Executor {
 
     /// Copies what the client has there to the device, as a command: its writes are expected, counted and waited for as those of
     /// any other.
-    fn copy_to_device(&mut self, base: u64, address: u64, bytes: u64) -> Result<(), ManagedError> {
-        let context = self.memory.managed.pages(base).map_or(0, |it| it.context);
+    fn copy_to_device(&mut self, context: u64, address: u64, bytes: u64) -> Result<(), ManagedError> {
         let header = CommandHeader { call: command::MANAGED_TO_DEVICE, context, ..CommandHeader::default() };
         let mut parameters = Writer::new();
         ManagedToDevice { address, bytes }.write(&mut parameters);
@@ -129,7 +140,9 @@ impl Executor {
         let Some((_, part)) = self.memory.managed.chunk_at(address) else {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         };
-        if bytes > BATCH || address + bytes > self.memory.managed.end_of(part.base) {
+        let range = address..address.checked_add(bytes).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
+        let is_owned = matches!(self.memory.managed.owned(part.base, &range).as_slice(), [(it, _)] if *it == range);
+        if bytes > BATCH || range.end > self.memory.managed.end_of(part.base) || !is_owned {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
         let copied = self.copy_pages_to_device(&part, address, bytes);
@@ -173,13 +186,29 @@ impl Executor {
         done
     }
 
-    /// A stream of the worker's own on the device that has an address, in whose context the driver is from here on.
+    /// A stream in which nothing of the client's runs, on the device that has an address, in whose context the driver is from here
+    /// on.
     fn own_stream(&mut self, address: u64) -> Result<CUstream, ManagedError> {
         let device = window::device_of(address).and_then(|it| Some((it, self.memory.devices.get(it)?.primary)));
-        let (ordinal, primary) = device.ok_or(ManagedError::Context(Refused::Code(CUDA_ERROR_INVALID_VALUE)))?;
+        let Some((ordinal, primary)) = device else { return self.stream_for_variable(address) };
         self.enter_real(primary).map_err(ManagedError::Context)?;
         // Before the worker has a client, there is none, and nothing to copy.
         Ok(self.checkpoint.hasher.stream(ordinal).unwrap_or(CU_STREAM_LEGACY))
+    }
+
+    /// As [`Executor::own_stream`], for a variable. Its context may be one of the client's own, where the worker has no stream.
+    fn stream_for_variable(&mut self, address: u64) -> Result<CUstream, ManagedError> {
+        const NONE: ManagedError = ManagedError::Context(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        let (_, part) = self.memory.managed.chunk_at(address).ok_or(NONE)?;
+        let owned = self.memory.managed.owned(part.base, &(address..address + 1));
+        let context = owned.first().ok_or(NONE)?.1;
+        let session = &self.call.session;
+        let ordinal = session.device_of_context(context).map_err(ManagedError::Context)?;
+        let real = session.objects.get(context).ok_or(NONE)?.real;
+        let is_primary = self.memory.devices.get(ordinal).is_some_and(|it| it.primary == real);
+        self.enter_real(real).map_err(ManagedError::Context)?;
+        let own = if is_primary { self.checkpoint.hasher.stream(ordinal) } else { None };
+        Ok(own.unwrap_or(CU_STREAM_PER_THREAD))
     }
 
     fn userfault(&self) -> Result<Arc<Userfault>, ManagedError> {
@@ -196,7 +225,7 @@ impl Executor {
         while at < part.range.end && given.is_ok() {
             let bytes = BATCH.min(part.range.end - at);
             given = self.through_transit(bytes, |worker, content| {
-                worker.copy_from_device(at, content)?;
+                worker.read_owned(part.base, at, content)?;
                 // Nobody writes what may be taken away again.
                 Ok(in_parts(content, |offset, part| faults.copy(at + offset as u64, part, true))?)
             });
@@ -211,6 +240,20 @@ impl Executor {
         self.memory.managed.set(part, if protected { Side::Both } else { Side::Process });
         // A thread that has touched a page since then finds it.
         Ok(faults.wake(&part.range)?)
+    }
+
+    /// Reads what the device has of some pages. What is not the client's reads as zeros.
+    fn read_owned(&mut self, base: u64, address: u64, content: &mut [u8]) -> Result<(), ManagedError> {
+        let all = address..address + content.len() as u64;
+        let owned = self.memory.managed.owned(base, &all);
+        if !matches!(owned.as_slice(), [(it, _)] if *it == all) {
+            content.fill(0);
+        }
+        for (range, _) in owned {
+            let place = (range.start - address) as usize..(range.end - address) as usize;
+            self.copy_from_device(range.start, &mut content[place])?;
+        }
+        Ok(())
     }
 
     fn copy_from_device(&mut self, address: u64, content: &mut [u8]) -> Result<(), ManagedError> {
@@ -253,7 +296,9 @@ impl Executor {
         }
         self.open_all_memory();
         for (_, part) in self.memory.managed.parts(|side| side == Side::Process) {
-            self.fill_with_zeros(part.range.start, part.range.end - part.range.start)?;
+            for (owned, _) in self.memory.managed.owned(part.base, &part.range) {
+                self.fill_with_zeros(owned.start, owned.end - owned.start)?;
+            }
         }
         Ok(())
     }
@@ -351,7 +396,7 @@ impl Executor {
         if let Err(why) = self.fill_with_zeros(address, size) {
             return Ok(Outcome::Done(why.code()));
         }
-        let pages = Pages::new(size, context, file.into(), Side::Device);
+        let pages = Pages::new(size, Owned::All(context), file.into(), Side::Device, true);
         if let Err(why) = self.memory.managed.add(address, pages) {
             warn!("the process's pages of managed memory cannot be watched: {why}");
             return Ok(Outcome::Done(CUDA_ERROR_NOT_SUPPORTED));
@@ -373,11 +418,65 @@ impl Executor {
             if !is_sealed(&file, size) {
                 return Err(ManagedError::NotCome(address));
             }
-            let pages = Pages::new(size, expected.context, file.into(), Side::Process);
+            let owned = self.owned_of_restored(&expected).ok_or(ManagedError::NotCome(address))?;
+            let pages = Pages::new(size, owned, file.into(), Side::Process, false);
             self.memory.managed.add(address, pages).map_err(ManagedError::Pages)?;
         }
         let opened = self.memory.open_managed(self.call.gpu.driver);
         opened.map_err(|code| ManagedError::Context(Refused::Code(code)))
+    }
+
+    /// What a restored client has in some pages. Its variables must be there.
+    fn owned_of_restored(&self, expected: &state::ManagedMemory) -> Option<Owned> {
+        if expected.variables.is_empty() {
+            return Some(Owned::All(expected.context));
+        }
+        let variable = |it: &state::ManagedVariable| {
+            let range = it.address..it.address.checked_add(it.size)?;
+            let inside = range.start >= expected.address && range.end <= expected.address.checked_add(expected.size)?;
+            let is_there = is_global(&self.code.globals, it.address, it.size);
+            (inside && is_there).then_some(Variable { range, parent: it.parent, context: it.context })
+        };
+        Some(Owned::Variables(expected.variables.iter().map(variable).collect::<Option<_>>()?))
+    }
+
+    pub(super) fn managed_variable(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        const INVALID: Refused = Refused::Code(CUDA_ERROR_INVALID_VALUE);
+        let ManagedVariable { parent, address, size, pages, length, serial } = ManagedVariable::read(args)?;
+        let (header, context) = (self.call.header, self.call.owner());
+        let parent =
+            self.code.managed_variable(&self.call.session, (parent, context), (address, size)).ok_or(INVALID)?;
+        let range = address..address + size;
+        if self.memory.managed.has_variable(&range) {
+            return Err(INVALID);
+        }
+        // The process may have pages that it shares with other variables. What it has of them does not have this one's content.
+        let brought = self.bring_range_to_device(&range);
+        self.call.header = header;
+        if let Err(why) = brought {
+            return Ok(Outcome::Done(why.code()));
+        }
+        if length > 0 {
+            let (_, file) = self.memory.pinned.arrived.take(pages, Some(serial)).ok_or(INVALID)?;
+            let new = pages..pages.checked_add(length).ok_or(INVALID)?;
+            let aligned = new.start.is_multiple_of(4096) && new.end.is_multiple_of(4096);
+            let near = new.start.saturating_add(4096) > range.start && new.end < range.end.saturating_add(4096);
+            if !aligned || !near || !is_sealed(&file, length) || self.memory.managed.has_any(&new) {
+                return Err(INVALID);
+            }
+            self.memory.managed.faults = self.memory.pinned.arrived.userfault();
+            let none = Owned::Variables(Vec::new());
+            if let Err(why) = self.memory.managed.add(pages, Pages::new(length, none, file.into(), Side::Device, false))
+            {
+                warn!("the process's pages of managed variables cannot be watched: {why}");
+                return Ok(Outcome::Done(CUDA_ERROR_NOT_SUPPORTED));
+            }
+        }
+        if !self.memory.managed.add_variable(&Variable { range: range.clone(), parent, context }) {
+            self.memory.managed.forget_variables(|it| it.range.start < range.end && range.start < it.range.end);
+            return Err(INVALID);
+        }
+        Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
     pub(super) fn managed_unmap(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {

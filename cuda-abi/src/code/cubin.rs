@@ -32,13 +32,33 @@ const KPARAM_INFO: u8 = 0x17;
 const CBANK_PARAM_SIZE: u8 = 0x19;
 const KPARAM_INFO_V2: u8 = 0x45;
 
+/// The memory that each section's variables lie in, by the sections' numbers.
+fn spaces(elf: &Elf<'_>) -> Result<Vec<Option<Space>>, CodeError> {
+    elf.sections.iter().map(|section| Ok(space_of(elf.section_name(section)?))).collect()
+}
+
+/// Makes the managed variables of a cubin ordinary ones. Returns whether there were any.
+pub(super) fn make_unmanaged(bytes: &mut [u8]) -> Result<bool, CodeError> {
+    let elf = Elf::parse(bytes)?;
+    let spaces = spaces(&elf)?;
+    let is_managed = |symbol: &Symbol| {
+        let is_variable = matches!(spaces.get(symbol.section as usize), Some(Some(_)));
+        symbol.is_object() && is_variable && symbol.other & MANAGED != 0
+    };
+    let symbols = elf.symbols()?;
+    let managed = symbols.list.iter().enumerate().filter(|(_, symbol)| is_managed(symbol));
+    let places: Vec<usize> = managed.filter_map(|(number, _)| elf.other_of_symbol(number)).collect();
+    for &place in &places {
+        if let Some(other) = bytes.get_mut(place) {
+            *other &= !MANAGED;
+        }
+    }
+    Ok(!places.is_empty())
+}
+
 /// The variables, in the order of the symbol table.
 pub(super) fn globals(elf: &Elf<'_>) -> Result<Vec<Global>, CodeError> {
-    let spaces = elf
-        .sections
-        .iter()
-        .map(|section| Ok(space_of(elf.section_name(section)?)))
-        .collect::<Result<Vec<_>, CodeError>>()?;
+    let spaces = spaces(elf)?;
     let symbols = elf.symbols()?;
     let is_of_variables = |section: u32| matches!(spaces.get(section as usize), Some(Some(_)));
     let mut relocations = elf.relocations(&symbols, is_of_variables)?;

@@ -305,6 +305,13 @@ impl<'a> Elf<'a> {
         tail.get(..len).ok_or(CUT)
     }
 
+    /// Where the symbol with this number has its `st_other`, in bytes from the start of the file.
+    pub(super) fn other_of_symbol(&self, number: usize) -> Option<usize> {
+        let table = self.sections.iter().find(|section| section.kind == SYMTAB)?.range().ok()?;
+        let at = table.start + number.checked_mul(SYMBOL)?;
+        (at + SYMBOL <= table.end).then_some(at + 5)
+    }
+
     /// The symbol table; an empty one if the file has none.
     pub(super) fn symbols(&self) -> Result<Symbols, CodeError> {
         let Some((index, section)) = (0..).zip(&self.sections).find(|(_, section)| section.kind == SYMTAB) else {

@@ -194,6 +194,54 @@ pub(super) fn fatbin_size(header: &[u8]) -> Result<(usize, usize), CodeError> {
     Ok((start, end))
 }
 
+/// The entries of a fatbin one after the other, each with all of its bytes. An error ends the list.
+pub(super) fn entries_with_bytes(bytes: &[u8]) -> impl Iterator<Item = Result<(Entry<'_>, &[u8]), CodeError>> {
+    let body = fatbin_size(bytes).and_then(|(start, end)| bytes.get(start..end).ok_or(CodeError::Truncated("fatbin")));
+    let (mut rest, mut failed) = match body {
+        Ok(body) => (body, None),
+        Err(error) => (&[][..], Some(error)),
+    };
+    std::iter::from_fn(move || {
+        if let Some(error) = failed.take() {
+            return Some(Err(error));
+        }
+        if rest.is_empty() {
+            return None;
+        }
+        let parsed = parse_entry(rest).map(|(entry, after)| {
+            let all = rest.get(..rest.len() - after.len()).unwrap_or_default();
+            rest = after;
+            (entry, all)
+        });
+        if parsed.is_err() {
+            rest = &[];
+        }
+        Some(parsed)
+    })
+}
+
+/// An entry with the header of another one, and with this payload, which is plain.
+pub(super) fn entry_with_payload(original: &[u8], payload: &[u8]) -> Result<Vec<u8>, CodeError> {
+    const CUT: CodeError = CodeError::Truncated("entry");
+    let size = u32_at(original, 0x04).ok_or(CUT)? as usize;
+    let header = original.get(..size).filter(|header| header.len() >= ENTRY_HEADER).ok_or(CUT)?;
+    let flags = u64_at(header, 0x28).ok_or(CUT)? & !(FLAG_LZ4 | FLAG_ZSTD);
+    let mut entry = header.to_vec();
+    let padded = payload.len().next_multiple_of(8);
+    let mut put = |at: usize, bytes: &[u8]| {
+        if let Some(place) = entry.get_mut(at..at + bytes.len()) {
+            place.copy_from_slice(bytes);
+        }
+    };
+    put(0x08, &(padded as u64).to_le_bytes());
+    put(0x10, &0_u32.to_le_bytes());
+    put(0x28, &flags.to_le_bytes());
+    put(0x38, &0_u64.to_le_bytes());
+    entry.extend_from_slice(payload);
+    entry.resize(size + padded, 0);
+    Ok(entry)
+}
+
 fn parse_fatbin(bytes: &[u8]) -> Result<CodeImage<'_>, CodeError> {
     let (start, end) = fatbin_size(bytes)?;
     let mut rest = bytes.get(start..end).ok_or(CodeError::Truncated("fatbin"))?;

@@ -38,6 +38,7 @@ mod ptx;
 mod reach;
 mod select;
 mod taken;
+mod unmanaged;
 mod unpack;
 
 pub use arch::{Arch, Sm, Variant};
@@ -45,6 +46,7 @@ pub use extent::{ImageExtent, ImageKind, Part, image_extent};
 pub use fatbin::{CodeImage, Entry, EntryKind, parse};
 pub use items::{Binding, Global, Kernel, Param, Space};
 pub use program::Program;
+pub use unmanaged::{unmanaged, unmanaged_within};
 pub use unpack::Compression;
 
 /// The first four bytes, little-endian, of the structure that nvcc's host code registers.

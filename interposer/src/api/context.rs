@@ -10,7 +10,7 @@ use rekindle_wire::command::{
 
 use super::{check, code, put, put_if};
 use crate::call::{Call, perform};
-use crate::operations::{managed, pinned};
+use crate::operations::{managed, pinned, variables};
 use crate::state::client::{self, Client};
 use crate::state::contexts::{self, Context, Contexts};
 use crate::state::memory::Allocation;
@@ -26,6 +26,7 @@ pub(super) fn forget(client: &Client, context: CUcontext) {
     client.arrays.forget_context(context);
     super::ipc::close_all(client, context);
     managed::forget_context(client, context);
+    variables::forget_context(client, context);
     for gone in client.memory.forget_context(context) {
         match gone {
             Allocation::Pinned { base, size, .. } => pinned::unmap(client, base, size),

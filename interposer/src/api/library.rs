@@ -1,6 +1,7 @@
 //! Code: modules, libraries, their kernels, functions and globals.
 
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::ops::Range;
 use std::sync::Arc;
 
 use rekindle_cuda_abi::code;
@@ -12,10 +13,12 @@ use rekindle_wire::command::{
 };
 
 use super::jit::Options;
+use super::primary;
 use super::{check, code as answer, put, put_if};
 use crate::call::{Call, perform, standing_error};
 use crate::connection::command::Reply;
 use crate::operations::code::send_parts;
+use crate::operations::variables;
 use crate::state::client::{self, Client};
 use crate::state::contexts;
 use crate::state::functions::Function;
@@ -146,7 +149,7 @@ fn unload(call: u16, kind: Kind, handle: u64) -> CUresult {
         if !kind.owns(handle) {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
-        perform(call, &UnloadCode { handle })?;
+        variables::unloading(client, handle, || perform(call, &UnloadCode { handle }))?;
         client.functions.forget(handle);
         Ok(())
     }))
@@ -299,6 +302,21 @@ unsafe fn global(
     parent: u64,
     name: *const c_char,
 ) -> Result<(), CUresult> {
+    // SAFETY: the caller's promise.
+    let (range, _) = unsafe { find_global(call, parent, name) }?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        put_if(address, range.start);
+        put_if(bytes, (range.end - range.start) as usize);
+    }
+    Ok(())
+}
+
+/// Where a variable lies in the current context, and whether it is a managed one. The process may use it from then on if it is.
+///
+/// # Safety
+/// `name` is null or a C string.
+unsafe fn find_global(call: u16, parent: u64, name: *const c_char) -> Result<(Range<u64>, bool), CUresult> {
     let client = client::get()?;
     let (context, known) = client.contexts.current()?;
     let mut call = Call::new(call)?;
@@ -310,13 +328,14 @@ unsafe fn global(
     let (result, mut reply) = call.wait();
     check(result)?;
     let (base, size) = (reply.word().ok_or(CUDA_ERROR_UNKNOWN)?, reply.word().ok_or(CUDA_ERROR_UNKNOWN)?);
-    client.memory.insert(Allocation::Global { base, size, device: known.device, context });
-    // SAFETY: the caller's promise.
-    unsafe {
-        put_if(address, base);
-        put_if(bytes, size as usize);
+    let is_managed = reply.word().is_some_and(|it| it != 0);
+    let range = base..base.checked_add(size).ok_or(CUDA_ERROR_UNKNOWN)?;
+    if is_managed {
+        variables::found(client, (parent, context), &range)?;
+    } else {
+        client.memory.insert(Allocation::Global { base, size, device: known.device, context });
     }
-    Ok(())
+    Ok((range, is_managed))
 }
 
 pub(crate) unsafe fn cuModuleGetGlobal_v2(
@@ -339,14 +358,39 @@ pub(crate) unsafe fn cuLibraryGetGlobal(
     answer(unsafe { global(LIBRARY_GLOBAL, address, bytes, library, name) })
 }
 
-/// No library has managed variables, since one that has any is not loaded.
 pub(crate) unsafe fn cuLibraryGetManaged(
-    _address: *mut CUdeviceptr,
-    _bytes: *mut usize,
+    address: *mut CUdeviceptr,
+    bytes: *mut usize,
     library: CUlibrary,
-    _name: *const c_char,
+    name: *const c_char,
 ) -> CUresult {
-    if Kind::Library.owns(library) { CUDA_ERROR_NOT_FOUND } else { CUDA_ERROR_INVALID_HANDLE }
+    if !Kind::Library.owns(library) {
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    if address.is_null() && bytes.is_null() {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    let found = || {
+        let client = client::get()?;
+        // The variable belongs to no context, but it lies in one.
+        let known = client.variables.lock().context_of(library);
+        let context = match (known, contexts::current()) {
+            (Some(known), _) => known,
+            (None, 0) => primary::any(client)?,
+            (None, current) => current,
+        };
+        // SAFETY: the caller's promise by cuda.h.
+        match contexts::within(context, || unsafe { find_global(LIBRARY_GLOBAL, library, name) })? {
+            // SAFETY: as above.
+            (range, true) => unsafe {
+                put_if(address, range.start);
+                put_if(bytes, (range.end - range.start) as usize);
+                Ok(())
+            },
+            (_, false) => Err(CUDA_ERROR_NOT_FOUND),
+        }
+    };
+    answer(found())
 }
 
 /// A unified function has the same address on the host and on devices. The driver would put it into the worker's process, where

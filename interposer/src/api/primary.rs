@@ -10,22 +10,34 @@ use crate::state::contexts::{Context, Contexts, Primary};
 
 pub(crate) unsafe fn cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) -> CUresult {
     code(client::get().and_then(|client| {
-        let device = client.devices.number(dev)?;
-        let handle = client
-            .contexts
-            .with_primary(device, |primary| {
-                // The driver returns an active context even if it is broken, but activates none after a sticky error.
-                if client.contexts.get(Contexts::primary_handle(device)).is_none() {
-                    client.connection.sticky_error()?;
-                    activate(client, device, *primary)?;
-                }
-                primary.retained += 1;
-                Ok::<_, CUresult>(Contexts::primary_handle(device))
-            })
-            .ok_or(CUDA_ERROR_UNKNOWN)??;
+        let handle = retain(client, client.devices.number(dev)?)?;
         // SAFETY: the caller's promise by cuda.h.
         unsafe { put(pctx, handle) }
     }))
+}
+
+/// Retains a device's primary context.
+fn retain(client: &'static Client, device: usize) -> Result<CUcontext, CUresult> {
+    let retained = client.contexts.with_primary(device, |primary| {
+        // The driver returns an active context even if it is broken, but activates none after a sticky error.
+        if client.contexts.get(Contexts::primary_handle(device)).is_none() {
+            client.connection.sticky_error()?;
+            activate(client, device, *primary)?;
+        }
+        primary.retained += 1;
+        Ok(Contexts::primary_handle(device))
+    });
+    retained.ok_or(CUDA_ERROR_UNKNOWN)?
+}
+
+/// A context for what belongs to all of them, where the program has none current: the first primary context that is active, or that
+/// of the first device, which stays retained.
+pub(super) fn any(client: &'static Client) -> Result<CUcontext, CUresult> {
+    let all = (0..client.devices.count()).map(Contexts::primary_handle);
+    match all.into_iter().find(|handle| client.contexts.get(*handle).is_some()) {
+        Some(active) => Ok(active),
+        None => retain(client, client.devices.number(0)?),
+    }
 }
 
 fn activate(client: &'static Client, device: usize, primary: Primary) -> Result<(), CUresult> {

@@ -15,7 +15,7 @@ use rekindle_wire::command::{ATTRIBUTE_BYTES, COOPERATIVE, LAUNCH, Launch};
 
 use crate::call::Call;
 use crate::connection::prints;
-use crate::operations::stream;
+use crate::operations::{stream, variables};
 use crate::process::calling_thread::named_stream;
 use crate::state::functions::Function;
 use crate::state::{client, contexts};
@@ -26,7 +26,9 @@ pub(crate) fn launchable(handle: u64) -> Result<Arc<Function>, CUresult> {
     if contexts::current() == 0 {
         return Err(CUDA_ERROR_INVALID_CONTEXT);
     }
-    client.functions.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
+    let function = client.functions.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+    variables::in_their_context(client, function.parent)?;
+    Ok(function)
 }
 
 /// The kind of call that launches.

@@ -17,4 +17,5 @@ pub(crate) mod moving;
 pub(crate) mod pinned;
 pub(crate) mod shared_memory;
 pub(crate) mod stream;
+pub(crate) mod variables;
 pub(crate) mod words;

@@ -28,9 +28,10 @@ const SMALLEST: u64 = 1 << 20;
 const MOST: usize = 4096;
 const PAGE: u64 = 4096;
 
-/// Whether the managed memory at this address moves.
+/// Whether the managed memory at this address moves: it is device memory, or the driver has placed it as a variable. What does not
+/// move is pinned memory.
 pub(crate) fn moves(base: u64) -> bool {
-    window::device_of(base).is_some()
+    !window::pinned().contains(&base)
 }
 
 /// Allocates managed memory that moves, of zeros, in a context and on its device. Returns address and size, or `None` where it

@@ -18,6 +18,7 @@ use super::managed::ManagedMemory;
 use super::memory::Memory;
 use super::pools::Pools;
 use super::streams::Streams;
+use super::variables::Variables;
 use super::vmm::Vmm;
 use crate::connection::Connection;
 use crate::connection::bounce_buffer::BounceBuffer;
@@ -31,6 +32,7 @@ pub(crate) struct Client {
     pub(crate) coredumps: Coredumps,
     pub(crate) memory: Memory,
     pub(crate) managed: ManagedMemory,
+    pub(crate) variables: Variables,
     pub(crate) vmm: Vmm,
     pub(crate) opened: Opened,
     pub(crate) pools: Pools,
@@ -92,6 +94,7 @@ impl Client {
             devices,
             memory: Memory::new(),
             managed: ManagedMemory::default(),
+            variables: Variables::default(),
             vmm: Vmm::default(),
             opened: Opened::default(),
             pools: Pools::default(),

@@ -141,14 +141,17 @@ impl ManagedMemory {
     /// The context of the allocation that begins at an address; none if none does.
     pub(crate) fn context(&self, base: u64) -> Option<CUcontext> {
         self.said.at(base).filter(|range| range.start == base)?;
-        self.areas().range(..=base).next_back().map(|(_, area)| area.context)
+        let areas = self.areas();
+        let (&at, area) = areas.range(..=base).next_back()?;
+        // Variables lie in no area.
+        (base < at + area.size).then_some(area.context)
     }
 
     /// Frees the allocation that begins at an address. Nothing uses it any more.
     pub(crate) fn give(&self, base: u64) -> Option<Freed> {
         let range = self.said.at(base).filter(|range| range.start == base)?;
         let mut areas = self.areas();
-        let (&at, area) = areas.range_mut(..=base).next_back()?;
+        let (&at, area) = areas.range_mut(..=base).next_back().filter(|(at, area)| base < **at + area.size)?;
         self.said.remove(base);
         let length = (range.end - range.start).next_multiple_of(ALIGNMENT).min(at + area.size - base);
         area.free.give(base, length);

@@ -15,4 +15,5 @@ pub(crate) mod memory;
 pub(crate) mod pools;
 pub(crate) mod stream_attributes;
 pub(crate) mod streams;
+pub(crate) mod variables;
 pub(crate) mod vmm;

@@ -179,3 +179,81 @@ GROUP(attached) {
     TRY("to the default stream", cuStreamAttachMemAsync, NULL, memory, 0, CU_MEM_ATTACH_SINGLE);
     SET(cuStreamSynchronize, stream);
 }
+
+static const char with_variables[] =
+    ".version 7.0\n.target sm_75\n.address_size 64\n"
+    ".visible .global .attribute(.managed) .align 4 .u32 mine = 5;\n"
+    ".visible .global .align 4 .u32 plain = 7;\n"
+    ".visible .entry both() {\n.reg .u32 %a, %b;\n"
+    "ld.global.u32 %a, [mine];\nld.global.u32 %b, [plain];\nadd.u32 %a, %a, %b;\n"
+    "st.global.u32 [mine], %a;\nst.global.u32 [plain], %a;\nret;\n}\n";
+
+GROUP(variables_without_a_context) {
+    with_driver();
+    int offered = 0;
+    SET(cuDeviceGetAttribute, &offered, CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, device);
+    if (!offered) exit(77);
+    CUlibrary library;
+    CUdeviceptr mine = 0;
+    size_t size = 0;
+    unsigned value = 9;
+    SET(cuLibraryLoadData, &library, with_variables, NULL, NULL, 0, NULL, NULL, 0);
+    TRY("without a context", cuLibraryGetManaged, &mine, &size, library, "mine");
+    TELL(cuLibraryGetManaged, "without a context, is", "%zu long", size);
+    TRY("managed, of a variable without a context", cuPointerGetAttribute, &value, CU_POINTER_ATTRIBUTE_IS_MANAGED, mine);
+    TELL(cuPointerGetAttribute, "managed, of a variable without a context, is", "%u", value & 0xff);
+}
+
+GROUP(variables) {
+    with_managed();
+    CUlibrary library, other;
+    CUmodule loaded;
+    CUkernel kernel;
+    CUdeviceptr mine = 0, same = 0, second = 0, plain = 0;
+    size_t size = 0;
+    SET(cuLibraryLoadData, &library, with_variables, NULL, NULL, 0, NULL, NULL, 0);
+    TRY("of a library", cuLibraryGetManaged, &mine, &size, library, "mine");
+    TELL(cuLibraryGetManaged, "of a library, is", "%zu long", size);
+    TRY("of a library, only its size", cuLibraryGetManaged, NULL, &size, library, "mine");
+    TRY("of a library, that is not managed", cuLibraryGetManaged, &same, &size, library, "plain");
+    TRY("of a library, to nowhere", cuLibraryGetManaged, NULL, NULL, library, "mine");
+    TRY("of a library, managed", cuLibraryGetGlobal, &same, &size, library, "mine");
+    TELL(cuLibraryGetGlobal, "of a library, managed, is", "%d, %zu long", same == mine, size);
+    SET(cuLibraryGetModule, &loaded, library);
+    TRY("of a library, managed", cuModuleGetGlobal_v2, &same, &size, loaded, "mine");
+    TELL(cuModuleGetGlobal_v2, "of a library, managed, is", "%d, %zu long", same == mine, size);
+    SET(cuLibraryGetGlobal, &plain, &size, library, "plain");
+    volatile unsigned *word = (unsigned *)(uintptr_t)mine;
+    TELL(cuLibraryGetManaged, "of a library, begins with", "%u", *word);
+    *word = 30;
+    SET(cuLibraryGetKernel, &kernel, library, "both");
+    SET(cuLaunchKernel, (CUfunction)kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+    SET(cuCtxSynchronize, );
+    TELL(cuLibraryGetManaged, "of a library, holds after a kernel", "%u, and the other %d", *word, word_at(plain));
+
+    unsigned value = 9;
+    CUdeviceptr there = 0;
+    void *here = NULL;
+    TRY("managed, of a variable", cuPointerGetAttribute, &value, CU_POINTER_ATTRIBUTE_IS_MANAGED, mine);
+    TELL(cuPointerGetAttribute, "managed, of a variable, is", "%u", value & 0xff);
+    TRY("type, of a variable", cuPointerGetAttribute, &value, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, mine);
+    TELL(cuPointerGetAttribute, "type, of a variable, is", "%u", value);
+    TRY("host pointer, of a variable", cuPointerGetAttribute, &here, CU_POINTER_ATTRIBUTE_HOST_POINTER, mine);
+    TRY("device pointer, of a variable", cuPointerGetAttribute, &there, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, mine);
+    YES(cuPointerGetAttribute, "both pointers, of a variable, the same", there == mine && here == (void *)(uintptr_t)mine);
+    TRY("a managed variable", cuMemFree_v2, mine);
+    TRY("a managed variable", cuMemAdvise_v2, mine, 4, CU_MEM_ADVISE_SET_READ_MOSTLY, at_device());
+    TRY_PTSZ("a managed variable, to the host", cuMemPrefetchAsync_v2, mine, 4, at_host(), 0, NULL);
+    TRY("a managed variable", cuMemsetD32_v2, mine, 77, 1);
+    SET(cuCtxSynchronize, );
+    TELL(cuMemsetD32_v2, "a managed variable, holds", "%u", *word);
+
+    SET(cuLibraryLoadData, &other, with_variables, NULL, NULL, 0, NULL, NULL, 0);
+    TRY("of another library", cuLibraryGetManaged, &second, &size, other, "mine");
+    TELL(cuLibraryGetManaged, "of another library, is", "the same %d, holds %u", second == mine, *(unsigned *)(uintptr_t)second);
+    SET(cuLibraryUnload, library);
+    SET(cuModuleLoadData, &loaded, with_variables);
+    TRY("of a module, managed", cuModuleGetGlobal_v2, &mine, &size, loaded, "mine");
+    TELL(cuModuleGetGlobal_v2, "of a module, managed, holds", "%u", *(unsigned *)(uintptr_t)mine);
+    SET(cuModuleUnload, loaded);
+}

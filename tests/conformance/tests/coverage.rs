@@ -28,8 +28,6 @@ const CANNOT_FAIL: &[&str] = &[
 
 /// Calls that always fail here, with the reason.
 const CANNOT_SUCCEED: &[&str] = &[
-    // No program of the tests has managed variables: Rekindle refuses them when their code is loaded.
-    "cuLibraryGetManaged",
     // No device under Rekindle has unified function pointers.
     "cuLibraryGetUnifiedFunction",
     // The call needs GPUs later than those on which the answers were recorded.

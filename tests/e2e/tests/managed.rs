@@ -6,9 +6,12 @@ use anyhow::{Context, ensure};
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::{App, Node, Result, process, stage, until};
 
+/// Programs that print a sum of managed memory, which the GPU has while they wait: of an allocation, and of a variable.
+const PROGRAMS: [(&str, &str); 2] = [("moved", "2098176\n"), ("touched", "2098179\n")];
+
 /// A program whose managed memory the GPU has, and which waits before it touches that.
-fn with_memory_on_the_gpu(node: &Node) -> Result<(App, i32)> {
-    let app = node.run_held("moved", &[], Some(1))?;
+fn with_memory_on_the_gpu(node: &Node, name: &str) -> Result<(App, i32)> {
+    let app = node.run_held(name, &[], Some(1))?;
     app.reaches(1)?;
     let worker = node.client(app.pid())?.worker;
     Ok((app, worker))
@@ -29,9 +32,11 @@ fn got_sigbus(app: App) -> Result {
 #[test]
 fn a_process_touches_what_the_gpu_has_and_gets_it() -> Result {
     let node = Node::start()?;
-    let (app, _) = with_memory_on_the_gpu(&node)?;
-    app.lift();
-    assert_eq!(app.finish()?, "2098176\n");
+    for (name, expected) in PROGRAMS {
+        let (app, _) = with_memory_on_the_gpu(&node, name)?;
+        app.lift();
+        assert_eq!(app.finish()?, expected);
+    }
     node.finish()
 }
 
@@ -39,18 +44,20 @@ fn a_process_touches_what_the_gpu_has_and_gets_it() -> Result {
 #[test]
 fn a_process_whose_worker_has_died_gets_sigbus_where_the_gpu_had_its_memory() -> Result {
     let node = Node::start()?;
-    let (app, worker) = with_memory_on_the_gpu(&node)?;
-    process::signal(worker, libc::SIGKILL)?;
-    is_lost(&node, app.pid())?;
-    app.lift();
-    got_sigbus(app)?;
+    for (name, _) in PROGRAMS {
+        let (app, worker) = with_memory_on_the_gpu(&node, name)?;
+        process::signal(worker, libc::SIGKILL)?;
+        is_lost(&node, app.pid())?;
+        app.lift();
+        got_sigbus(app)?;
+    }
     node.finish()
 }
 
 #[test]
 fn a_thread_that_waits_for_a_page_gets_sigbus_when_the_worker_dies() -> Result {
     let node = Node::start()?;
-    let (app, worker) = with_memory_on_the_gpu(&node)?;
+    let (app, worker) = with_memory_on_the_gpu(&node, "moved")?;
     process::signal(worker, libc::SIGSTOP)?;
     app.lift();
     let pid = app.pid();
@@ -67,23 +74,34 @@ fn a_thread_that_waits_for_a_page_gets_sigbus_when_the_worker_dies() -> Result {
 #[test]
 fn a_program_that_stands_still_with_memory_on_the_gpu_is_restored_with_it() -> Result {
     let node = Node::start()?;
-    let (app, _) = with_memory_on_the_gpu(&node)?;
-    let image = node.dump_and_kill(app)?;
-    let app = node.restore(&image)?;
-    app.lift();
-    assert_eq!(app.finish()?, "2098176\n");
+    for (name, expected) in PROGRAMS {
+        let (app, _) = with_memory_on_the_gpu(&node, name)?;
+        let image = node.dump_and_kill(app)?;
+        let app = node.restore(&image)?;
+        app.lift();
+        assert_eq!(app.finish()?, expected);
+    }
     node.finish()
 }
 
 #[test]
 fn a_program_that_moves_memory_is_dumped_again_and_again_while_it_runs() -> Result {
-    let arguments = ["--iterations", "60"];
-    let expected = undisturbed("moving", &arguments)?;
-    for protocol in ["stop", "cow", "recopy"] {
+    dumped_again_and_again("moving", &["--iterations", "60"], [5, 20, 40])
+}
+
+#[test]
+fn a_program_with_managed_variables_is_dumped_again_and_again_while_it_runs() -> Result {
+    dumped_again_and_again("variables", &["--iterations", "90"], [5, 30, 60])
+}
+
+/// Dumps a program in these steps under each protocol, and restores each image.
+fn dumped_again_and_again(name: &str, arguments: &[&str], steps: [u64; 3]) -> Result {
+    let expected = undisturbed(name, arguments)?;
+    for protocol in ["stop", "clone", "cow", "recopy"] {
         let node = Node::configured(&format!("[checkpoint]\nprotocol = \"{protocol}\"\n"), &[])?;
-        let app = node.run("moving", &arguments)?;
+        let app = node.run(name, arguments)?;
         let mut images = Vec::new();
-        for middle in [5, 20, 40] {
+        for middle in steps {
             app.reaches(middle)?;
             images.push(node.dump(&app)?);
         }
@@ -96,6 +114,29 @@ fn a_program_that_moves_memory_is_dumped_again_and_again_while_it_runs() -> Resu
         node.finish()?;
     }
     Ok(())
+}
+
+/// Nothing is printed: the program stops at its first variable.
+#[test]
+fn managed_variables_are_refused_where_no_memory_may_move() -> Result {
+    let node = Node::start()?;
+    let mut command = node.command(&stage::app("touched")?)?;
+    let output = command.env("REKINDLE_MANAGED", "host").output()?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+    ensure!(errors.contains("the program has __managed__ variables, whose pages must move"), "{errors}");
+    node.finish()
+}
+
+/// Each GPU would have a variable of its own.
+#[test]
+fn managed_variables_are_refused_on_a_second_gpu() -> Result {
+    assert_eq!(undisturbed("touched", &["--second", "1"])?, "cudaSuccess\n2098179\n");
+    let node = Node::start()?;
+    assert_eq!(node.run("touched", &["--second", "1"])?.finish()?, "cudaErrorNotSupported\n2098179\n");
+    let log = std::fs::read_to_string(node.path("daemon.log"))?;
+    ensure!(log.contains("is in use in one context, and is refused in a second one"), "{log}");
+    node.finish()
 }
 
 /// As on kernels that let no memory move.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_FOUND};
 
@@ -11,7 +11,8 @@ use crate::current;
 use crate::device::devices;
 use crate::handles::{self, Object};
 use crate::image::Image;
-use crate::module::{Function, Module, Settings};
+use crate::memory::managed;
+use crate::module::{Function, Module, OfLibrary, Settings, Variable};
 use crate::status::Result;
 
 /// A library.
@@ -23,6 +24,15 @@ pub(crate) struct Library {
     kernels: Vec<Arc<Kernel>>,
     /// The module in each context, by the context's id.
     instances: Mutex<HashMap<u64, Arc<Module>>>,
+    managed: Mutex<Managed>,
+}
+
+/// The managed variables of a library, from the first need on.
+#[derive(Debug, Default)]
+struct Managed {
+    variables: HashMap<String, Variable>,
+    /// Whether those with addresses in their first content have it.
+    filled: bool,
 }
 
 /// A kernel of a library.
@@ -59,7 +69,8 @@ impl Library {
                     of: weak.clone(),
                 })
             });
-            Self { handle, kernels: kernels.collect(), image: image.clone(), instances: Mutex::default() }
+            let (instances, managed) = (Mutex::default(), Mutex::default());
+            Self { handle, kernels: kernels.collect(), image: image.clone(), instances, managed }
         });
         handles::insert(handle, library.clone());
         for kernel in &library.kernels {
@@ -81,6 +92,38 @@ impl Library {
             }
             module.unload();
         }
+        let managed = std::mem::take(&mut *self.managed());
+        managed.variables.values().for_each(|variable| managed::release_variable(variable.address));
+    }
+
+    fn managed(&self) -> MutexGuard<'_, Managed> {
+        self.managed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the library's managed variables, if that has not been done.
+    fn with_memory(&self, managed: &mut Managed) -> Result<()> {
+        for global in self.image.ptx.globals().iter().filter(|it| it.managed && !it.external) {
+            if !managed.variables.contains_key(&global.name) {
+                // They belong to no context.
+                let variable = Variable::allocate_managed((0, 0), global)?;
+                if global.relocations.is_empty() {
+                    // SAFETY: the memory was just allocated for these bytes, and no code knows it.
+                    unsafe {
+                        let start = variable.address as *mut u8;
+                        start.copy_from_nonoverlapping(global.init.as_ptr(), global.init.len());
+                    }
+                }
+                managed.variables.insert(global.name.clone(), variable);
+            }
+        }
+        Ok(())
+    }
+
+    /// The managed variable of that name. It is there before the library is in any context.
+    pub(crate) fn managed_variable(&self, name: &str) -> Result<Variable> {
+        let mut managed = self.managed();
+        self.with_memory(&mut managed)?;
+        managed.variables.get(name).copied().ok_or(CUDA_ERROR_NOT_FOUND)
     }
 
     fn instances(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Module>>> {
@@ -94,10 +137,15 @@ impl Library {
             return Ok(module.clone());
         }
         let device = context.device.ordinal;
-        let module = Module::load(context, &self.image, true, |name| {
+        let mut managed = self.managed();
+        self.with_memory(&mut managed)?;
+        let of_library = OfLibrary { variables: &managed.variables, empty: !managed.filled };
+        let module = Module::load(context, &self.image, Some(of_library), |name| {
             let kernel = self.kernels.iter().find(|kernel| kernel.declared.name == name)?;
             kernel.settings.get(device).cloned()
         })?;
+        managed.filled = true;
+        drop(managed);
         instances.insert(context.id, module.clone());
         Ok(module)
     }

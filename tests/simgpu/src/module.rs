@@ -16,6 +16,7 @@ use crate::config::{config, log};
 use crate::context::Context;
 use crate::handles::{self, Object};
 use crate::image::Image;
+use crate::memory::managed;
 use crate::memory::space::{self, Kind};
 use crate::status::{Result, ensure};
 
@@ -57,6 +58,17 @@ pub(crate) struct Variable {
     pub(crate) address: u64,
     /// Its size in bytes.
     pub(crate) size: u64,
+    /// Whether it is in managed memory.
+    pub(crate) managed: bool,
+}
+
+/// The managed variables of a library, which all of its modules have together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OfLibrary<'a> {
+    /// By name.
+    pub(crate) variables: &'a HashMap<String, Variable>,
+    /// Whether they are yet to get first content that has addresses. What has none they have.
+    pub(crate) empty: bool,
 }
 
 /// A function of a module that can be launched.
@@ -104,11 +116,12 @@ const MAX_DYNAMIC_SHARED: u32 = 8;
 const FIRST_OTHER: u32 = 9;
 
 impl Module {
-    /// Loads an image: places and fills its variables. A library's settings are those of `shared`, by function.
+    /// Loads an image: places and fills its variables, but for a library's managed ones. A library's settings are those of `shared`,
+    /// by function.
     pub(crate) fn load(
         context: &Arc<Context>,
         image: &Arc<Image>,
-        of_library: bool,
+        of_library: Option<OfLibrary<'_>>,
         shared: impl Fn(&str) -> Option<Arc<Settings>>,
     ) -> Result<Arc<Self>> {
         let device = context.device;
@@ -119,21 +132,33 @@ impl Module {
                 return Err(CUDA_ERROR_INVALID_IMAGE);
             }
             let size = global.size.max(1);
+            if global.managed {
+                let variable = match of_library {
+                    Some(library) => *library.variables.get(&global.name).ok_or(CUDA_ERROR_INVALID_IMAGE)?,
+                    None => Variable::allocate_managed((device.ordinal, context.handle), global)?,
+                };
+                globals.insert(global.name.clone(), variable);
+                continue;
+            }
             let address = device.allocate(context.handle, Kind::Code, size)?;
             if global.space == Space::Const {
                 space::change(address, size, Kind::Code, |region| region.writers = 0);
             }
-            globals.insert(global.name.clone(), Variable { address, size: global.size });
+            globals.insert(global.name.clone(), Variable { address, size: global.size, managed: false });
         }
         for (name, size) in &image.of_machine_code {
             let address = device.allocate(context.handle, Kind::Code, (*size).max(1))?;
             // SAFETY: the memory was just allocated, and no other code knows it.
             unsafe { device.clear(Kind::Code, address, *size) };
-            globals.insert(name.clone(), Variable { address, size: *size });
+            globals.insert(name.clone(), Variable { address, size: *size, managed: false });
         }
         let code = Code { context: Arc::downgrade(context), image: image.clone(), globals, placed: Mutex::default() };
         for global in image.ptx.globals() {
             let Some(variable) = code.globals.get(&global.name) else { continue };
+            let has_content = |library: OfLibrary<'_>| global.relocations.is_empty() || !library.empty;
+            if variable.managed && of_library.is_some_and(has_content) {
+                continue;
+            }
             let with_addresses;
             let bytes = if global.relocations.is_empty() {
                 &global.init
@@ -146,6 +171,10 @@ impl Module {
             // SAFETY: the memory was just allocated for these bytes, and no other code knows it.
             unsafe {
                 (variable.address as *mut u8).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+                if variable.managed {
+                    // Its memory is new, of zeros.
+                    continue;
+                }
                 device.clear(Kind::Code, variable.address + bytes.len() as u64, rest);
             }
         }
@@ -165,6 +194,7 @@ impl Module {
             })
         });
         let functions: Vec<_> = functions.collect();
+        let of_library = of_library.is_some();
         let module = Arc::new(Self { handle, context: Arc::downgrade(context), of_library, functions, code });
         handles::insert(handle, module.clone());
         for function in &module.functions {
@@ -180,7 +210,11 @@ impl Module {
             handles::remove(function.handle);
         }
         let Ok(context) = self.context.upgrade().ok_or(()) else { return };
-        let variables = self.code.globals.values().map(|variable| variable.address);
+        let (managed, others): (Vec<Variable>, Vec<Variable>) = self.code.globals.values().partition(|it| it.managed);
+        if !self.of_library {
+            managed.iter().for_each(|variable| managed::release_variable(variable.address));
+        }
+        let variables = others.into_iter().map(|variable| variable.address);
         let code = self.code.placed().take().map(|placed| placed.address);
         for address in variables.chain(code) {
             if let Some(region) = space::remove(address, |r| r.kind == Kind::Code) {
@@ -204,6 +238,14 @@ impl Module {
     /// looks up by name.
     pub(crate) fn global(&self, name: &str) -> Result<Variable> {
         self.code.globals.get(name).copied().ok_or(CUDA_ERROR_NOT_FOUND)
+    }
+}
+
+impl Variable {
+    /// A managed variable, whose memory is zeros yet.
+    pub(crate) fn allocate_managed(owner: (usize, u64), global: &rekindle_ptx::Global) -> Result<Self> {
+        let address = managed::allocate_variable(owner, global.size.max(1))?;
+        Ok(Self { address, size: global.size, managed: true })
     }
 }
 

@@ -77,6 +77,21 @@ commands! {
         /// Not sent: the worker itself copies what the client has written to the device, before a command that may use it.
         23 MANAGED_TO_DEVICE: writes(address, bytes);
 
+    struct ManagedVariable {
+        /// The module or library.
+        parent: u64,
+        address: u64,
+        size: u64,
+        /// Where its pages begin that no other variable has, and how many bytes of them there are, or 0.
+        pages: u64,
+        length: u64,
+        /// The number of these pages' memfd.
+        serial: u64,
+    }
+        /// A variable of the current context is managed memory from now on, as by [`MANAGED_MAP`], in pages that it may share with
+        /// other such variables. It ends with its code. Waits.
+        24 MANAGED_VARIABLE;
+
     struct MemInfo {}
         /// `cuMemGetInfo` of the current context's device, as far as the client's limit lets it see. -> `free total`.
         /// Waits.
@@ -195,9 +210,9 @@ commands! {
         parent: u64,
         name: &'a CStr,
     }
-        /// `cuModuleGetGlobal`. -> `address size`. Waits.
+        /// `cuModuleGetGlobal`. -> `address size`, and whether it is a managed variable. Waits.
         57 MODULE_GLOBAL;
-        /// `cuLibraryGetGlobal`. -> `address size`. Waits.
+        /// `cuLibraryGetGlobal`. -> as [`MODULE_GLOBAL`]. Waits.
         58 LIBRARY_GLOBAL;
 
     struct KernelNames {

@@ -92,6 +92,8 @@ fn every_command_lies_in_the_ring_as_when_it_was_written_by_hand() {
     same(seen, &ManagedMap { address: 1, size: 2, serial: 3 }, &[&1, &2, &3]);
     same(seen, &ManagedUnmap { address: 1 }, &[&1]);
     same(seen, &ManagedToDevice { address: 1, bytes: 2 }, &[&1, &2]);
+    let variable = ManagedVariable { parent: 1, address: 2, size: 3, pages: 4, length: 5, serial: 6 };
+    same(seen, &variable, &[&1, &2, &3, &4, &5, &6]);
     same(seen, &MemInfo {}, &[]);
 
     same(seen, &CopyMemory { destination: 1, source: 2, bytes: 3, stream: 4 }, &[&1, &2, &3, &4]);

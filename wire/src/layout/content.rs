@@ -46,6 +46,8 @@ pub const STAGING_NAME: &std::ffi::CStr = c"rekindle-staging";
 pub const PINNED_NAME: &str = "rekindle-pinned-";
 /// As [`PINNED_NAME`], of memfds that have the pages of managed memory which the process uses.
 pub const MANAGED_NAME: &str = "rekindle-managed-";
+/// As [`MANAGED_NAME`], of memfds that have pages of managed variables. They lie where the driver has placed the code's variables.
+pub const VARIABLES_NAME: &str = "rekindle-managed-variables-";
 /// The name of a memfd that a process has mapped which has a userfaultfd for managed memory.
 pub const USERFAULT_NAME: &std::ffi::CStr = c"rekindle-userfault";
 

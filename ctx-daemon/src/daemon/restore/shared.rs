@@ -14,7 +14,7 @@ use std::os::unix::fs::MetadataExt;
 
 use rekindle_wire::attach::Pinned;
 use rekindle_wire::control::{Failing, FailureKind};
-use rekindle_wire::layout::{MANAGED_NAME, PINNED_NAME, SHARED_NAME, STAGING_NAME};
+use rekindle_wire::layout::{MANAGED_NAME, PINNED_NAME, SHARED_NAME, STAGING_NAME, VARIABLES_NAME};
 use rekindle_wire::window;
 use thiserror::Error;
 
@@ -147,7 +147,9 @@ fn take_managed(pid: i32, mappings: &[&Mapping]) -> Result<(Pinned, File), Share
     memfd::check(&file, "managed memory", size)?;
     let addresses = mappings.iter().filter_map(|it| it.start.checked_sub(it.offset));
     let device = |address: u64| Some(window::device(window::device_of(address)?));
-    let inside = |address: &u64| device(*address).is_some_and(|it| it.end - address >= size);
+    // The driver has placed variables anywhere; the worker knows where.
+    let of_variables = mappings[0].name().is_some_and(|it| it.starts_with(VARIABLES_NAME));
+    let inside = |address: &u64| of_variables || device(*address).is_some_and(|it| it.end - address >= size);
     let address = addresses.filter(inside).min().ok_or(SharedError::Managed(mappings[0].start))?;
     if size == 0 || !size.is_multiple_of(PAGE) || !address.is_multiple_of(PAGE) {
         return Err(SharedError::Managed(address));
@@ -194,7 +196,8 @@ impl Mapping {
 
     /// The serial number of managed memory.
     fn managed_serial(&self) -> Option<u64> {
-        self.name()?.strip_prefix(MANAGED_NAME)?.parse().ok()
+        let name = self.name()?;
+        name.strip_prefix(VARIABLES_NAME).or_else(|| name.strip_prefix(MANAGED_NAME))?.parse().ok()
     }
 
     /// Whether it is a mapping of a file that the program has registered: all other mappings there are of our memfds.

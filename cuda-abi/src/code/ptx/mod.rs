@@ -113,6 +113,34 @@ impl<'a> Ptx<'a> {
     }
 }
 
+/// Makes the managed variables of a text ordinary ones: blanks take the place of the attribute, so that all else stays where it
+/// is. Returns whether there were any.
+pub(super) fn make_unmanaged(text: &mut [u8]) -> Result<bool, CodeError> {
+    let mut attributes = Vec::new();
+    let mut lexer = Lexer::new(Ptx::new(text).text());
+    while let Some(token) = lexer.next() {
+        if token != Token::Dot(b".attribute") {
+            continue;
+        }
+        let start = lexer.offset() - b".attribute".len();
+        let list = lexer.take_sign(b'(').then(|| lexer.take_until_closed(b'(', b')')).flatten();
+        let words: Vec<_> = Lexer::new(list.unwrap_or_default()).collect();
+        match words.as_slice() {
+            [Token::Dot(b".managed")] => attributes.push(start..lexer.offset()),
+            words if words.contains(&Token::Dot(b".managed")) => {
+                return Err(CodeError::Malformed("a managed variable with further attributes"));
+            }
+            _ => {}
+        }
+    }
+    for attribute in &attributes {
+        if let Some(attribute) = text.get_mut(attribute.clone()) {
+            attribute.fill(b' ');
+        }
+    }
+    Ok(!attributes.is_empty())
+}
+
 /// The words before a declaration.
 #[derive(Clone, Copy)]
 struct Linking {

@@ -58,6 +58,8 @@ pub struct Global {
     pub init: Vec<u8>,
     /// Addresses to be added into those bytes.
     pub relocations: Vec<Relocation>,
+    /// Whether it is in managed memory (`.attribute(.managed)`).
+    pub managed: bool,
     /// Whether this module only declares it (`.extern`), so another must define it.
     pub external: bool,
     /// Whether the host may ask for it by name (`.visible`, `.weak`, or `.extern`).

@@ -30,6 +30,14 @@ fn run(body: &str) -> Vec<[u32; 8]> {
 }
 
 #[test]
+fn managed_variables_are_told_from_others() {
+    let text = ".version 9.0\n.target sm_90\n.address_size 64\n.global .attribute(.managed) .align 4 .u32 a = 5;\n.global .u32 b;\n";
+    let module = Module::parse(text).unwrap();
+    let told: Vec<_> = module.globals().iter().map(|it| (it.name.as_str(), it.managed)).collect();
+    assert_eq!(told, [("a", true), ("b", false)]);
+}
+
+#[test]
 fn an_addition_reads_what_a_subtraction_left_as_no_borrow() {
     let rows = run("sub.cc.u32 %r0, %r8, 32; addc.u32 %r1, 0, 0;
          sub.cc.u32 %r2, %r8, 32; subc.u32 %r3, 0, 0;

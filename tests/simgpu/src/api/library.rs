@@ -4,8 +4,7 @@ use std::ffi::{c_char, c_void};
 
 use rekindle_cuda_abi::arguments::{Out, Text};
 use rekindle_cuda_abi::types::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUdevice, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule,
-    CUresult,
+    CUDA_ERROR_INVALID_VALUE, CUdevice, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule, CUresult,
 };
 
 use crate::current;
@@ -99,14 +98,16 @@ pub fn cuLibraryGetGlobal(address: Out<CUdeviceptr>, bytes: Out<usize>, library:
     })
 }
 
-/// Managed variables are not supported.
-pub fn cuLibraryGetManaged(
-    _address: *mut CUdeviceptr,
-    _bytes: *mut usize,
-    library: CUlibrary,
-    _name: *const c_char,
-) -> CUresult {
-    handles::get::<Library>(library).err().unwrap_or(CUDA_ERROR_NOT_FOUND)
+/// Needs no context.
+pub fn cuLibraryGetManaged(address: Out<CUdeviceptr>, bytes: Out<usize>, library: CUlibrary, name: Text) -> CUresult {
+    status(|| {
+        let library = handles::get::<Library>(library)?;
+        ensure(!address.is_null() || !bytes.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let variable = library.managed_variable(utf8(name)?)?;
+        address.put_if(variable.address);
+        bytes.put_if(variable.size as usize);
+        Ok(())
+    })
 }
 
 /// No device has unified function pointers.

@@ -16,7 +16,7 @@ use crate::{current, handles};
 fn load(out: Out<CUmodule>, image: &Arc<Image>) -> Result<()> {
     let context = current::healthy()?;
     context.flush_prints();
-    let module = Module::load(&context, image, false, |_| None)?;
+    let module = Module::load(&context, image, None, |_| None)?;
     out.put(module.handle)
 }
 

@@ -88,7 +88,7 @@ pub fn cuMemHostGetFlags(out: Out<u32>, pointer: *mut c_void) -> CUresult {
         current::healthy()?;
         match space::find(pointer as u64).map(|region| region.kind) {
             Some(Kind::Pinned(flags)) => out.put(flags | MAPPED),
-            Some(Kind::Managed) => out.put(MAPPED),
+            Some(kind) if kind.is_managed() => out.put(MAPPED),
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         }
     })

@@ -36,13 +36,13 @@ fn value(attribute: u32, pointer: u64, region: Option<&Region>) -> Result<Value>
     let (bits, bytes) = match attribute {
         1 => (of(&|r| r.context), 8),
         // Managed memory counts as the device's here.
-        2 => (of(&|r| if r.kind.is_host() && r.kind != Kind::Managed { HOST } else { DEVICE }), 4),
+        2 => (of(&|r| if r.kind.is_host() && !r.kind.is_managed() { HOST } else { DEVICE }), 4),
         3 => (of(&|_| pointer), 8),
         4 => (of(&|r| if r.kind.is_host() { pointer } else { 0 }), 8),
         5 => return Err(CUDA_ERROR_NOT_SUPPORTED),
         6 => (of(&|r| synchronous().contains(&r.id).into()), 4),
         7 | 20 => (of(&|r| r.id), 8),
-        8 => (of(&|r| u64::from(r.kind == Kind::Managed)), 4),
+        8 => (of(&|r| u64::from(r.kind.is_managed())), 4),
         9 => (region.map_or(NO_DEVICE, |r| r.device as i32) as u32 as u64, 4),
         10 => (0, 4),
         11 => (of(&|r| vmm::reservation_at(r.base).map_or(r.base, |v| v.0)), 8),

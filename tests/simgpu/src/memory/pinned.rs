@@ -27,7 +27,7 @@ pub(crate) fn free(base: u64) -> Result<()> {
 
 /// Gives the pages of page-locked or managed memory back, once its region is gone.
 pub(crate) fn release(region: &Region) {
-    if let (Kind::Pinned(_) | Kind::Managed, Ok(len)) = (region.kind, paged(region.len)) {
+    if let (Kind::Pinned(_) | Kind::Managed | Kind::ManagedVariable, Ok(len)) = (region.kind, paged(region.len)) {
         pages::unmap(region.base, len);
     }
 }
@@ -37,7 +37,7 @@ pub(crate) fn register(context: &Context, base: u64, len: usize, flags: u32) -> 
     ensure(base != 0 && len > 0 && flags & !0xf == 0, CUDA_ERROR_INVALID_VALUE)?;
     ensure(base.checked_add(len as u64).is_some(), CUDA_ERROR_INVALID_VALUE)?;
     ensure(readable(base, len), CUDA_ERROR_INVALID_VALUE)?;
-    ensure(space::find(base).is_none_or(|region| region.kind != Kind::Managed), CUDA_ERROR_INVALID_VALUE)?;
+    ensure(space::find(base).is_none_or(|region| !region.kind.is_managed()), CUDA_ERROR_INVALID_VALUE)?;
     insert(context, base, len as u64, Kind::Registered(flags)).map_err(|_| CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
 }
 
@@ -49,7 +49,16 @@ pub(crate) fn unregister(base: u64) -> Result<()> {
 }
 
 pub(super) fn insert(context: &Context, base: u64, len: u64, kind: Kind) -> std::result::Result<(), Region> {
-    let (device, context) = (context.device.ordinal, context.handle);
+    insert_for((context.device.ordinal, context.handle), base, len, kind)
+}
+
+/// As [`insert`], for a context of a device; 0 is none.
+pub(super) fn insert_for(
+    (device, context): (usize, u64),
+    base: u64,
+    len: u64,
+    kind: Kind,
+) -> std::result::Result<(), Region> {
     let all = u64::MAX;
     space::insert(Region { base, len, kind, device, context, readers: all, writers: all, id: space::next_id() })
 }

@@ -25,6 +25,8 @@ pub(crate) enum Kind {
     Pinned(u32),
     /// Managed memory, which is the host's here.
     Managed,
+    /// A managed variable of a module or library: the same, but it lives as long as its code.
+    ManagedVariable,
     /// Host memory that was registered, with its flags.
     Registered(u32),
     /// A module's code, or one of its variables.
@@ -36,7 +38,12 @@ pub(crate) enum Kind {
 impl Kind {
     /// Whether the memory is the host's.
     pub(crate) fn is_host(self) -> bool {
-        matches!(self, Kind::Pinned(_) | Kind::Managed | Kind::Registered(_))
+        self.is_managed() || matches!(self, Kind::Pinned(_) | Kind::Registered(_))
+    }
+
+    /// Whether the memory is managed.
+    pub(crate) fn is_managed(self) -> bool {
+        matches!(self, Kind::Managed | Kind::ManagedVariable)
     }
 }
 

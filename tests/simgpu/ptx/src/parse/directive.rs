@@ -146,17 +146,20 @@ impl<'t> Parser<'_, 't> {
         }
     }
 
-    /// `.attribute(...)`, with any content.
-    pub(super) fn attributes(&mut self) -> Parse<()> {
+    /// `.attribute(...)`, with any content. Returns whether `.managed` is part of it.
+    pub(super) fn attributes(&mut self) -> Parse<bool> {
+        let mut managed = false;
         while self.take_dot("attribute") {
             self.expect_mark(b'(')?;
             while !self.take_mark(b')') {
-                if self.next() == Token::End {
-                    return self.unexpected(")");
+                match self.next() {
+                    Token::End => return self.unexpected(")"),
+                    Token::Dot("managed") => managed = true,
+                    _ => {}
                 }
             }
         }
-        Ok(())
+        Ok(managed)
     }
 
     fn performance_directives(&mut self, function: &mut Function) -> Parse<()> {

@@ -15,6 +15,7 @@ const INIT_LIMIT: usize = 1 << 30;
 struct Declared {
     element: u64,
     align: u64,
+    managed: bool,
 }
 
 impl<'t> Parser<'_, 't> {
@@ -22,8 +23,9 @@ impl<'t> Parser<'_, 't> {
     fn declared_type(&mut self) -> Parse<Declared> {
         let mut align = None;
         let mut lanes = 1;
+        let mut managed = false;
         loop {
-            self.attributes()?;
+            managed |= self.attributes()?;
             let Token::Dot(name) = self.peek() else { return self.unexpected("a type") };
             self.at += 1;
             match name {
@@ -40,7 +42,7 @@ impl<'t> Parser<'_, 't> {
                 // The space that a pointer parameter points to; not needed.
                 "ptr" | "global" | "const" | "shared" | "local" => {}
                 "texref" | "samplerref" | "surfref" => {
-                    return Ok(Declared { element: 8, align: 8 });
+                    return Ok(Declared { element: 8, align: 8, managed });
                 }
                 _ => {
                     let Some(ty) = Type::named(name) else {
@@ -57,7 +59,7 @@ impl<'t> Parser<'_, 't> {
                         }
                     }
                     let element = u64::from(ty.bytes()) * lanes;
-                    return Ok(Declared { element, align: align.unwrap_or(element) });
+                    return Ok(Declared { element, align: align.unwrap_or(element), managed });
                 }
             }
         }
@@ -154,6 +156,7 @@ impl<'t> Parser<'_, 't> {
                     align: declared.align,
                     init,
                     relocations,
+                    managed: declared.managed,
                     external: linkage.external,
                     visible: linkage.visible,
                 });
