@@ -58,6 +58,7 @@ const ALSO: &[&str] = &[
     "cuLibraryGetKernel",
     "cuLibraryGetModule",
     "cuLibraryGetGlobal",
+    "cuPointerGetAttribute",
     "cuLibraryGetKernelCount",
     "cuLibraryEnumerateKernels",
     "cuKernelGetFunction",

@@ -67,4 +67,4 @@ pub mod userfault;
 pub mod version;
 pub mod window;
 
-pub use version::{CLIENT_VERSION, CONTROL_VERSION, Dialect, NotServed, OLDEST_CLIENT, OLDEST_CONTROL};
+pub use version::{CLIENT_VERSION, CONTROL_VERSION, Dialect, NotServed, OLDEST_CLIENT, OLDEST_CONTROL, VARIABLES};

@@ -16,6 +16,9 @@ pub const CLIENT_VERSION: u32 = 14;
 /// The oldest interposer that workers serve. Images hold processes with such interposers, so this number never rises.
 pub const OLDEST_CLIENT: u32 = 9;
 
+/// The client version from which on an interposer gives the process pages for managed variables.
+pub const VARIABLES: u32 = 14;
+
 /// The version of the messages that daemon, workers, plugin, hook, command line and the libraries in applications exchange on
 /// sockets.
 pub const CONTROL_VERSION: u32 = 18;

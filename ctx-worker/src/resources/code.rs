@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::sync::Arc;
 
 use rekindle_cuda_abi::types::*;
+use rekindle_wire::VARIABLES;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{
     self, CodePart, FindFunction, FindGlobal, Instantiate, KernelFunction, KernelNames, Kind, LibraryModule, LinkAdd,
@@ -130,6 +131,11 @@ impl Code {
     ) -> Result<(), Refused> {
         if let Err(why @ UnknownGlobals::Managed(_)) = &image.globals {
             warn!("code is refused: {why}");
+            return Err(Refused::Code(CUDA_ERROR_NOT_SUPPORTED));
+        }
+        let version = call.session.shared.and_then(|it| it.version());
+        if image.managed().next().is_some() && version.is_some_and(|it| it < VARIABLES) {
+            warn!("code with managed variables is refused: the program has a library of an older Rekindle: restart it");
             return Err(Refused::Code(CUDA_ERROR_NOT_SUPPORTED));
         }
         let real = match self.ahead.take(handle) {
@@ -350,6 +356,12 @@ impl Code {
         of_kind(call, parent, kind)?;
         self.instantiate(call, loading, parent)?;
         let (address, size) = place(call, parent, name)?;
+        if is_managed_by_driver(call, address) {
+            warn!(
+                "the driver has made {name:?} managed memory of its own, which the process cannot have: it is refused"
+            );
+            return Err(Refused::Code(CUDA_ERROR_NOT_SUPPORTED));
+        }
         let known = self.globals.entry((parent, call.owner())).or_default();
         if !known.iter().any(|g| g.address == address) {
             // The driver knows a variable that the image does not describe.
@@ -555,6 +567,15 @@ fn has_no_binary(call: &Call, parent: u64) -> bool {
 /// Notes why the client cannot be saved; the first reason stays.
 fn cannot_save(session: &mut Session, why: String) {
     session.unsavable.get_or_insert(why);
+}
+
+/// Whether a variable lies in managed memory of the driver's, since the code that declares it so could not be changed.
+fn is_managed_by_driver(call: &Call, address: u64) -> bool {
+    const IS_MANAGED: u32 = 8; // CU_POINTER_ATTRIBUTE_IS_MANAGED
+    let mut is_managed = 0_u32;
+    // SAFETY: the out parameter is a local of the attribute's size.
+    let asked = unsafe { (call.driver().cuPointerGetAttribute)((&raw mut is_managed).cast(), IS_MANAGED, address) };
+    asked == CUDA_SUCCESS && is_managed != 0
 }
 
 /// The address and the size of a variable that the driver has placed.

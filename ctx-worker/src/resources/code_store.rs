@@ -154,8 +154,16 @@ const AFTER: [u8; 8] = [0; 8];
 
 /// Parts in which managed variables are ordinary ones.
 fn without_managed(parts: &[&[u8]]) -> Result<Vec<Vec<u64>>, CodeError> {
-    let each = parts.iter().map(|part| Ok(code::unmanaged(part)?.map_or_else(|| aligned(part), |it| aligned(&it))));
-    each.collect()
+    let mut any = false;
+    let each = parts.iter().map(|part| match code::unmanaged(part)? {
+        Some(without) => {
+            any = true;
+            Ok(aligned(&without))
+        }
+        None => Ok(aligned(part)),
+    });
+    let each = each.collect::<Result<_, CodeError>>()?;
+    if any { Ok(each) } else { Err(CodeError::Malformed("no declaration of one")) }
 }
 
 fn aligned(bytes: &[u8]) -> Vec<u64> {
@@ -253,8 +261,13 @@ fn describe_entry(
             found.params.insert(kernel.name, params);
         }
     }
-    for global in program.globals()? {
+    let all = program.globals()?;
+    let has_managed = all.iter().any(|it| it.managed);
+    for global in all {
         if global.in_function && !made_by_compiler(&global.name) {
+            if has_managed {
+                return Err(UnknownGlobals::Managed(CodeError::Malformed("a variable inside a function, beside them")));
+            }
             return Err(UnknownGlobals::InFunction(global.name.clone()));
         }
         let Ok(name) = CString::new(global.name.as_str()) else { continue };

@@ -41,8 +41,11 @@ fn spaces(elf: &Elf<'_>) -> Result<Vec<Option<Space>>, CodeError> {
 pub(super) fn make_unmanaged(bytes: &mut [u8]) -> Result<bool, CodeError> {
     let elf = Elf::parse(bytes)?;
     let spaces = spaces(&elf)?;
+    // Without a section: a variable of other code that a linker joins to this (`extern`), or one that it is still to place.
+    const ELSEWHERE: [u32; 2] = [0, 0xfff2];
     let is_managed = |symbol: &Symbol| {
-        let is_variable = matches!(spaces.get(symbol.section as usize), Some(Some(_)));
+        let is_variable =
+            ELSEWHERE.contains(&symbol.section) || matches!(spaces.get(symbol.section as usize), Some(Some(_)));
         symbol.is_object() && is_variable && symbol.other & MANAGED != 0
     };
     let symbols = elf.symbols()?;

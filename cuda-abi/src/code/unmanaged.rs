@@ -19,7 +19,7 @@ pub fn unmanaged(image: &[u8]) -> Result<Option<Vec<u8>>, CodeError> {
     unmanaged_within(image, MAX_UNPACKED)
 }
 
-/// The same where no entry that unpacks to more than `limit` bytes can be read.
+/// The same where all entries that are read unpack to no more than `limit` bytes. Those beyond it stay as they are.
 ///
 /// # Errors
 ///
@@ -32,11 +32,12 @@ pub fn unmanaged_within(image: &[u8], limit: usize) -> Result<Option<Vec<u8>>, C
     }
     let (start, _) = fatbin_size(image)?;
     let mut changed = image.get(..start).ok_or(CodeError::Truncated("fatbin header"))?.to_vec();
-    let mut any = false;
+    let (mut any, mut unpacked) = (false, 0_usize);
     for entry in entries_with_bytes(image) {
         let (entry, all) = entry?;
         // What nobody can read has no variables of which anybody could know.
-        let payload = entry.payload_within(limit).ok().map(std::borrow::Cow::into_owned);
+        let payload = entry.payload_within(limit - unpacked).ok().map(std::borrow::Cow::into_owned);
+        unpacked += payload.as_ref().map_or(0, Vec::len);
         let payload = payload.map(|mut payload| Ok(make_unmanaged(entry.kind, &mut payload)?.then_some(payload)));
         match payload.transpose()?.flatten() {
             Some(payload) => {

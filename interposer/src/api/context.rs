@@ -15,7 +15,7 @@ use crate::state::client::{self, Client};
 use crate::state::contexts::{self, Context, Contexts};
 use crate::state::memory::Allocation;
 
-/// Drops what the process knows of a context's objects.
+/// Drops what the process knows of a context's objects. [`variables::forget_context`] says what the caller holds.
 pub(super) fn forget(client: &Client, context: CUcontext) {
     rekindle_graphs::hook::context_gone(context);
     client.contexts.remove(context);
@@ -198,6 +198,7 @@ pub(crate) unsafe fn cuCtxDestroy_v2(ctx: CUcontext) -> CUresult {
             return Err(CUDA_ERROR_INVALID_CONTEXT);
         }
         rekindle_cuda_abi::private::cls_reset(ctx);
+        let _one = client.variables.change();
         let mut call = Call::unchecked(client, CONTEXT_DESTROY, 0);
         call.put(&EndContext { context: ctx });
         check(call.wait().0)?;

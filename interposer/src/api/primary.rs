@@ -123,10 +123,11 @@ pub(crate) unsafe fn cuDevicePrimaryCtxReset(dev: CUdevice) -> CUresult {
 fn release(client: &'static Client, device: usize) -> Result<(), CUresult> {
     let handle = Contexts::primary_handle(device);
     rekindle_cuda_abi::private::cls_reset(handle);
+    let _one = client.variables.change();
     let mut call = Call::unchecked(client, CONTEXT_RELEASE, handle);
     call.put(&EndContext { context: handle });
-    // Pinned memory must not be unmapped here before the worker has let it go.
-    check(if client.memory.has_pinned(handle) { call.wait().0 } else { call.send() })?;
+    // Pinned memory and managed variables must not be unmapped here before the worker has let them go.
+    check(if client.memory.has_pinned(handle) || client.variables.has_any() { call.wait().0 } else { call.send() })?;
     // They end with it in the worker.
     client.contexts.green_contexts(handle).into_iter().for_each(|green| super::context::forget(client, green));
     super::context::forget(client, handle);
@@ -137,6 +138,7 @@ fn release(client: &'static Client, device: usize) -> Result<(), CUresult> {
 fn reset(client: &'static Client, device: usize) -> Result<(), CUresult> {
     let handle = Contexts::primary_handle(device);
     rekindle_cuda_abi::private::cls_reset(handle);
+    let _one = client.variables.change();
     let mut call = Call::unchecked(client, CONTEXT_RESET, handle);
     call.put(&EndContext { context: handle });
     check(call.wait().0)?;

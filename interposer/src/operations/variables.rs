@@ -38,8 +38,15 @@ pub(crate) fn found(
     let _one = client.variables.change();
     let (missing, areas) = {
         let known = client.variables.lock();
-        if known.at(range.start).is_some() || range.is_empty() {
-            return Ok(());
+        let this = Variable { size: range.end - range.start, parent: owner, context };
+        match known.at(range.start) {
+            _ if range.is_empty() => return Ok(()),
+            Some(known) if known == this => return Ok(()),
+            Some(_) => {
+                log::error("the driver has placed two __managed__ variables at one address");
+                return Err(CUDA_ERROR_UNKNOWN);
+            }
+            None => {}
         }
         (known.missing(range), known.areas())
     };
@@ -138,24 +145,22 @@ fn take_back(client: &Client, gone: Gone) {
     gone.areas.iter().for_each(unmap);
 }
 
-/// Unloads code by a function that does so in the worker. Meanwhile nobody finds a variable where one of that code's was.
+/// Unloads code by a function that does so in the worker. Meanwhile nobody finds a variable where one of that code's was, or one of
+/// that code.
 pub(crate) fn unloading(
     client: &Client,
     parent: u64,
     unload: impl FnOnce() -> Result<(), CUresult>,
 ) -> Result<(), CUresult> {
-    let changing = client.variables.change();
-    if !client.variables.lock().has_any_of(parent) {
-        drop(changing);
-        return unload();
-    }
+    let _one = client.variables.change();
     unload()?;
     take_back(client, client.variables.forget(|it| it.parent == parent));
     Ok(())
 }
 
-/// Unmaps what a context had, which the worker no longer knows.
+/// Unmaps what a context had, which the worker no longer knows. The caller has kept others from finding variables
+/// ([`Variables::change`](crate::state::variables::Variables::change)) since before it told the worker: the driver may place other
+/// variables there from then on.
 pub(crate) fn forget_context(client: &Client, context: CUcontext) {
-    let _one = client.variables.change();
     take_back(client, client.variables.forget(|it| it.context == context));
 }

@@ -98,11 +98,6 @@ impl Known {
         self.variables.values().find(|it| it.parent == parent).map(|it| it.context)
     }
 
-    /// Whether a module or library has any.
-    pub(crate) fn has_any_of(&self, parent: u64) -> bool {
-        self.variables.values().any(|it| it.parent == parent)
-    }
-
     /// How many areas there are.
     pub(crate) fn areas(&self) -> usize {
         self.areas.len()
@@ -182,7 +177,6 @@ mod tests {
         find(&mut known, AT..AT + 4, 1);
         find(&mut known, AT + 8..AT + 12, 2);
         find(&mut known, AT + 16..AT + 2 * PAGE, 1);
-        assert!(known.has_any_of(1) && known.has_any_of(2) && !known.has_any_of(3));
         assert_eq!((known.context_of(2), known.context_of(3)), (Some(1), None));
         let gone = known.forget(|it| it.parent == 1);
         assert_eq!((gone.variables, gone.areas.len()), (vec![AT, AT + 16], 1));

@@ -124,13 +124,17 @@ pub(super) fn make_unmanaged(text: &mut [u8]) -> Result<bool, CodeError> {
         }
         let start = lexer.offset() - b".attribute".len();
         let list = lexer.take_sign(b'(').then(|| lexer.take_until_closed(b'(', b')')).flatten();
-        let words: Vec<_> = Lexer::new(list.unwrap_or_default()).collect();
-        match words.as_slice() {
-            [Token::Dot(b".managed")] => attributes.push(start..lexer.offset()),
-            words if words.contains(&Token::Dot(b".managed")) => {
+        let is_managed = |word: &Token<'_>| *word == Token::Dot(b".managed");
+        let mut words = Lexer::new(list.unwrap_or_default());
+        let first = words.next().is_some_and(|it| is_managed(&it));
+        let mut words = words.peekable();
+        match (first, words.peek().is_some()) {
+            (true, false) => attributes.push(start..lexer.offset()),
+            (true, true) => return Err(CodeError::Malformed("a managed variable with further attributes")),
+            (false, _) if words.any(|it| is_managed(&it)) => {
                 return Err(CodeError::Malformed("a managed variable with further attributes"));
             }
-            _ => {}
+            (false, _) => {}
         }
     }
     for attribute in &attributes {
