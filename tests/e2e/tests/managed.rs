@@ -134,8 +134,6 @@ fn managed_variables_are_refused_on_a_second_gpu() -> Result {
     assert_eq!(undisturbed("touched", &["--second", "1"])?, "cudaSuccess\n2098179\n");
     let node = Node::start()?;
     assert_eq!(node.run("touched", &["--second", "1"])?.finish()?, "cudaErrorNotSupported\n2098179\n");
-    let log = std::fs::read_to_string(node.path("daemon.log"))?;
-    ensure!(log.contains("is in use in one context, and is refused in a second one"), "{log}");
     node.finish()
 }
 
