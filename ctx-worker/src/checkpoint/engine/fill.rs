@@ -18,6 +18,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rekindle_images::{DataReader, PIECE_LENGTH, Piece, Storage};
+use rekindle_wire::window;
 
 use super::Engine;
 use super::lane::{Lane, Way, enter, wait};
@@ -54,6 +55,8 @@ struct Run {
     /// Where a template has the content; none if it is zeros.
     from: Option<u64>,
     length: u64,
+    /// Whether a region begins with it.
+    begins: bool,
     way: Way,
 }
 
@@ -62,7 +65,7 @@ impl Run {
     fn take_in(&mut self, next: &Self) -> bool {
         let is_behind = self.to + self.length == next.to && self.from.map(|from| from + self.length) == next.from;
         // Mappings of several devices may lie side by side.
-        let follows = is_behind && self.way.primary == next.way.primary;
+        let follows = is_behind && self.way.primary == next.way.primary && may_be_one(next.to, next.begins);
         if follows {
             self.length += next.length;
         }
@@ -71,7 +74,7 @@ impl Run {
 
     /// Has the device fill the range, in the order of the device's stream.
     fn enqueue(&self, driver: &Driver) -> Result<(), CallFailed> {
-        let Self { to, from, length, way } = *self;
+        let Self { to, from, length, way, .. } = *self;
         // SAFETY: the context is the driver's own; the ranges are mapped, and nobody else uses them.
         unsafe {
             checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(way.primary))?;
@@ -81,6 +84,12 @@ impl Run {
             }
         }
     }
+}
+
+/// Whether a range may be filled together with what lies before it. The driver takes a range of several mappings of Rekindle's, and none
+/// that reaches from one variable of a module into the next (`CUDA_ERROR_INVALID_VALUE`).
+fn may_be_one(address: u64, begins: bool) -> bool {
+    !begins || window::device_of(address).is_some()
 }
 
 /// Bytes of half a lane's buffer.
@@ -197,7 +206,7 @@ impl Engine {
                 fill.loaded.fetch_add(part.job.length, Relaxed);
                 continue;
             }
-            let Job { address: to, length, device, context, .. } = part.job;
+            let Job { address: to, length, device, context, offset, .. } = part.job;
             let way = self.lanes.first().and_then(|lane| lane.ways.get(device).copied().flatten());
             let way = way.filter(|way| way.primary == context);
             let from = match part.is_set() {
@@ -206,7 +215,7 @@ impl Engine {
                 false => None,
             };
             match way.zip(from) {
-                Some((way, from)) => runs.push(Run { to, from, length, way }),
+                Some((way, from)) => runs.push(Run { to, from, length, begins: offset == 0, way }),
                 None => left.push(part),
             }
         }
@@ -282,4 +291,24 @@ fn load_whole(driver: &Driver, lane: &mut Lane, part: &Part, reader: &DataReader
     // SAFETY: the device range was allocated for this part; the content lives until the copy is done.
     unsafe { job.write(driver, content, way.stream)? };
     Ok(wait(driver, way)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_of_mappings_are_one_range_and_those_of_variables_are_not() {
+        let way = Way { primary: 1, stream: 2, done: 3 };
+        let ranges = |at: u64, second_begins: bool| {
+            let run = |to: u64, begins: bool| Run { to, from: None, length: 256, begins, way };
+            let mut runs = vec![run(at, true), run(at + 256, second_begins)];
+            runs.dedup_by(|next, run| run.take_in(next));
+            runs.iter().map(|run| run.length).collect::<Vec<_>>()
+        };
+        const VARIABLES: u64 = 0x7ffd_c1a4_0000;
+        assert_eq!(ranges(window::DEVICE_BASE, true), [512], "two allocations side by side");
+        assert_eq!(ranges(VARIABLES, true), [256, 256], "two variables side by side");
+        assert_eq!(ranges(VARIABLES, false), [512], "pieces of one variable");
+    }
 }
