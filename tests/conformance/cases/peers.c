@@ -42,12 +42,9 @@ GROUP(asked_for_atomic_operations) {
     CUatomicOperation operations[CU_ATOMIC_OPERATION_MAX], none = CU_ATOMIC_OPERATION_MAX;
     unsigned capabilities[CU_ATOMIC_OPERATION_MAX], again = 99, count = CU_ATOMIC_OPERATION_MAX, known = 0;
     for (unsigned i = 0; i < count; i++) operations[i] = (CUatomicOperation)i, capabilities[i] = ~0u;
-    int native = 99;
-    SET(cuDeviceGetP2PAttribute, &native, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, device, other);
     TRY("of all operations", cuDeviceGetP2PAtomicCapabilities, capabilities, operations, count, device, other);
     for (unsigned i = 0; i < count; i++) known |= capabilities[i];
     YES(cuDeviceGetP2PAtomicCapabilities, "of all operations, only what there is", known < 1 << 7);
-    YES(cuDeviceGetP2PAtomicCapabilities, "of all operations, some if the link has any", (native == 1) <= (known != 0));
     TRY("of one operation", cuDeviceGetP2PAtomicCapabilities, &again, &operations[CU_ATOMIC_OPERATION_CAS], 1, device, other);
     YES(cuDeviceGetP2PAtomicCapabilities, "of one operation, as among all", again == capabilities[CU_ATOMIC_OPERATION_CAS]);
     TRY("of no operation", cuDeviceGetP2PAtomicCapabilities, capabilities, operations, 0, device, other);
