@@ -11,8 +11,10 @@
 //! | podman says, after that | then |
 //! |---|---|
 //! | there is no such container | its storage may not be there yet: nobody knows |
-//! | it has ended after its start, with an exit code that no signal gives | it has ended by itself |
-//! | it has ended otherwise | with the machine, whose shutdown sends signals too |
+//! | it has ended with an exit code that neither success nor a signal gives | it has ended by itself |
+//! | it has ended otherwise | nobody saw it: with the machine, whose shutdown sends signals too, and whose crash leaves a 0 |
+//!
+//! podman's times of the last start and end say nothing: a checkpoint is an end to it, also of a container that runs on.
 //!
 //! A container has one id for as long as it lives, and a restore from an archive keeps it.
 
@@ -21,7 +23,6 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::moment::Moment;
 use crate::phase::Ending;
 use crate::process::Process;
 
@@ -89,10 +90,6 @@ pub struct State {
     /// Whether the kernel has killed a process of it for want of memory.
     #[serde(rename = "OOMKilled")]
     pub oom_killed: bool,
-    /// When it was started; long ago, if it never was.
-    pub started_at: Moment,
-    /// When podman has noted its last end; long ago, if it never has.
-    pub finished_at: Moment,
 }
 
 /// How a container's image and its user want it.
@@ -210,11 +207,11 @@ impl Said {
                 (true, false) => Some(seen.unwrap_or(Ending::Unseen)),
             };
         }
-        let State { exit_code, oom_killed, started_at, finished_at, .. } = said.state;
+        let State { exit_code, oom_killed, .. } = said.state;
         if former.is_of_former_boot() {
-            // Of one that the machine's end has surprised, podman has an older exit code, or says 0.
+            // A start makes it 0, and the end of the machine leaves it so.
             return Some(match by_exit_code(exit_code) {
-                Ending::Exited(code) if finished_at > started_at => Ending::Exited(code),
+                Ending::Exited(code) if code != 0 => Ending::Exited(code),
                 _ => Ending::Unseen,
             });
         }
@@ -291,8 +288,7 @@ mod tests {
     #[test]
     fn what_podman_prints_is_read() {
         let printed = r#"{"Id": "f0", "Name": "job", "Pod": "", "Rootfs": "", "Dependencies": [], "Driver": "overlay",
-            "State": {"Status": "exited", "Pid": 0, "ExitCode": 137, "OOMKilled": true, "StoppedByUser": true,
-                "StartedAt": "1970-01-01T00:00:07.5Z", "FinishedAt": "0001-01-01T00:00:00Z"},
+            "State": {"Status": "exited", "Pid": 0, "ExitCode": 137, "OOMKilled": true, "StoppedByUser": true},
             "Config": {"Labels": null, "HealthcheckOnFailureAction": "none"},
             "HostConfig": {"RestartPolicy": {"Name": "no", "MaximumRetryCount": 0}, "AutoRemove": false}}"#;
         let read: Said = serde_json::from_str(printed).unwrap();
@@ -300,7 +296,6 @@ mod tests {
             it.id = "f0".into();
             it.state.stopped_by_user = true;
             it.state.oom_killed = true;
-            it.state.started_at = Moment::of_ns(7_500_000_000);
             it.dependencies = Some(Vec::new());
             it.config.healthcheck_on_failure_action = "none".into();
             it.host_config.restart_policy.name = "no".into();
@@ -410,17 +405,10 @@ mod tests {
         let by_user = Some(Ending::ByUser);
         assert_eq!(ending(Some(&said("running", 7, 0))), by_user, "somebody has started it, with any number");
         assert_eq!(ending(None), None, "podman may have no storage yet");
-        let noted = |code, finished| {
-            let said = with(said("exited", 0, code), |it| {
-                it.state.started_at = Moment::of_ns(100);
-                it.state.finished_at = Moment::of_ns(finished);
-            });
-            ending(Some(&said))
-        };
-        assert_eq!((noted(0, 50), noted(3, 50)), (unseen, unseen), "that was the end before");
-        assert_eq!((noted(0, 150), noted(3, 150)), (Some(Ending::Exited(0)), Some(Ending::Exited(3))));
+        let noted = |code| ending(Some(&said("exited", 0, code)));
+        assert_eq!(noted(3), Some(Ending::Exited(3)));
         for code in [137, 143, -1] {
-            assert_eq!(noted(code, 150), unseen, "{code}: the shutdown has ended it");
+            assert_eq!(noted(code), unseen, "{code}: the shutdown has ended it");
         }
     }
 

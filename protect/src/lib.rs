@@ -12,7 +12,6 @@
 //! | [`levels`] | which store is to get the newest image, and from which one comes back what is damaged |
 //! | [`phase`] | the job has ended, or a restore has failed: what now |
 //! | [`container`] | can a container be protected, and was it ended by a user or by a failure |
-//! | [`moment`] | when did podman note that |
 //! | [`record`] | what the next supervisor has to know, in a file that is replaced atomically |
 //!
 //! A file imports only from lines below its own:
@@ -21,7 +20,7 @@
 //!   record
 //!   levels, container
 //!   phase, shelf, copies
-//!   failures, interval, process, moment
+//!   failures, interval, process
 //! ```
 
 #![forbid(unsafe_code)]
@@ -31,7 +30,6 @@ pub mod copies;
 pub mod failures;
 pub mod interval;
 pub mod levels;
-pub mod moment;
 pub mod phase;
 pub mod process;
 pub mod record;
@@ -42,7 +40,6 @@ pub use copies::Copies;
 pub use failures::Failures;
 pub use interval::{Choice, Cost, Formula, choose};
 pub use levels::Level;
-pub use moment::Moment;
 pub use phase::{Ending, Event, Phase, Rules};
 pub use process::Process;
 pub use record::{Record, RecordError};
