@@ -152,6 +152,14 @@ impl Engine {
         errors
     }
 
+    /// The standard input of an engine that checkpoints or restores. A supervisor of `rekindle protect` hands its lock on, a file: another
+    /// supervisor waits until the engine has ended, too. Anything else is kept from the engine.
+    pub(crate) fn lock_on_stdin() -> Stdio {
+        let is_file = rustix::fs::fstat(rustix::stdio::stdin())
+            .is_ok_and(|it| rustix::fs::FileType::from_raw_mode(it.st_mode) == rustix::fs::FileType::RegularFile);
+        if is_file { Stdio::inherit() } else { Stdio::null() }
+    }
+
     /// What the engine prints. podman's functions ask with this, too.
     pub(crate) fn ask(&self, arguments: &[&str]) -> Result<String, NoAnswer> {
         let mut command = Command::new(&self.program);

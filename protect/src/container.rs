@@ -4,7 +4,17 @@
 //! |---|---|
 //! | there is no such container, it was stopped, or checkpointed, or started again | a user has ended it, and it is left alone |
 //! | it runs, with that process | podman has not noticed yet; or never will, if conmon is gone, which tells it |
-//! | it has ended | as the process has, by the kernel's word or by podman's exit code |
+//! | it has ended | as the process has, by the kernel's word or by podman's exit code; want of memory is a failure |
+//!
+//! When the machine was started again, podman has forgotten who has ended a container:
+//!
+//! | podman says, after that | then |
+//! |---|---|
+//! | there is no such container | its storage may not be there yet: nobody knows |
+//! | it has ended with an exit code that neither success nor a signal gives | it has ended by itself |
+//! | it has ended otherwise | nobody saw it: with the machine, whose shutdown sends signals too, and whose crash leaves a 0 |
+//!
+//! podman's times of the last start and end say nothing: a checkpoint is an end to it, also of a container that runs on.
 //!
 //! A container has one id for as long as it lives, and a restore from an archive keeps it.
 
@@ -20,6 +30,8 @@ use crate::process::Process;
 const UNIT: &str = "PODMAN_SYSTEMD_UNIT";
 /// A shell, and podman, add a signal's number to this for the exit code of what the signal has ended.
 const SIGNALLED: i32 = 128;
+/// The signal by which the kernel frees memory.
+const KILL: i32 = 9;
 /// No signal has a higher number.
 const LAST_SIGNAL: i32 = 64;
 
@@ -75,6 +87,9 @@ pub struct State {
     pub checkpointed: bool,
     /// Whether it was restored, and not started.
     pub restored: bool,
+    /// Whether the kernel has killed a process of it for want of memory.
+    #[serde(rename = "OOMKilled")]
+    pub oom_killed: bool,
 }
 
 /// How a container's image and its user want it.
@@ -110,10 +125,12 @@ pub struct RestartPolicy {
 pub enum Found {
     /// A restore has gone on to its end after its supervisor was killed.
     Restored,
-    /// A user has stopped it, or started it again.
+    /// A user has stopped it, removed it, or started it again.
     Users,
     /// What has failed, or nothing.
     Remains,
+    /// podman has none, since the machine was started again: its storage may not be there yet.
+    Away,
 }
 
 impl Said {
@@ -121,6 +138,12 @@ impl Said {
     #[must_use]
     pub fn runs(&self) -> bool {
         matches!(self.state.status.as_str(), "running" | "paused")
+    }
+
+    /// Whether podman, as far as it knows, would have to end it before it removes it.
+    #[must_use]
+    pub fn is_to_be_ended(&self) -> bool {
+        self.runs() || self.state.status == "stopping"
     }
 
     /// Why it cannot be protected, and what to do, if it cannot.
@@ -160,34 +183,54 @@ impl Said {
         }
     }
 
-    /// How a container has ended whose first process was this one. `seen` is what the kernel says of that process, where it does, and
-    /// `is_told` whether podman is told of the end: whether conmon was there before podman was asked. None as long as podman has not
-    /// noticed the end.
+    /// How a container has ended whose first process was this one. `now` is the process that has the number of which podman speaks, `seen`
+    /// what the kernel says of the former one, where it does, and `is_told` whether podman is told of the end: whether conmon was there
+    /// before podman was asked. None as long as podman has not noticed the end, or may not have its storage.
     #[must_use]
-    pub fn ending(said: Option<&Self>, former: Process, seen: Option<Ending>, is_told: bool) -> Option<Ending> {
-        let Some(said) = said.filter(|it| !it.is_users()) else { return Some(Ending::ByUser) };
+    pub fn ending(
+        said: Option<&Self>,
+        former: Process,
+        now: Option<Process>,
+        seen: Option<Ending>,
+        is_told: bool,
+    ) -> Option<Ending> {
+        let Some(said) = said else { return (!former.is_of_former_boot()).then_some(Ending::ByUser) };
+        if said.is_users() {
+            return Some(Ending::ByUser);
+        }
         if said.runs() {
-            let is_former = said.state.pid == former.pid && !former.is_of_former_boot();
+            let is_another = now.is_some_and(|it| it != former);
+            let is_former = said.state.pid == former.pid && !is_another && !former.is_of_former_boot();
             return match (is_former, is_told) {
                 (false, _) => Some(Ending::ByUser),
                 (true, true) => None,
                 (true, false) => Some(seen.unwrap_or(Ending::Unseen)),
             };
         }
+        let State { exit_code, oom_killed, .. } = said.state;
         if former.is_of_former_boot() {
-            // podman has no exit code of it, and says 0.
-            return Some(Ending::Unseen);
+            // A start makes it 0, and the end of the machine leaves it so.
+            return Some(match by_exit_code(exit_code) {
+                Ending::Exited(code) if code != 0 => Ending::Exited(code),
+                _ => Ending::Unseen,
+            });
         }
-        Some(seen.unwrap_or_else(|| by_exit_code(said.state.exit_code)))
+        Some(match seen.unwrap_or_else(|| by_exit_code(exit_code)) {
+            // Its first process tells of the end of another one.
+            Ending::Exited(code) if code != 0 && oom_killed => Ending::Signalled(KILL),
+            ending => ending,
+        })
     }
 
     /// What there is of a container that has failed, with this first process, and that is to be restored. `now` is the process that has the
-    /// number of which podman speaks. `is_removed`: a supervisor has had podman remove it, which marks it as stopped by a user, even if
+    /// number of which podman speaks. `is_removed`: a supervisor has had podman remove it, which may mark it as stopped by a user, even if
     /// podman fails at that.
     #[must_use]
     pub fn found(said: Option<&Self>, former: Option<Process>, now: Option<Process>, is_removed: bool) -> Found {
         match said {
-            None => Found::Remains,
+            None if is_removed => Found::Remains,
+            None if former.is_some_and(|it| it.is_of_former_boot()) => Found::Away,
+            None => Found::Users,
             Some(said) if said.runs() => match now {
                 // Its worker has died, and it was not killed yet.
                 Some(now) if Some(now) == former => Found::Remains,
@@ -201,8 +244,9 @@ impl Said {
         }
     }
 
-    /// Whether a user has had podman end it.
-    fn is_users(&self) -> bool {
+    /// Whether a user has had podman end it, as far as podman knows.
+    #[must_use]
+    pub fn is_users(&self) -> bool {
         let State { status, stopped_by_user, checkpointed, .. } = &self.state;
         let ends = matches!(status.as_str(), "stopping" | "removing");
         ends || (!self.runs() && (*stopped_by_user || *checkpointed))
@@ -244,13 +288,14 @@ mod tests {
     #[test]
     fn what_podman_prints_is_read() {
         let printed = r#"{"Id": "f0", "Name": "job", "Pod": "", "Rootfs": "", "Dependencies": [], "Driver": "overlay",
-            "State": {"Status": "exited", "Pid": 0, "ExitCode": 137, "OOMKilled": false, "StoppedByUser": true},
+            "State": {"Status": "exited", "Pid": 0, "ExitCode": 137, "OOMKilled": true, "StoppedByUser": true},
             "Config": {"Labels": null, "HealthcheckOnFailureAction": "none"},
             "HostConfig": {"RestartPolicy": {"Name": "no", "MaximumRetryCount": 0}, "AutoRemove": false}}"#;
         let read: Said = serde_json::from_str(printed).unwrap();
         let expected = with(said("exited", 0, 137), |it| {
             it.id = "f0".into();
             it.state.stopped_by_user = true;
+            it.state.oom_killed = true;
             it.dependencies = Some(Vec::new());
             it.config.healthcheck_on_failure_action = "none".into();
             it.host_config.restart_policy.name = "no".into();
@@ -289,16 +334,20 @@ mod tests {
 
     #[test]
     fn a_users_wish_is_told_from_a_failure() {
-        let ending = |said: &Said, seen| Said::ending(Some(said), FORMER, seen, true);
+        let ending = |said: &Said, seen| Said::ending(Some(said), FORMER, None, seen, true);
         let killed = Some(Ending::Signalled(9));
         let by_user = Some(Ending::ByUser);
-        assert_eq!(Said::ending(None, FORMER, killed, true), by_user, "it was removed");
+        assert_eq!(Said::ending(None, FORMER, None, killed, true), by_user, "it was removed");
         for change in [|it: &mut Said| it.state.stopped_by_user = true, |it: &mut Said| it.state.checkpointed = true] {
             assert_eq!(ending(&with(said("exited", 0, 137), change), killed), by_user);
         }
         assert_eq!(ending(&said("stopping", 7, 0), killed), by_user);
         assert_eq!(ending(&said("running", 8, 0), killed), by_user, "it was started again");
         assert_eq!(ending(&said("running", 7, 0), killed), None, "podman has not noticed");
+        let now = |started| {
+            Said::ending(Some(&said("running", 7, 0)), FORMER, Some(Process { pid: 7, started }), killed, true)
+        };
+        assert_eq!((now(90), now(95)), (None, by_user), "somebody has started it, and it has the same number");
         // A signal that podman had sent before, and that the container has outlived.
         assert_eq!(ending(&with(said("running", 7, 0), |it| it.state.stopped_by_user = true), None), None);
         for status in ["exited", "stopped"] {
@@ -308,7 +357,7 @@ mod tests {
 
     #[test]
     fn the_kernel_knows_better_than_the_exit_code_how_a_process_has_ended() {
-        let ending = |code, seen| Said::ending(Some(&said("exited", 0, code)), FORMER, seen, true);
+        let ending = |code, seen| Said::ending(Some(&said("exited", 0, code)), FORMER, None, seen, true);
         for (code, expected) in [
             (0, Ending::Exited(0)),
             (7, Ending::Exited(7)),
@@ -325,7 +374,7 @@ mod tests {
 
     #[test]
     fn without_conmon_the_kernels_word_counts() {
-        let ending = |said: &Said, seen| Said::ending(Some(said), FORMER, seen, false);
+        let ending = |said: &Said, seen| Said::ending(Some(said), FORMER, None, seen, false);
         let killed = Some(Ending::Signalled(9));
         assert_eq!(ending(&said("running", 7, 0), killed), killed);
         assert_eq!(ending(&said("running", 7, 0), None), Some(Ending::Unseen));
@@ -335,12 +384,32 @@ mod tests {
     }
 
     #[test]
-    fn the_exit_code_after_a_reboot_says_nothing() {
+    fn want_of_memory_is_a_failure_whichever_process_tells_of_it() {
+        let ending = |code, seen| {
+            let said = with(said("exited", 0, code), |it| it.state.oom_killed = true);
+            Said::ending(Some(&said), FORMER, None, seen, true)
+        };
+        let killed = Some(Ending::Signalled(9));
+        assert_eq!((ending(137, None), ending(137, Some(Ending::Exited(137)))), (killed, killed));
+        assert_eq!(ending(1, Some(Ending::Exited(1))), killed, "its first process gives up");
+        assert_eq!(ending(0, None), Some(Ending::Exited(0)), "it has done without");
+    }
+
+    #[test]
+    fn the_exit_code_after_a_reboot_counts_if_podman_had_noted_the_end() {
         let former = Process::of_former_boot(7);
-        let ending = |said: &Said| Said::ending(Some(said), former, None, true);
-        assert_eq!(ending(&said("exited", 0, 0)), Some(Ending::Unseen));
-        assert_eq!(ending(&said("created", 0, 0)), Some(Ending::Unseen));
-        assert_eq!(ending(&said("running", 7, 0)), Some(Ending::ByUser), "somebody has started it, with any number");
+        let ending = |said: Option<&Said>| Said::ending(said, former, None, None, true);
+        let unseen = Some(Ending::Unseen);
+        assert_eq!(ending(Some(&said("exited", 0, 0))), unseen);
+        assert_eq!(ending(Some(&said("created", 0, 0))), unseen);
+        let by_user = Some(Ending::ByUser);
+        assert_eq!(ending(Some(&said("running", 7, 0))), by_user, "somebody has started it, with any number");
+        assert_eq!(ending(None), None, "podman may have no storage yet");
+        let noted = |code| ending(Some(&said("exited", 0, code)));
+        assert_eq!(noted(3), Some(Ending::Exited(3)));
+        for code in [137, 143, -1] {
+            assert_eq!(noted(code), unseen, "{code}: the shutdown has ended it");
+        }
     }
 
     #[test]
@@ -348,7 +417,11 @@ mod tests {
         let found = |said: &Said, now| Said::found(Some(said), Some(FORMER), now, false);
         let later = Some(Process { pid: 7, started: 95 });
         let restored = with(said("running", 7, 0), |it| it.state.restored = true);
-        assert_eq!(Said::found(None, Some(FORMER), None, false), Found::Remains);
+        assert_eq!(Said::found(None, Some(FORMER), None, false), Found::Users, "somebody has removed it");
+        assert_eq!(Said::found(None, Some(FORMER), None, true), Found::Remains, "the supervisor has removed it");
+        let surprised = Some(Process::of_former_boot(7));
+        assert_eq!(Said::found(None, surprised, None, false), Found::Away);
+        assert_eq!(Said::found(None, surprised, None, true), Found::Remains);
         assert_eq!(found(&said("exited", 0, 137), None), Found::Remains);
         assert_eq!(found(&said("running", 7, 0), Some(FORMER)), Found::Remains, "its worker has died");
         assert_eq!(found(&said("running", 7, 0), None), Found::Remains);
@@ -361,6 +434,15 @@ mod tests {
         let removed = |said: &Said, now| Said::found(Some(said), Some(FORMER), now, true);
         assert_eq!(removed(&stopped, None), Found::Remains, "the supervisor has stopped it");
         assert_eq!(removed(&said("running", 7, 0), later), Found::Users, "somebody has started it all the same");
+    }
+
+    #[test]
+    fn only_what_runs_is_ended_by_force() {
+        for (status, expected) in
+            [("running", true), ("paused", true), ("stopping", true), ("exited", false), ("created", false)]
+        {
+            assert_eq!(said(status, 7, 0).is_to_be_ended(), expected, "{status}");
+        }
     }
 
     #[test]

@@ -184,14 +184,23 @@ impl Phase {
     }
 }
 
+/// The longest pause.
+const LONGEST: Duration = Duration::from_secs(300);
+
 /// How long to wait after so many failures in a row: nothing, then a second, and twice as long each time, up to five minutes.
 #[must_use]
 pub fn pause(failures: u32) -> Duration {
-    const LONGEST: Duration = Duration::from_secs(300);
     match failures {
         0 => Duration::ZERO,
         count => Duration::from_secs(1).saturating_mul(1 << (count - 1).min(20)).min(LONGEST),
     }
+}
+
+/// How long to wait after so many restores of a container have failed: ten times as long, since podman fails also at what passes, such as
+/// a port that is still in use.
+#[must_use]
+pub fn pause_for_podman(failures: u32) -> Duration {
+    pause(failures).saturating_mul(10).min(LONGEST)
 }
 
 fn after(fruitless: u32, ending: Ending, rules: Rules) -> Phase {
@@ -303,6 +312,8 @@ mod tests {
         }
         assert!(matches!(&phase, Phase::GivenUp { why } if why.contains("no daemon")), "{phase:?}");
         assert_eq!(pause(u32::MAX), Duration::from_secs(300));
+        let of_podman = |failures| pause_for_podman(failures).as_secs();
+        assert_eq!([0, 1, 2, 4, 6, u32::MAX].map(of_podman), [0, 10, 20, 80, 300, 300]);
     }
 
     #[test]

@@ -141,7 +141,7 @@ impl Maker {
                 if let Some(dir) = export.as_deref().and_then(Path::parent).filter(|it| !it.as_os_str().is_empty()) {
                     fs::create_dir_all(dir).with_context(|| format!("cannot make the directory {}", dir.display()))?;
                 }
-                command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+                command.stdin(Engine::lock_on_stdin()).stdout(Stdio::piped()).stderr(Stdio::piped());
             }
         }
         Ok(command.spawn().with_context(|| format!("cannot run {}", self.name()))?)

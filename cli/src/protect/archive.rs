@@ -6,10 +6,12 @@
 //!          unpacked/                           what is being verified, for as long as that takes
 //! ```
 //!
-//! Only the first look at an archive unpacks it. What the hash says later covers podman's parts too.
+//! Only the first look at an archive unpacks it, just after podman has made it: what a crash of the machine leaves has no hash, and is
+//! no image. What the hash says later covers podman's parts too.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -22,6 +24,8 @@ const HASH: &str = "container.tar.hash";
 const UNPACKED: &str = "unpacked";
 /// The directory in an archive that has CRIU's images and Rekindle's.
 const CHECKPOINT: &str = "checkpoint";
+/// What podman needs beside it to make the container again.
+const PODMANS: [&str; 2] = ["config.dump", "spec.dump"];
 /// Two blocks of zeros are the end of an archive.
 const END: usize = 1024;
 /// What GNU tar says of an archive that is not as it was written. Whatever else it says, of a full disk for example, is no word on the
@@ -45,6 +49,12 @@ pub(super) enum Wrong {
 /// The archive of the image in this directory.
 pub(super) fn archive(dir: &Path) -> PathBuf {
     dir.join(ARCHIVE)
+}
+
+/// Makes the directory of an image, for its owner only.
+pub(super) fn make_dir(dir: &Path) -> Result<(), Wrong> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.map_err(|error| failed("cannot make a directory for the archive", &error))
 }
 
 /// Whether the archive has its hash. None if it was never verified.
@@ -94,10 +104,11 @@ impl Unpacked {
         }
         // Of a supervisor that was killed.
         let _ = fs::remove_dir_all(&unpacked.0);
-        fs::create_dir(&unpacked.0).map_err(|error| failed("cannot make a directory for the archive", &error))?;
+        make_dir(&unpacked.0)?;
         let mut tar = Command::new("tar");
         tar.env("LC_ALL", "C").args(["--extract", "--file"]).arg(archive(dir)).arg("--directory").arg(&unpacked.0);
-        let output = tar.arg(CHECKPOINT).stdin(lock).stdout(Stdio::null()).stderr(Stdio::piped()).output();
+        let output =
+            tar.arg(CHECKPOINT).args(PODMANS).stdin(lock).stdout(Stdio::null()).stderr(Stdio::piped()).output();
         let output = output.map_err(|error| failed("cannot run tar", &error))?;
         if output.status.success() {
             return Ok(unpacked);
@@ -151,7 +162,7 @@ fn failed(what: &str, error: &io::Error) -> Wrong {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::FileExt;
+    use std::os::unix::fs::{FileExt, PermissionsExt};
 
     use super::*;
 
@@ -161,9 +172,18 @@ mod tests {
         fs::create_dir_all(source.join(CHECKPOINT)).unwrap();
         fs::create_dir(&dir).unwrap();
         fs::write(source.join(CHECKPOINT).join("inventory.img"), vec![7; 50_000]).unwrap();
-        fs::write(source.join("ctr.log"), "said").unwrap();
+        for name in ["ctr.log", "config.dump", "spec.dump"] {
+            fs::write(source.join(name), "said").unwrap();
+        }
+        // Two pages of zeros, as memory has them, are no end either.
+        fs::write(source.join(CHECKPOINT).join("pages.img"), vec![0; 8192]).unwrap();
         let mut tar = Command::new("tar");
-        tar.arg("-cf").arg(archive(&dir)).arg("-C").arg(&source).args([CHECKPOINT, "ctr.log"]);
+        tar.arg("-cf")
+            .arg(archive(&dir))
+            .arg("-C")
+            .arg(&source)
+            .args(["--sort=name", "ctr.log", CHECKPOINT])
+            .args(PODMANS);
         assert!(tar.status().unwrap().success());
         dir
     }
@@ -179,7 +199,9 @@ mod tests {
         let unpacked = Unpacked::of(&dir, lock()).unwrap();
         let image = unpacked.image();
         assert_eq!(fs::read(image.join("inventory.img")).unwrap(), vec![7; 50_000]);
-        assert!(!images.path().join(UNPACKED).join("ctr.log").exists(), "only the image");
+        let unpacked_dir = images.path().join(UNPACKED);
+        assert!(!unpacked_dir.join("ctr.log").exists(), "only what is needed");
+        assert_eq!(fs::metadata(&unpacked_dir).unwrap().permissions().mode() & 0o777, 0o700);
         drop(unpacked);
         assert!(!image.exists());
         // What a supervisor has left that was killed is in nobody's way.
@@ -206,6 +228,17 @@ mod tests {
             let found = Unpacked::of(&dir, lock());
             assert!(matches!(found, Err(Wrong::Damaged(_))), "{length}: {found:?}");
         }
+        // Between two files, just behind the zeros of the one before.
+        let next = whole.windows(11).position(|it| it == b"config.dump").unwrap();
+        assert!(whole[..next].ends_with(&[0; END]));
+        fs::write(archive(&dir), &whole[..next]).unwrap();
+        let found = Unpacked::of(&dir, lock());
+        assert!(matches!(&found, Err(Wrong::Damaged(why)) if why.contains("Not found in archive")), "{found:?}");
+        // What a crash of the machine leaves: the length is right, and the tail was not written.
+        let mut zeros = whole.clone();
+        zeros[30_000..].fill(0);
+        fs::write(archive(&dir), &zeros).unwrap();
+        assert!(matches!(has_its_hash(&dir), Some(Err(Wrong::Damaged(_)))));
         fs::write(archive(&dir), &whole).unwrap();
         fs::write(images.path().join(UNPACKED), "in the way").unwrap();
         let found = Unpacked::of(&dir, lock());

@@ -54,11 +54,9 @@ pub(super) fn process(options: &Options, pid: i32) -> Result<(), Failure> {
         )));
     }
     refuse_obstacles(&socket, pid)?;
-    for folder in Folder::all(&configuration.dir)? {
-        if folder.record().is_ok_and(|it| !it.phase.is_final() && it.job == Some(process)) {
-            let name = folder.name();
-            return Err(Failure::refused(anyhow!("process {pid} is protected already, as {name}")));
-        }
+    let _lock = Folder::lock_all(&configuration.dir)?;
+    if let Some(folder) = Folder::protecting(&configuration.dir, |it| it.job == Some(process))? {
+        return Err(Failure::refused(anyhow!("process {pid} is protected already, as {}", folder.name())));
     }
     let name = match &options.name {
         Some(name) => name.clone(),
@@ -85,11 +83,10 @@ pub(super) fn container(options: &Options, name: &str) -> Result<(), Failure> {
     let pid = said.state.pid;
     let process = ended::process(pid).ok_or_else(|| Failure::refused(anyhow!("container {name} has just ended")))?;
     refuse_obstacles(&socket, pid)?;
-    for folder in Folder::all(&configuration.dir)? {
-        let is_of = |it: Record| !it.phase.is_final() && it.wishes.container.is_some_and(|it| it.id == said.id);
-        if folder.record().is_ok_and(is_of) {
-            return Err(Failure::refused(anyhow!("container {name} is protected already, as {}", folder.name())));
-        }
+    let _lock = Folder::lock_all(&configuration.dir)?;
+    let is_of = |it: &Record| it.wishes.container.as_ref().is_some_and(|it| it.id == said.id);
+    if let Some(folder) = Folder::protecting(&configuration.dir, is_of)? {
+        return Err(Failure::refused(anyhow!("container {name} is protected already, as {}", folder.name())));
     }
     let folder = Folder::named(&configuration.dir, options.name.as_ref().unwrap_or(&said.name))?;
     let mut wishes = wishes(options, &configuration, &folder, socket, Vec::new())?;
@@ -102,8 +99,10 @@ pub(super) fn container(options: &Options, name: &str) -> Result<(), Failure> {
 fn begin(options: &Options, folder: &Folder, record: &Record) -> Result<(), Failure> {
     let bytes = Clients::of(&record.wishes.socket, &job::tree(record.job.map_or(0, |it| it.pid)));
     folder.make(record)?;
-    // The newest image stays until its successor is complete, and a container's is unpacked to be verified.
-    let copies = if record.wishes.container.is_some() { 3 } else { 2 };
+    // The newest image stays until its successor is complete. All of a container's take room in full, and its next one is unpacked to be
+    // verified.
+    let kept = u64::try_from(record.wishes.keep.max(1)).unwrap_or(u64::MAX);
+    let copies = if record.wishes.container.is_some() { kept.saturating_add(2) } else { 2 };
     if let Err(failure) = has_room(&record.wishes.images, bytes.map_or(0, |it| it.bytes), copies) {
         folder.remove()?;
         return Err(failure);

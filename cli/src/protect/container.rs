@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use rekindle_protect::Container;
@@ -13,6 +14,8 @@ use crate::failure::Failure;
 
 /// What `podman container exists` ends with if there is none.
 const NONE: i32 = 1;
+/// How often to look for containers that need a protected one, at most.
+const DEPENDENTS: Duration = Duration::from_secs(60);
 
 /// The container with this name or id, if it can be protected.
 pub(super) fn to_protect(engine: &Engine, name: &str) -> Result<Said, Failure> {
@@ -31,17 +34,22 @@ pub(super) fn to_protect(engine: &Engine, name: &str) -> Result<Said, Failure> {
             error.failed("this podman does not tell whether a user has stopped a container; a newer one is needed");
         return refused(why.to_string());
     }
-    let all = engine.ask(&["ps", "--all", "--no-trunc", "--format", "{{.ID}}"]);
-    let all = all.map_err(|said| said.failed("podman does not list containers"))?;
-    let mut inspect = vec!["container", "inspect"];
-    inspect.extend(all.split_whitespace());
-    let others = engine.ask(&inspect).map_err(|said| said.failed("podman does not tell about all containers"))?;
-    match dependents(&read(&others)?, &said.id).as_slice() {
+    match needed_by(engine, &said.id)?.as_slice() {
         [] => Ok(said),
         names => {
             refused(format!("{} need it, and podman does not let it be removed for a restore", names.join(" and ")))
         }
     }
+}
+
+/// The names of the containers that need the one with this id.
+fn needed_by(engine: &Engine, id: &str) -> Result<Vec<String>, Failure> {
+    let all = engine.ask(&["ps", "--all", "--no-trunc", "--format", "{{.ID}}"]);
+    let all = all.map_err(|said| said.failed("podman does not list containers"))?;
+    let mut inspect = vec!["container", "inspect"];
+    inspect.extend(all.split_whitespace());
+    let others = engine.ask(&inspect).map_err(|said| said.failed("podman does not tell about all containers"))?;
+    Ok(dependents(&read(&others)?, id).into_iter().map(str::to_owned).collect())
 }
 
 /// A protected container, about which podman is asked again and again.
@@ -50,11 +58,28 @@ pub(super) struct Asked {
     container: Container,
     /// Why podman has not answered the last time, which is in the log.
     silent: Option<String>,
+    /// The containers that need it, which were there when podman was asked last, and when that was.
+    needed_by: Vec<String>,
+    looked: Option<Instant>,
 }
 
 impl Asked {
     pub(super) fn new(container: &Container) -> Self {
-        Self { container: container.clone(), silent: None }
+        Self { container: container.clone(), silent: None, needed_by: Vec::new(), looked: None }
+    }
+
+    /// The containers that need it since the last look, if others do than before; not more often than each minute. As long as there
+    /// are any, podman does not remove it.
+    pub(super) fn newly_needed_by(&mut self) -> Option<String> {
+        if self.looked.is_some_and(|it| it.elapsed() < DEPENDENTS) {
+            return None;
+        }
+        self.looked = Some(Instant::now());
+        // One may be removed between the two questions. Then the next look tells.
+        let names = needed_by(&engine(&self.container), &self.container.id).ok()?;
+        let is_news = names != self.needed_by && !names.is_empty();
+        self.needed_by = names;
+        is_news.then(|| self.needed_by.join(" and "))
     }
 
     /// What podman says, in the inner option nothing if it has no such container. None if it does not answer: the log says why, once.
@@ -93,17 +118,15 @@ fn said(container: &Container) -> anyhow::Result<Option<Said>> {
     }
 }
 
-/// Removes a container that has failed, and kills what is left of it. Its volumes stay. The lock is held until podman has ended.
-pub(super) fn remove(container: &Container, lock: &File) -> anyhow::Result<()> {
-    // If conmon was killed, podman finds out only by the first attempt that the container has ended, and fails.
-    remove_once(container, lock).or_else(|_| remove_once(container, lock))
-}
-
-fn remove_once(container: &Container, lock: &File) -> anyhow::Result<()> {
+/// Removes a container that has failed; `by_force`: with what is left of it. Otherwise podman refuses one that somebody has started
+/// meanwhile. Its volumes stay. The lock is held until podman has ended.
+pub(super) fn remove(container: &Container, lock: File, by_force: bool) -> anyhow::Result<()> {
     let mut podman = Command::new(engine(container).program);
-    podman.args(["rm", "--force", "--ignore", "--time", "0", &container.id]);
-    podman.stdin(lock.try_clone().context("cannot hand the lock on")?);
-    let output = podman.output().context("cannot run podman")?;
+    podman.args(["rm", "--ignore"]);
+    if by_force {
+        podman.args(["--force", "--time", "0"]);
+    }
+    let output = podman.arg(&container.id).stdin(lock).output().context("cannot run podman")?;
     if output.status.success() {
         return Ok(());
     }
@@ -163,15 +186,39 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_podman_does_not_remove_is_said_with_its_reason() {
-        let lock = File::open("/dev/null").unwrap();
-        let (_dir, stays) =
-            of("[ \"$*\" = 'rm --force --ignore --time 0 f0' ] && echo 'Error: it is needed' >&2; exit 2");
-        let why = remove(&stays, &lock).unwrap_err().to_string();
-        assert!(why.contains("Error: it is needed"), "{why}");
-        let (dir, goes) = of("[ -e \"${0%/*}/tried\" ] && exit; touch \"${0%/*}/tried\"; exit 125");
-        remove(&goes, &lock).unwrap();
-        assert!(dir.path().join("tried").exists());
+    fn a_container_is_removed_by_force_only_where_that_is_wanted() {
+        let lock = || File::open("/dev/null").unwrap();
+        let script = "echo \"$*\" >>\"${0%/*}/called\"; [ \"$3\" = --force ] || { echo 'Error: it runs' >&2; exit 2; }";
+        let (dir, container) = of(script);
+        let why = remove(&container, lock(), false).unwrap_err().to_string();
+        assert!(why.contains("Error: it runs"), "{why}");
+        remove(&container, lock(), true).unwrap();
+        let called = fs::read_to_string(dir.path().join("called")).unwrap();
+        assert_eq!(called, "rm --ignore f0\nrm --ignore --force --time 0 f0\n");
+    }
+
+    #[test]
+    fn those_that_need_it_are_told_once() {
+        let (dir, container) = of("[ $1 = ps ] && { echo f0 f1; exit; }; cat \"${0%/*}/said\"");
+        let said = |names: &[&str]| {
+            let one = |it: &&str| format!(r#"{{"Id": "{it}", "Name": "{it}", "Dependencies": ["f0"]}}"#);
+            let all = names.iter().map(one).collect::<Vec<_>>().join(",");
+            fs::write(dir.path().join("said"), format!("[{all}]")).unwrap();
+        };
+        let mut asked = Asked::new(&container);
+        let mut look = || {
+            asked.looked = None;
+            asked.newly_needed_by()
+        };
+        said(&[]);
+        assert_eq!(look(), None);
+        said(&["web"]);
+        assert_eq!((look().as_deref(), look()), (Some("web"), None));
+        said(&["web", "log"]);
+        assert_eq!(look().as_deref(), Some("web and log"));
+        said(&[]);
+        assert_eq!(look(), None);
+        assert_eq!(asked.newly_needed_by(), None, "it was asked just now");
     }
 
     #[test]

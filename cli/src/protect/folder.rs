@@ -71,6 +71,32 @@ impl Folder {
         Ok(found)
     }
 
+    /// Keeps others from making protections, as long as the returned file is open: nobody else protects meanwhile what this one looks
+    /// for. What this program starts does not get it.
+    pub(super) fn lock_all(all: &Path) -> anyhow::Result<File> {
+        let said = || format!("cannot lock {}", all.display());
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(all).with_context(said)?;
+        let dir = File::open(all).with_context(said)?;
+        flock(&dir, FlockOperation::LockExclusive).with_context(said)?;
+        Ok(dir)
+    }
+
+    /// The protection among all that has not come to its end and for which this holds. Fails if there is a record that cannot be read,
+    /// since it may be the one.
+    pub(super) fn protecting(all: &Path, is_of: impl Fn(&Record) -> bool) -> Result<Option<Self>, Failure> {
+        for folder in Self::all(all)? {
+            let record = Record::read(&folder.path);
+            let record = record.map_err(|error| {
+                let why = format!("cannot tell whether it is protected already, as {}", folder.name());
+                Failure::refused(anyhow::Error::from(error).context(why))
+            })?;
+            if record.is_some_and(|it| !it.phase.is_final() && is_of(&it)) {
+                return Ok(Some(folder));
+            }
+        }
+        Ok(None)
+    }
+
     /// Makes the folder, for its owner only, with the record. Fails if there is one of that name.
     pub(super) fn make(&self, record: &Record) -> Result<(), Failure> {
         let said = || format!("cannot make {}", self.path.display());
@@ -208,7 +234,14 @@ pub(super) fn append(path: &Path) -> anyhow::Result<File> {
 
 /// Makes the directory of the images. What is in one that was there before would be taken for images of this job.
 fn make_images_dir(images: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(images).with_context(|| format!("cannot make {}", images.display()))?;
+    let made = || {
+        if let Some(parent) = images.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        // Images have the memory of the job. One that is there keeps its rights.
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(images)
+    };
+    made().with_context(|| format!("cannot make {}", images.display()))?;
     match fs::read_dir(images).with_context(|| format!("cannot list {}", images.display()))?.next() {
         None => Ok(()),
         Some(_) => Err(anyhow!("{} is not empty: name another directory with --dir", images.display())),
@@ -239,6 +272,8 @@ fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -286,6 +321,39 @@ mod tests {
         assert!(folder.supervisor().is_some());
         drop(with_child);
         assert_eq!((folder.supervisor(), folder.guard()), (None, None));
+    }
+
+    #[test]
+    fn protections_are_made_one_after_the_other() {
+        let place = tempfile::tempdir().unwrap();
+        let all = place.path().join("all");
+        let lock = Folder::lock_all(&all).unwrap();
+        let other = File::open(&all).unwrap();
+        let is_free = || flock(&other, FlockOperation::NonBlockingLockExclusive).is_ok();
+        assert!(!is_free());
+        drop(lock);
+        assert!(is_free());
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_may_be_any() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path().join("job");
+        fs::create_dir(&folder).unwrap();
+        assert!(Folder::protecting(place.path(), |_| true).unwrap().is_none(), "it has no record");
+        fs::write(folder.join("record.json"), "{").unwrap();
+        let why = Folder::protecting(place.path(), |_| true).unwrap_err().to_string();
+        assert!(why.contains("protected already, as job"), "{why}");
+    }
+
+    #[test]
+    fn images_are_for_their_owner_only() {
+        let place = tempfile::tempdir().unwrap();
+        let images = place.path().join("dir/job");
+        make_images_dir(&images).unwrap();
+        assert_eq!(fs::metadata(&images).unwrap().permissions().mode() & 0o777, 0o700);
+        fs::write(images.join("other"), "").unwrap();
+        assert!(make_images_dir(&images).is_err());
     }
 
     #[test]

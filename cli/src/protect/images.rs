@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rekindle_images::{Base, Image as OnDisk};
+use rekindle_images::{Base, Image as OnDisk, ImageDir};
 use rekindle_protect::{Cost, Image, Record, Shelf, Standing};
 
+use super::archive::archive;
 use super::folder::{image_dir, image_numbers};
 use super::verbs::{Failed, Verbs};
 
@@ -78,6 +79,14 @@ impl<'a> Images<'a> {
         number.is_some_and(|it| self.verbs.verify(&self.dir(it)).is_err_and(|it| it.bad_image))
     }
 
+    /// Whether there may be too little room for another archive, which is unpacked to be verified, by the size of the newest one.
+    pub(super) fn lacks_room_for_an_archive(&self) -> bool {
+        let newest = self.shelf.newest().map(|it| archive(&self.dir(it.number)));
+        let size = newest.and_then(|it| fs::metadata(it).ok()).map(|it| it.len());
+        let free = ImageDir::open(self.images).and_then(|it| it.free_space());
+        matches!((size, free), (Some(size), Ok(free)) if free < size.saturating_mul(2))
+    }
+
     /// Removes an image.
     pub(super) fn remove(&self, number: u64) -> Result<(), String> {
         let dir = self.dir(number);
@@ -116,8 +125,8 @@ impl<'a> Images<'a> {
         result
     }
 
-    /// Compares the directory with the record: an image that was complete and not noted yet is a good one, if it is; what the record
-    /// does not have otherwise is removed.
+    /// Compares the directory with the record: an image that was complete and not noted yet is a good one, if it is; an archive, if it
+    /// was verified. What the record does not have otherwise is removed.
     pub(super) fn settle(&self) -> Vec<Found> {
         let mut found = Vec::new();
         let next = self.shelf.next_number();
@@ -132,10 +141,18 @@ impl<'a> Images<'a> {
             if known.is_some() {
                 continue;
             }
-            if number >= next && self.verbs.verify(&dir).is_ok() {
-                found.push(Found::Good(self.adopted(&dir, number)));
-            } else if let Err(error) = self.remove(number) {
-                eprintln!("rekindle: {error}");
+            let verified = if number >= next { self.verbs.verify_unknown(&dir).map_err(Some) } else { Err(None) };
+            match verified {
+                Ok(()) => found.push(Found::Good(self.adopted(&dir, number))),
+                // It may be good. It stays until the next image takes its number, or until the next supervisor looks.
+                Err(Some(Failed { bad_image: false, why })) if archive(&dir).exists() => {
+                    eprintln!("rekindle: image {number} was not verified: {why}");
+                }
+                Err(_) => {
+                    if let Err(error) = self.remove(number) {
+                        eprintln!("rekindle: {error}");
+                    }
+                }
             }
         }
         found

@@ -21,11 +21,19 @@ const KNOWN: Duration = Duration::from_secs(2);
 /// How long processes may take to end that were killed.
 const DYING: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// How long podman may take until it is asked again, and how long at most where it does not answer.
+const PODMAN: Duration = Duration::from_millis(200);
+const LONGEST: Duration = Duration::from_secs(5);
 
 /// A job that is being watched.
 pub(super) struct Job {
     process: Process,
     container: Option<Asked>,
+    /// The parent of the container's first process, once podman has told.
+    conmon: Option<Process>,
+    /// When podman may be asked again, and how long it need not be asked after that.
+    not_before: Instant,
+    pause: Duration,
     root: Option<Watched>,
     workers: Vec<Watched>,
     looked: Option<Instant>,
@@ -122,8 +130,13 @@ fn remainders(processes: &[Process], guard: i32, since: Since) -> std::io::Resul
 impl Job {
     /// Watches a job: a process and its descendants, or the container whose first process it is.
     pub(super) fn watch(process: Process, container: Option<&Container>) -> Self {
-        let container = container.map(Asked::new);
-        Self { process, container, root: Watched::new(process), workers: Vec::new(), looked: None }
+        let root = Watched::new(process);
+        let mut container = container.map(Asked::new);
+        // As long as the process is there, its parent's number is nobody else's.
+        let conmon = container.as_mut().filter(|_| root.is_some()).and_then(Asked::said).flatten();
+        let conmon = conmon.and_then(|it| ended::process(it.state.conmon_pid));
+        let (not_before, pause) = (Instant::now(), Duration::ZERO);
+        Self { process, container, conmon, not_before, pause, root, workers: Vec::new(), looked: None }
     }
 
     /// Whether it was there when somebody began to watch it.
@@ -181,7 +194,7 @@ impl Job {
         }
     }
 
-    /// How the job has ended. None as long as podman does not tell whether a user wanted that.
+    /// How the job has ended. None as long as podman does not tell whether a user wanted that; then this waits a little.
     fn ending(&mut self, folder: &Folder) -> Option<Ending> {
         let (process, root) = (self.process, &self.root);
         let seen = || root.as_ref().and_then(Watched::ending);
@@ -192,15 +205,28 @@ impl Job {
         };
         // Its parent, which is conmon, waits for it soon.
         let seen = seen();
-        let mut is_told = true;
-        until_known(|| {
-            let said = container.said()?;
-            let ending = Said::ending(said.as_ref(), process, seen, is_told);
-            // What conmon has told before its own end, podman says when it is asked once more.
-            let conmon = said.map_or(0, |it| it.state.conmon_pid);
-            is_told = ended::process(conmon).is_some_and(ended::is_alive);
-            ending
-        })
+        let left = self.not_before.saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            std::thread::sleep(left.min(PODMAN));
+            return None;
+        }
+        // What conmon has told before its own end, podman says when it is asked once more.
+        let is_told = self.conmon.is_none_or(ended::is_alive);
+        let said = container.said();
+        let ending = said.as_ref().and_then(|said| {
+            let said = said.as_ref();
+            Said::ending(said, process, said.and_then(|it| ended::process(it.state.pid)), seen, is_told)
+        });
+        if self.conmon.is_none()
+            && let Some(Some(said)) = &said
+        {
+            let pid = said.state.conmon_pid;
+            self.conmon = Some(ended::process(pid).unwrap_or(Process { pid, started: 0 }));
+        }
+        // A podman that does not answer is not asked all the time.
+        self.pause = if matches!(said, Some(Some(_))) { PODMAN } else { (self.pause * 2).clamp(PODMAN, LONGEST) };
+        self.not_before = Instant::now() + self.pause;
+        ending
     }
 
     /// Whether a worker has ended, and not by itself.

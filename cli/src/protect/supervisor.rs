@@ -14,7 +14,7 @@
 //!
 //! If its guard is gone, a supervisor becomes the guard, which starts another supervisor.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -42,10 +42,12 @@ use crate::{cpu_image, daemon};
 const LOOK: Duration = Duration::from_millis(250);
 /// How often to look whether there is a daemon again that can restore.
 const DAEMON: Duration = Duration::from_secs(1);
+/// How often to ask podman what a user has done while the supervisor waits for its next attempt.
+const USER: Duration = Duration::from_secs(1);
 /// Why an image is damaged whose directory is missing.
 const GONE: &str = "it is not there any more";
-/// What has happened if a verb went on after its supervisor was killed.
-const RESTORED_BEFORE: &str = "the job was restored when the former supervisor had ended";
+/// What has happened if a verb went on after its supervisor was killed, or if podman did not answer after a restore.
+const RESTORED_BEFORE: &str = "the job was restored, which is found out only now";
 /// How often an image may fail to restore before an older one is tried.
 const TRIES: u32 = 3;
 /// The interval as long as nobody knows what a checkpoint costs.
@@ -65,6 +67,8 @@ pub(super) fn supervise(path: &Path) -> Result<(), Failure> {
         container: record.wishes.container.as_ref().map(Asked::new),
         not_before: Instant::now(),
         failed_image: (0, 0),
+        passed_over: BTreeMap::new(),
+        looked_for_user: Instant::now(),
         fetched: BTreeSet::new(),
         unwritten: false,
         verbs: Arc::new(Verbs::new(&record.wishes, lock)),
@@ -114,6 +118,10 @@ struct Supervisor {
     not_before: Instant,
     /// The image that was tried last, and how often its restore has failed.
     failed_image: (u64, u32),
+    /// The archives that have failed to restore so often that older ones are tried, and why. They are set aside if an older one does.
+    passed_over: BTreeMap<u64, String>,
+    /// When podman was asked last, while the supervisor waits, what a user has done.
+    looked_for_user: Instant,
     /// The copies that were asked of stores since the job has failed.
     fetched: BTreeSet<Copy>,
     uploads: Uploads,
@@ -245,6 +253,12 @@ impl Supervisor {
                 self.not_before = Instant::now();
                 self.happens(Event::Imaged, format!("image {number} is complete"));
                 self.tidy();
+                if let Some(names) = self.container.as_mut().and_then(Asked::newly_needed_by) {
+                    self.note(format!(
+                        "{names} need the container, so podman will not let it be removed for a restore"
+                    ));
+                    self.save();
+                }
             }
             Err(Failed { bad_image, why }) => {
                 self.record.failed_checkpoints = self.record.failed_checkpoints.saturating_add(1);
@@ -254,7 +268,24 @@ impl Supervisor {
                 }
                 self.not_before = Instant::now() + phase::pause(self.record.failed_checkpoints);
                 self.note(format!("image {number} was not made: {why}"));
+                self.make_room();
                 self.save();
+            }
+        }
+    }
+
+    /// Gives up the oldest archive if there is no room for another one, and it is not the last.
+    fn make_room(&mut self) {
+        let oldest = self.record.shelf.good().last().map(|it| it.number);
+        let is_last = self.record.shelf.good().nth(1).is_none();
+        let Some(oldest) = oldest.filter(|_| self.container.is_some() && !is_last) else { return };
+        if Images::of(&self.record, &self.verbs).lacks_room_for_an_archive() {
+            self.record.shelf.removed(oldest);
+            self.note(format!("image {oldest} is removed before its time: there is no room for another one"));
+            // On a full disk the record may have an image that is gone: the next supervisor notices.
+            self.save();
+            if let Err(why) = Images::of(&self.record, &self.verbs).remove(oldest) {
+                self.note(why);
             }
         }
     }
@@ -304,6 +335,10 @@ impl Supervisor {
 
     fn restore(&mut self) {
         if let Some(left) = self.not_before.checked_duration_since(Instant::now()).filter(|it| !it.is_zero()) {
+            if self.container.is_some() && self.looked_for_user.elapsed() > USER {
+                self.remains();
+                self.looked_for_user = Instant::now();
+            }
             std::thread::sleep(left.min(LOOK));
             return;
         }
@@ -312,7 +347,8 @@ impl Supervisor {
             self.uploaded(done);
         }
         let Record { wishes, copies, shelf, .. } = &self.record;
-        let newest = shelf.newest().map(|it| it.number);
+        let newest = shelf.good().map(|it| it.number).find(|it| !self.passed_over.contains_key(it));
+        let newest = newest.or_else(|| shelf.newest().map(|it| it.number));
         let copy = levels::source(&wishes.levels, copies, shelf, &self.fetched);
         if newest.is_none() && copy.is_none() && self.fetched.is_empty() {
             return self.happens(Event::NoImage, "there is no good image to restore".to_owned());
@@ -323,7 +359,7 @@ impl Supervisor {
             return;
         }
         let is_container = self.container.is_some();
-        if is_container && !self.may_replace() {
+        if is_container && self.remains().is_none() {
             return;
         }
         if !is_container && let Some(process) = self.restored_before() {
@@ -349,9 +385,8 @@ impl Supervisor {
             self.save();
             return;
         }
-        if is_container {
-            self.record.removing = true;
-            self.save();
+        if is_container && !self.is_cleared_for(newest, &dir) {
+            return;
         }
         self.cut_console(&dir);
         let began = Instant::now();
@@ -390,22 +425,63 @@ impl Supervisor {
         Clients::of(&self.record.wishes.socket, &job::tree(process.pid)).map(|_| process)
     }
 
-    /// Whether what podman has of the container is what has failed, or nothing, so that a restore may take its place. If not, this does
-    /// what is to be done instead.
-    fn may_replace(&mut self) -> bool {
+    /// What podman has of the container, in the inner option nothing, if that is what has failed, so that a restore may take its place. If
+    /// not, this does what is to be done instead.
+    fn remains(&mut self) -> Option<Option<Said>> {
         let Some(said) = self.container.as_mut().and_then(Asked::said) else {
-            self.not_before = Instant::now() + DAEMON;
-            return false;
+            self.not_before = self.not_before.max(Instant::now() + DAEMON);
+            return None;
         };
         let now = said.as_ref().and_then(|it| ended::process(it.state.pid));
         match (Said::found(said.as_ref(), self.record.job, now, self.record.removing), now) {
             (FoundContainer::Restored, Some(process)) => self.runs_again(process, RESTORED_BEFORE.to_owned()),
             (FoundContainer::Users, _) => {
-                let what = "podman was told to end the container, or to start it again: it is left alone";
+                let what = "podman was told to end the container, to remove it, or to start it again: it is left alone";
                 self.happens(Event::Stop, what.to_owned());
             }
-            (FoundContainer::Remains | FoundContainer::Restored, _) => return true,
+            (FoundContainer::Away, _) => self.not_before = self.not_before.max(Instant::now() + DAEMON),
+            (FoundContainer::Remains | FoundContainer::Restored, _) => return Some(said),
         }
+        None
+    }
+
+    /// Verifies the archive of the image, which takes long, and removes then what is left of the container, if that is still nobody's.
+    /// Whether the image can be restored now; if not, this has done what is to be done instead.
+    fn is_cleared_for(&mut self, number: u64, dir: &Path) -> bool {
+        match self.verbs.verify(dir) {
+            Ok(()) => {}
+            Err(Failed { bad_image: true, why }) => {
+                self.damaged(number, &why);
+                self.save();
+                return false;
+            }
+            Err(Failed { why, .. }) => {
+                self.not_restored(number, &why);
+                return false;
+            }
+        }
+        let mut why = String::new();
+        // If conmon was killed, podman finds out only by the first attempt that the container has ended, and fails.
+        for _ in 0..2 {
+            let Some(said) = self.remains() else { return false };
+            let was_removing = std::mem::replace(&mut self.record.removing, true);
+            if !self.save() {
+                // The next supervisor would take the mark that `podman rm` may leave for a user's.
+                self.record.removing = was_removing;
+                self.not_before = Instant::now() + DAEMON;
+                return false;
+            }
+            let Some(container) = &self.record.wishes.container else { return false };
+            let by_force = said.as_ref().is_some_and(Said::is_to_be_ended);
+            match self.verbs.remove(container, by_force) {
+                Ok(()) => return true,
+                Err(error) => why = format!("{error:#}"),
+            }
+            // Without such a mark, one that comes later is a user's.
+            let said = self.container.as_mut().and_then(Asked::said);
+            self.record.removing = said.is_none_or(|it| it.is_none_or(|it| it.is_users()));
+        }
+        self.not_restored(number, &why);
         false
     }
 
@@ -423,10 +499,22 @@ impl Supervisor {
                 ended::process(pid).unwrap_or(Process { pid, started: u64::MAX })
             }
             Some(container) => {
-                let pid = container.said().flatten().map_or(0, |it| it.state.pid);
+                let Some(said) = container.said() else {
+                    // It is found as one that was restored as soon as podman answers. What happens to it until then, users do.
+                    self.record.removing = false;
+                    self.not_before = Instant::now() + DAEMON;
+                    self.save();
+                    return;
+                };
+                let pid = said.map_or(0, |it| it.state.pid);
                 ended::process(pid).unwrap_or(Process { pid, started: 0 })
             }
         };
+        for (failed, why) in std::mem::take(&mut self.passed_over) {
+            if failed != number {
+                self.set_aside(failed, &why);
+            }
+        }
         self.runs_again(process, format!("the job was restored from image {number}"));
     }
 
@@ -434,6 +522,7 @@ impl Supervisor {
         self.record.job = Some(process);
         self.record.removing = false;
         self.fetched.clear();
+        self.passed_over.clear();
         let tree = job::tree(process.pid);
         // Of one that has ended already, something may be left with the numbers of those before.
         if !tree.is_empty() {
@@ -448,10 +537,22 @@ impl Supervisor {
     fn not_restored(&mut self, number: u64, why: &str) {
         let tries = if self.failed_image.0 == number { self.failed_image.1 + 1 } else { 1 };
         self.failed_image = (number, tries);
-        if tries >= TRIES && self.record.shelf.good().nth(1).is_some() {
+        if tries >= TRIES && self.container.is_some() {
+            // A port, an address or the name may be taken, which is no fault of the archive's.
+            self.passed_over.insert(number, why.to_owned());
+            self.failed_image = (0, 0);
+            if self.record.shelf.good().all(|it| self.passed_over.contains_key(&it.number)) {
+                self.passed_over.clear();
+            }
+        } else if tries >= TRIES && self.record.shelf.good().nth(1).is_some() {
             self.set_aside(number, why);
         }
         self.happens(Event::NotRestored(why.to_owned()), format!("image {number} was not restored: {why}"));
+        if let Phase::Restoring { failed, .. } = self.record.phase
+            && self.container.is_some()
+        {
+            self.not_before = Instant::now() + phase::pause_for_podman(failed);
+        }
     }
 
     fn damaged(&mut self, number: u64, why: &str) {

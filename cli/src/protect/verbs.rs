@@ -50,6 +50,7 @@ impl Verbs {
             None => arguments.extend([pid.to_string().into(), dir.into()]),
             Some(container) => {
                 arguments.extend(["--container", &container.id, "--compress", "none"].map(Into::into));
+                archive::make_dir(dir)?;
                 arguments.extend(["--export".into(), archive::archive(dir).into()]);
                 arguments.extend(of_podman(container));
             }
@@ -60,8 +61,8 @@ impl Verbs {
         Ok(cost(&said["dump"]))
     }
 
-    /// Restores an image, after it was verified. Returns when all of it is loaded; a container runs then, and is loaded meanwhile. What
-    /// is left of the container that has failed is removed as soon as its image is known to be good.
+    /// Restores an image of processes, after it was verified, and returns when all of it is loaded. That of a container must have been
+    /// verified ([`verify`](Self::verify)), and what was left of the container removed; it runs then, and is loaded meanwhile.
     pub(super) fn restore(&self, dir: &Path) -> Result<(), Failed> {
         let mut arguments: Vec<OsString> = vec!["restore".into(), "--json".into()];
         match &self.wishes.container {
@@ -70,9 +71,6 @@ impl Verbs {
                 arguments.extend(["--restore-detached", "--wait-loaded", "--verify"].map(Into::into));
             }
             Some(container) => {
-                self.verify(dir)?;
-                let removed = container::remove(container, &self.lock);
-                removed.map_err(|error| Failed { bad_image: false, why: format!("{error:#}") })?;
                 // Without --name, it gets the id, the name and the addresses that it had.
                 arguments.extend(["--import".into(), archive::archive(dir).into()]);
                 arguments.extend(of_podman(container));
@@ -80,6 +78,11 @@ impl Verbs {
         }
         arguments.extend(self.wishes.restore.iter().map(Into::into));
         self.run(&arguments).map(drop)
+    }
+
+    /// Removes what is left of the container ([`container::remove`]).
+    pub(super) fn remove(&self, container: &Container, by_force: bool) -> anyhow::Result<()> {
+        container::remove(container, self.lock()?, by_force)
     }
 
     /// Compares every hash of an image; of an archive that was verified before, the one of the whole file.
@@ -93,6 +96,16 @@ impl Verbs {
         let lock = self.lock().map_err(|error| Failed { bad_image: false, why: format!("{error:#}") })?;
         self.verify_image(&Unpacked::of(dir, lock)?.image())?;
         Ok(archive::note_hash(dir)?)
+    }
+
+    /// Whether an image is good that the former supervisor has not noted. An archive that was never verified is not: a crash of the machine
+    /// may have left it with a part of its bytes, which only its hash would tell.
+    pub(super) fn verify_unknown(&self, dir: &Path) -> Result<(), Failed> {
+        if self.wishes.container.is_none() {
+            return self.verify_image(dir);
+        }
+        archive::has_its_hash(dir).unwrap_or_else(|| Err(Wrong::Damaged("it was never verified".to_owned())))?;
+        Ok(())
     }
 
     fn verify_image(&self, dir: &Path) -> Result<(), Failed> {

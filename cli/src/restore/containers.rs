@@ -103,7 +103,7 @@ impl<'a> Containers<'a> {
                 command.args(["container", "restore"]).args(self.arguments(from)).env("REKINDLE_SOCKET", socket);
             }
         }
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.stdin(Engine::lock_on_stdin()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Ok(command.spawn().with_context(|| self.engine.no_program())?)
     }
 

@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 use rekindle_e2e::app::undisturbed;
@@ -71,6 +71,14 @@ impl<'a> Container<'a> {
             let clients = self.node.clients()?;
             Ok(process::tree(root).iter().any(|it| clients.iter().any(|client| client.pid == *it)))
         })
+    }
+
+    /// Has the supervisor use a podman program that runs this script first, in which `$1` and `$2` are the subcommand.
+    fn interfere(&mut self, script: &str) -> Result {
+        let program = self.node.path("interfering-podman");
+        stage::write_script(&program, &format!("#!/bin/bash\n{script}\n'{}' \"$@\"\n", self.program))?;
+        self.program = program.display().to_string();
+        Ok(())
     }
 
     fn pid(&self) -> Result<i32> {
@@ -346,6 +354,86 @@ fn the_newest_archives_are_kept_and_one_that_is_bad_is_left_out() -> Result {
     node.finish()
 }
 
+#[test]
+fn what_a_user_has_podman_do_while_the_supervisor_waits_for_its_next_attempt_counts() -> Result {
+    let node = node()?;
+    let mut container = Container::prepare(&node)?;
+    let obstacle = node.path("obstacle");
+    container
+        .interfere(&format!("[ -e '{}' ] && [ \"$1\" = rm ] && {{ echo no >&2; exit 125; }}", obstacle.display()))?;
+    for (what, runs) in [(&["start", "job"][..], true), (&["rm", "job"], false)] {
+        container.run(&[], &STEADY)?;
+        container.protect(&["--every", "200ms"])?;
+        wait_for(&node, "job", "an image", |it| newest(it) > 0)?;
+        fs::write(&obstacle, "")?;
+        process::signal(container.pid()?, libc::SIGKILL)?;
+        wait_for(&node, "job", "a restore has failed", |it| it["events"].to_string().contains("was not restored"))?;
+        container.podman.call(what)?;
+        let started = if runs { container.inspect("{{.State.Pid}}")? } else { String::new() };
+        fs::remove_file(&obstacle)?;
+        let stopped =
+            wait_for(&node, "job", "the protection ends", |it| it["phase"] == "stopped" && it["guard"].is_null())?;
+        ensure!(stopped["events"].to_string().contains("it is left alone"), "{stopped:#}");
+        assert_eq!((&stopped["restores"], newest(&stopped) > 0), (&Value::from(0), true), "{what:?}: {stopped:#}");
+        if runs {
+            assert_eq!(container.inspect("{{.State.Status}} {{.State.Pid}}")?, format!("running {started}"));
+        } else {
+            ensure!(container.inspect("{{.Id}}").is_err());
+        }
+        rekindle(&node, &["protect", "--forget", "job"])?;
+        container.podman.call(&["rm", "--force", "--ignore", "--time", "0", "job"])?;
+    }
+    drop(container);
+    node.finish()
+}
+
+#[test]
+fn a_podman_that_says_nothing_just_after_a_restore_ends_no_protection() -> Result {
+    let node = node()?;
+    let mut container = Container::prepare(&node)?;
+    let restored = node.path("restored").display().to_string();
+    let program = container.program.clone();
+    container.interfere(&format!(
+        "[ \"$1 $2\" = 'container restore' ] && {{ '{program}' \"$@\" && touch '{restored}'; exit $?; }}\n\
+         [ \"$1 $2\" = 'container inspect' ] && [ -e '{restored}' ] && {{ rm '{restored}'; exit 125; }}"
+    ))?;
+    container.run(&[], &STEADY)?;
+    container.protect(&["--every", "200ms"])?;
+    for restores in 1..=2 {
+        let before = wait_for(&node, "job", "an image", |it| it["runs"] == true && newest(it) >= restores)?;
+        process::signal(container.pid()?, libc::SIGKILL)?;
+        let after = wait_for(&node, "job", "the container is restored", |it| it["restores"] == restores)?;
+        ensure!(after["events"].to_string().contains("which is found out only now"), "{after:#}");
+        ensure!(!Path::new(&restored).exists());
+        wait_for(&node, "job", "another image", |it| newest(it) > newest(&before))?;
+    }
+    container.end()?;
+    let over = wait_for(&node, "job", "the container is over", |it| it["phase"] == "over")?;
+    assert_eq!(over["ending"]["exited"], 0, "{over:#}");
+    assert_eq!(container.podman.output("job")?, "steady ok\n");
+    drop(container);
+    node.finish()
+}
+
+/// What podman does first after a boot, when its file for this boot is missing: it forgets what ran, and who has ended what.
+fn have_podman_begin_anew() -> Result {
+    Ok(fs::remove_file("/run/libpod/alive")?)
+}
+
+fn supervise_in_another_boot(node: &Node) -> Result<Child> {
+    // What the supervisor of another boot has left.
+    let file = Path::new(PROTECTIONS).join("job/record.json");
+    let mut record: Value = serde_json::from_slice(&fs::read(&file)?)?;
+    ensure!(record["version"] == 2, "{record:#}");
+    record["boot"] = "another".into();
+    fs::write(&file, serde_json::to_vec(&record)?)?;
+    // What rekindle-protect@job.service runs.
+    let mut service = Command::new(stage::program("rekindle")?);
+    stage::clean_environment(&mut service);
+    service.args(["protect", "--supervise", "job"]).env("REKINDLE_SOCKET", node.socket()).stderr(Stdio::null());
+    Ok(service.spawn()?)
+}
+
 /// The machine was started again: nobody has seen the end of the container, and podman has no word on it.
 #[test]
 fn a_container_is_restored_after_the_machine_was_started_again() -> Result {
@@ -359,20 +447,15 @@ fn a_container_is_restored_after_the_machine_was_started_again() -> Result {
         [guard, supervisor].into_iter().try_for_each(|it| process::signal(it, signal))?;
     }
     wait_for(&node, "job", "nobody supervises it", |it| it["guard"].is_null() && it["supervisor"].is_null())?;
-    let root = container.pid()?;
-    process::signal(root, libc::SIGKILL)?;
+    let (root, conmon) = (container.pid()?, container.inspect("{{.State.ConmonPid}}")?.parse()?);
+    // Nobody is left who would tell podman.
+    [conmon, root].into_iter().try_for_each(|it| process::signal(it, libc::SIGKILL))?;
+    process::reap(conmon);
     until_true("the container is gone", || Ok(process::is_gone(root)))?;
-    // What the supervisor of another boot has left.
-    let file = Path::new(PROTECTIONS).join("job/record.json");
-    let mut record: Value = serde_json::from_slice(&fs::read(&file)?)?;
-    ensure!(record["version"] == 2, "{record:#}");
-    record["boot"] = "another".into();
-    fs::write(&file, serde_json::to_vec(&record)?)?;
-    // What rekindle-protect@job.service runs.
-    let mut service = Command::new(stage::program("rekindle")?);
-    stage::clean_environment(&mut service);
-    service.args(["protect", "--supervise", "job"]).env("REKINDLE_SOCKET", node.socket()).stderr(Stdio::null());
-    let mut service = service.spawn()?;
+    have_podman_begin_anew()?;
+    let said = container.inspect("{{.State.Status}} {{.State.ExitCode}} {{.State.StoppedByUser}}")?;
+    assert_eq!(said, "exited 0 false");
+    let mut service = supervise_in_another_boot(&node)?;
     let after = wait_for(&node, "job", "the container is restored", |it| it["restores"] == 1 && it["runs"] == true)?;
     let said = after["events"].to_string();
     ensure!(said.contains("the machine was started again") && said.contains("nobody saw how it ended"), "{said}");
@@ -382,6 +465,30 @@ fn a_container_is_restored_after_the_machine_was_started_again() -> Result {
     let status = until("the service ends", || Ok(service.try_wait()?))?;
     ensure!(status.success(), "{status}");
     assert_eq!(container.podman.output("job")?, "steady ok\n");
+    drop(container);
+    node.finish()
+}
+
+#[test]
+fn a_container_that_had_given_up_when_the_machine_was_started_again_is_over() -> Result {
+    let node = node()?;
+    let container = Container::prepare(&node)?;
+    container.run(&[], &["/bin/sh", "-c", "/apps/steady --sleep-us 2000 --until /shared/end && exit 7"])?;
+    container.protect(&["--every", "300ms"])?;
+    let before = wait_for(&node, "job", "an image", |it| newest(it) > 0)?;
+    let (guard, supervisor) = (pid(&before, "guard")?, pid(&before, "supervisor")?);
+    for signal in [libc::SIGSTOP, libc::SIGKILL] {
+        [guard, supervisor].into_iter().try_for_each(|it| process::signal(it, signal))?;
+    }
+    wait_for(&node, "job", "nobody supervises it", |it| it["guard"].is_null() && it["supervisor"].is_null())?;
+    container.end()?;
+    assert_eq!(container.podman.exit_code("job")?, 7);
+    have_podman_begin_anew()?;
+    let mut service = supervise_in_another_boot(&node)?;
+    let over = wait_for(&node, "job", "the container is over", |it| it["phase"] == "over")?;
+    assert_eq!((&over["ending"]["exited"], &over["restores"]), (&Value::from(7), &Value::from(0)), "{over:#}");
+    until("the service ends", || Ok(service.try_wait()?))?;
+    assert_eq!(container.inspect("{{.State.Running}}")?, "false");
     drop(container);
     node.finish()
 }
