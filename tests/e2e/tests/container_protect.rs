@@ -520,6 +520,8 @@ fn a_container_that_would_fight_its_protection_is_refused_with_the_reason() -> R
     refused("plain", &[], "needs need it")?;
     podman.call(&["kill", "needs"])?;
     refused("needs", &[], "it is not running")?;
+    // As long as it is there, podman does not remove the one that it needs.
+    podman.call(&["rm", "--force", "--time", "0", "needs"])?;
     container.run(&[], &STEADY)?;
     let store = node.path("store").display().to_string();
     refused("job", &["--to", &store], "stores hold none")?;
