@@ -324,7 +324,7 @@ fn another_daemon_of_the_host_leaves_a_container_that_stands_still() -> Result {
     let (rekindle, socket) = (rekindle.display(), other.socket().display());
     let heard = other.path("heard");
     let does = format!(
-        "{rekindle} migrate --socket '{socket}' --criu /bin/true --via /bin/false $$ there &> '{}'; true",
+        "sleep 1000 & {rekindle} migrate --socket '{socket}' --criu /bin/true --via /bin/false $! there &> '{}'; kill $!; true",
         heard.display()
     );
     let podman = podman_that(&hosts, "other.sh", "container\\ checkpoint", &does)?;
