@@ -17,8 +17,8 @@ const SMALLEST: usize = 2 << 20;
 pub(crate) struct Transit {
     place: Option<NonNull<u8>>,
     size: usize,
-    /// Whether the driver knows it.
-    registered: bool,
+    /// Whether the driver knows it; none until it was asked to.
+    registered: Option<bool>,
 }
 
 // SAFETY: the memory belongs to this value alone.
@@ -35,11 +35,11 @@ impl Transit {
             self.size = size;
         }
         let Some(place) = self.place else { return Ok(&mut []) };
-        if !self.registered {
+        if self.registered.is_none() {
             // SAFETY: it stays mapped as long as it is registered.
             let result = unsafe { (driver.cuMemHostRegister_v2)(place.as_ptr().cast(), self.size, PORTABLE) };
-            self.registered = result == CUDA_SUCCESS;
-            if !self.registered {
+            self.registered = Some(result == CUDA_SUCCESS);
+            if result != CUDA_SUCCESS {
                 warn!(
                     "managed memory moves more slowly: the driver does not take the host memory for it (error {result})"
                 );
@@ -52,7 +52,7 @@ impl Transit {
     /// Gives it back. No copy uses it. Called before a context is reset, too, in which the driver knows it.
     pub(crate) fn release(&mut self, driver: &Driver) {
         if let Some(place) = self.place.take() {
-            if std::mem::take(&mut self.registered) {
+            if self.registered.take() == Some(true) {
                 // SAFETY: registered by `bytes`.
                 unsafe { (driver.cuMemHostUnregister)(place.as_ptr().cast()) };
             }
