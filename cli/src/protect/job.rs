@@ -37,6 +37,8 @@ pub(super) struct Job {
     root: Option<Watched>,
     workers: Vec<Watched>,
     looked: Option<Instant>,
+    /// Whether it was restored, and the daemon has not told its workers since then.
+    is_unknown: bool,
 }
 
 /// What the daemon knows of a job.
@@ -128,15 +130,17 @@ fn remainders(processes: &[Process], guard: i32, since: Since) -> std::io::Resul
 }
 
 impl Job {
-    /// Watches a job: a process and its descendants, or the container whose first process it is.
-    pub(super) fn watch(process: Process, container: Option<&Container>) -> Self {
+    /// Watches a job: a process and its descendants, or the container whose first process it is. One that was restored has had workers
+    /// already.
+    pub(super) fn watch(process: Process, container: Option<&Container>, was_restored: bool) -> Self {
         let root = Watched::new(process);
         let mut container = container.map(Asked::new);
         // As long as the process is there, its parent's number is nobody else's.
         let conmon = container.as_mut().filter(|_| root.is_some()).and_then(Asked::said).flatten();
         let conmon = conmon.and_then(|it| ended::process(it.state.conmon_pid));
         let (not_before, pause) = (Instant::now(), Duration::ZERO);
-        Self { process, container, conmon, not_before, pause, root, workers: Vec::new(), looked: None }
+        let (workers, looked, is_unknown) = (Vec::new(), None, was_restored);
+        Self { process, container, conmon, not_before, pause, root, workers, looked, is_unknown }
     }
 
     /// Whether it was there when somebody began to watch it.
@@ -154,6 +158,7 @@ impl Job {
         let clients = Clients::of(socket, tree)?;
         let watched = |pid: &i32| Watched::new(ended::process(*pid)?);
         self.workers = clients.workers.iter().filter_map(watched).collect();
+        self.is_unknown = false;
         Some(clients)
     }
 
@@ -173,6 +178,8 @@ impl Job {
             return Some(match self.ending(folder)? {
                 // Its calls have failed since its worker died, and it has given up.
                 Ending::Exited(status) if status != 0 && self.a_worker_died() => Ending::WorkerLost,
+                // Or so it may be: its worker may have died before anybody knew that worker.
+                Ending::Exited(status) if status != 0 && self.is_unknown => Ending::Unseen,
                 ending => ending,
             });
         }

@@ -182,7 +182,10 @@ impl Supervisor {
         }
         let Some(process) = self.record.job else { return };
         if self.job.as_ref().is_none_or(|it| it.process() != process) {
-            self.job = Some(Job::watch(process, self.record.wishes.container.as_ref()));
+            let mut job = Job::watch(process, self.record.wishes.container.as_ref(), self.record.restores > 0);
+            // The sooner the workers are known, the surer is how the job ends.
+            let _ = job.look(&self.record.wishes.socket, &job::tree(process.pid));
+            self.job = Some(job);
         }
         let wait = self.until_due().min(LOOK);
         let began = Instant::now();

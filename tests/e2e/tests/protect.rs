@@ -386,8 +386,10 @@ fn a_protection_is_found_again_by_another_daemon_and_another_supervisor() -> Res
     wait_for(&node, "job", "nobody supervises it", |it| it["guard"].is_null() && it["supervisor"].is_null())?;
     let listed = rekindle(&node, &["protect", "--list"])?;
     ensure!(listed.contains("watching, unsupervised"), "{listed}");
-    // What rekindle-protect@job.service runs.
-    let mut service = Command::new(stage::program("rekindle")?);
+    // What rekindle-protect@job.service runs. A shell is its parent: `shown` reaps those that a protection names, and this
+    // test wants the exit status.
+    let mut service = Command::new("sh");
+    service.args(["-c", "\"$0\" \"$@\"; exit $?"]).arg(stage::program("rekindle")?);
     stage::clean_environment(&mut service);
     service.args(["protect", "--supervise", "job"]).env("REKINDLE_SOCKET", node.socket()).stderr(Stdio::null());
     let mut service = service.spawn()?;

@@ -16,7 +16,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rekindle_images::Image;
-use rustix::process::Signal;
 use tracing::{debug, warn};
 
 use super::super::process::{self, Process};
@@ -206,11 +205,11 @@ impl Made {
         known.ended = true;
         for root in known.roots.iter().filter(|it| it.is_alive()) {
             warn!(root = root.pid, "killing the processes of a restore that was given up");
-            for pid in process::tree(root.pid).unwrap_or_default() {
-                let killed = sys::pidfd_open(pid).and_then(|it| sys::pidfd_signal(it.as_fd(), Signal::KILL));
-                if let Err(error) = killed {
-                    debug!(pid, %error, "cannot kill it; it has ended already");
-                }
+            let tree = process::tree(root.pid).unwrap_or_default();
+            let tree: Vec<_> = tree.into_iter().filter_map(|pid| Process::with_pid(pid).ok()).collect();
+            // If the root has ended meanwhile, a process of the next restore may have its number.
+            if root.is_alive() {
+                tree.iter().for_each(Process::kill);
             }
         }
     }
