@@ -68,6 +68,23 @@ impl Session {
         Ok((session, accepted(reply)?))
     }
 
+    /// Asks a first question that takes as long as it takes. A descriptor comes with it.
+    pub(crate) fn open_long(socket: &Path, request: &Request, fd: RawFd) -> Result<(Self, Reply), Failure> {
+        let session = Self(connect(socket)?);
+        let asked = || -> anyhow::Result<Reply> {
+            frame::send(&session.0, &Opening::new(request)?, &[], &[fd])?;
+            session.hear()
+        };
+        let reply = asked().with_context(|| format!("the daemon at {} does not answer", socket.display()))?;
+        Ok((session, accepted(reply)?))
+    }
+
+    /// Asks again. A descriptor comes with it.
+    pub(crate) fn ask_with(&self, request: &Request, fd: RawFd) -> Result<Reply, Failure> {
+        frame::send(&self.0, request, &[], &[fd]).map_err(anyhow::Error::from)?;
+        accepted(self.hear()?)
+    }
+
     /// Asks again.
     pub(crate) fn ask(&self, request: &Request) -> Result<Reply, Failure> {
         frame::send(&self.0, request, &[], &[]).map_err(anyhow::Error::from)?;

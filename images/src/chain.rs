@@ -9,6 +9,7 @@ use std::path::Path;
 
 use crate::ImageError;
 use crate::dir::ImageDir;
+use crate::hash::Checksum;
 use crate::layer::Layer;
 use crate::limits::MAX_ANCESTORS;
 use crate::manifest::{Manifest, Parent};
@@ -19,6 +20,7 @@ use crate::record::FileSizes;
 pub(crate) struct Ancestor {
     pub(crate) dir: ImageDir,
     pub(crate) files: FileSizes,
+    pub(crate) manifest_hash: Checksum,
 }
 
 /// The ancestors of an image in `dir`, the nearest first, each the one that was built on.
@@ -72,7 +74,7 @@ fn walk(dir: &ImageDir, manifest: &Manifest, holder: Option<Holder<'_>>) -> Resu
             return Err(ImageError::Overwrites { dir: holder.dir.path().to_owned(), parent });
         }
         parent = layer.manifest.parent;
-        ancestors.push(Ancestor { dir: layer.dir, files: layer.files });
+        ancestors.push(Ancestor { dir: layer.dir, files: layer.files, manifest_hash });
     }
     Ok(ancestors)
 }

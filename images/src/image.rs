@@ -156,6 +156,14 @@ impl Image {
         self.ancestors.len()
     }
 
+    /// How many images lie between this one and the one with this manifest, that one included, if this one builds on it: the
+    /// [`DataFile::depth`] of its content.
+    #[must_use]
+    pub fn depth_of(&self, manifest_hash: Checksum) -> Option<u32> {
+        let place = self.ancestors.iter().position(|it| it.manifest_hash == manifest_hash)?;
+        u32::try_from(place + 1).ok()
+    }
+
     /// Opens a code file for reading. The reader compares its hash.
     ///
     /// # Errors

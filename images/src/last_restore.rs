@@ -70,6 +70,8 @@ pub struct RestoredClient {
     pub bytes: u64,
     /// Bytes among them that were zeros, which were set and not copied.
     pub zero_bytes: u64,
+    /// Bytes among them that were on the GPU already, and were copied there.
+    pub copied_bytes: u64,
     /// How long each step of its load took. Processes load at the same time.
     pub phases: Vec<RestorePhase>,
 }
@@ -174,10 +176,12 @@ impl fmt::Display for LastRestore {
         write_phases(f, &self.phases, "  ")?;
         for client in &self.clients {
             write!(f, "  {} (pid {}): {}", plain(&client.command), client.namespace_pid, Size(client.bytes))?;
-            match client.zero_bytes {
-                0 => writeln!(f)?,
-                zeros => writeln!(f, ", {} of that zero", Size(zeros))?,
+            for (bytes, what) in [(client.zero_bytes, "zero"), (client.copied_bytes, "on the GPU before")] {
+                if bytes > 0 {
+                    write!(f, ", {} of that {what}", Size(bytes))?;
+                }
             }
+            writeln!(f)?;
             write_phases(f, &client.phases, "    ")?;
         }
         Ok(())
@@ -219,6 +223,7 @@ mod tests {
                 command: "python".to_owned(),
                 bytes: 3 << 30,
                 zero_bytes: 1 << 30,
+                copied_bytes: 2 << 30,
                 phases: vec![phase("replay", 20_000_000, 0), phase("content", 1_000_000_000, 2 << 30)],
             }],
         }
@@ -339,7 +344,7 @@ mod tests {
     fn it_is_shown_with_each_part() {
         let expected = "\nlast restore  2025-12-31T23:59:59Z on node7?[2J, rekindle 0.1.0: the processes ran after 412.0 ms, \
                         and all memory was loaded after 1.50 s\n  check           1.2 ms\n  workers       300.0 us\n  \
-                        python (pid 7): 3.0 GiB, 1.0 GiB of that zero\n    replay         20.0 ms\n    \
+                        python (pid 7): 3.0 GiB, 1.0 GiB of that zero, 2.0 GiB of that on the GPU before\n    replay         20.0 ms\n    \
                         content         1.00 s  2.0 GiB, 2.1 GB/s\n";
         assert_eq!(restore(1_500_000_000).to_string(), expected);
     }

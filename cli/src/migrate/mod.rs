@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   source (source.rs)                                        target (target.rs)
-//!   rounds (rounds.rs): pre-copy while it runs ── streams ──► images that build on each other
+//!   rounds (rounds.rs): pre-copy while it runs ── streams ──► images that build on each other, loaded meanwhile (preload.rs)
 //!   criu dump: it stands still                 ── streams ──► the last one ─► criu restore: it is held
 //!   the daemon hands it over                   ── Own ──────► it runs
 //!   CRIU kills what is left
@@ -28,6 +28,7 @@ mod model;
 mod options;
 mod parent;
 mod place;
+mod preload;
 mod report;
 mod rounds;
 mod settle;

@@ -12,22 +12,42 @@ const MOST: usize = 10;
 /// A round is worth another if it has taken at most this part of the time of the one before: per cent.
 const SHRINKS: u32 = 80;
 
+/// A round is loaded anew at the target if what has changed since the last one that was is more than this part of the first round.
+const RELOAD: u64 = 8;
+
 /// The rounds so far.
 #[derive(Debug)]
 pub(super) struct Rounds {
     /// What the processes may stand still for, as far as GPU memory is concerned.
     pause: Duration,
     took: Vec<Duration>,
+    /// Bytes of the first round, and of those since the last one that is loaded at the target.
+    first: u64,
+    changed: u64,
 }
 
 impl Rounds {
     pub(super) fn new(pause: Duration) -> Self {
-        Self { pause, took: Vec::new() }
+        Self { pause, took: Vec::new(), first: 0, changed: 0 }
     }
 
-    /// A round has taken so long, until all of it was at the target.
-    pub(super) fn done(&mut self, took: Duration) {
+    /// A round of so many bytes has taken so long, until all of it was at the target.
+    pub(super) fn done(&mut self, took: Duration, bytes: u64) {
+        if self.took.is_empty() {
+            self.first = bytes;
+        }
+        self.changed = self.changed.saturating_add(bytes);
         self.took.push(took);
+    }
+
+    /// Whether the target is to load the last round meanwhile, which it does beside the next one.
+    pub(super) fn is_to_be_loaded(&mut self) -> bool {
+        let is_worth_it = self.changed > 0 && (self.took.len() == 1 || self.changed > self.first / RELOAD);
+        let is_loaded = is_worth_it && self.goes_on();
+        if is_loaded {
+            self.changed = 0;
+        }
+        is_loaded
     }
 
     /// Whether another round is worth it.
@@ -51,10 +71,26 @@ mod tests {
         let mut rounds = Rounds::new(Duration::from_millis(pause_ms));
         let mut took = Duration::from_secs(10);
         while rounds.goes_on() {
-            rounds.done(took);
+            rounds.done(took, 0);
             took = took.mul_f64(rate);
         }
         rounds.took.len()
+    }
+
+    #[test]
+    fn rounds_are_loaded_beside_the_next_one_when_much_has_changed_since() {
+        let mut rounds = Rounds::new(Duration::from_millis(100));
+        let mut loaded = |ms, bytes| {
+            rounds.done(Duration::from_millis(ms), bytes);
+            rounds.is_to_be_loaded()
+        };
+        assert!(loaded(9_000, 800));
+        assert!(!loaded(5_000, 60) && loaded(3_000, 60), "120 of 800 bytes");
+        assert!(!loaded(2_000, 100), "an eighth and no more");
+        assert!(!loaded(90, 900), "it is the last one");
+        let mut rounds = Rounds::new(Duration::ZERO);
+        rounds.done(Duration::from_millis(5), 0);
+        assert!(!rounds.is_to_be_loaded(), "there is nothing to load");
     }
 
     #[test]

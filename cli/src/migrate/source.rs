@@ -159,7 +159,10 @@ impl<'a> Source<'a> {
             forget_content(&dir)?;
             let took = began.elapsed();
             self.report.rounds.push(Round { bytes: info.bytes, sent, ms: took.as_millis() as u64 });
-            rounds.done(took);
+            rounds.done(took, info.bytes);
+            if rounds.is_to_be_loaded() {
+                expect(self.way, self.link.ask(&ToTarget::Preload { name }), &ToSource::Ready)?;
+            }
             before = Some(dir);
         }
         Ok(before)

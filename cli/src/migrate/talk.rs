@@ -7,6 +7,8 @@
 //!   Directory ─────────────────────────────────────────► makes the files of an image, without content
 //!         ◄──────────────────────────────────────── Ready          (once for each round, for the last dump, and for podman's archive)
 //!   content on the streams ────────────────────────────► writes it, and says so there
+//!   Preload ──────────────────────────────────────────► begins to load a round
+//!         ◄──────────────────────────────────────── Ready
 //!   Restore ──────────────────────────────────────────► restores, and holds the processes
 //!         ◄──────────────────────────────────────── Held
 //!   Own ──────────────────────────────────────────────► the processes run        Abandon: they are killed
@@ -24,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The version of these messages and of the streams. Both hosts must have the same.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 /// The directory of podman's archive of a container among a migration's, and the archive's name there.
 pub(super) const ARCHIVE: &str = "archive";
 /// The longest message: the list of the files of an image.
@@ -37,6 +39,11 @@ pub(super) enum ToTarget {
     Begin(Begin),
     /// The content of these files will follow on the streams.
     Directory(Directory),
+    /// Load the GPU memory of this directory meanwhile, which has a round. Answered at once.
+    Preload {
+        /// Its name.
+        name: String,
+    },
     /// Restore the last directory, and hold the processes.
     Restore(Restore),
     /// The source has decided that the processes go on at the target.
@@ -162,7 +169,7 @@ pub(super) struct Restore {
 /// From the target to the source.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub(super) enum ToSource {
-    /// To `Begin`, `Directory` and `Stream`: go on.
+    /// To `Begin`, `Directory`, `Preload` and `Stream`: go on.
     Ready,
     /// To `Restore`: the processes are complete, and wait.
     Held,

@@ -36,6 +36,7 @@ use super::held::{Attempt, Held, Host, name};
 use super::imported::Imported;
 use super::options::Options;
 use super::place::Place;
+use super::preload::Preloads;
 use super::stream;
 use super::talk::{self, Directory, Remedy, Restore, Settle, TalkError, ToSource, ToTarget, VERSION};
 use crate::daemon;
@@ -142,6 +143,7 @@ struct Target {
     /// The directory's lock: who settles the migration without this process has it alone.
     _lock: File,
     events: Receiver<Event>,
+    preloads: Option<Preloads>,
     held: Option<Held>,
 }
 
@@ -160,7 +162,9 @@ impl Target {
         made.with_context(|| format!("cannot make {}", dir.display()))?;
         let lock = lock(&dir)?.ok_or_else(|| anyhow!("{} was removed", dir.display()))?;
         let (sender, events) = mpsc::channel();
-        let target = Self { host: host(options)?, dir, _lock: lock, events, held: None };
+        let host = host(options)?;
+        let preloads = Preloads::start(&host.socket);
+        let target = Self { host, dir, _lock: lock, events, preloads, held: None };
         let listening = within(&target.dir, DECISION, UnixListener::bind);
         let listener = listening.with_context(|| format!("cannot listen in {}", target.dir.display()))?;
         let for_settlers = sender.clone();
@@ -183,6 +187,7 @@ impl Target {
             };
             let answered = match said {
                 ToTarget::Directory(directory) => self.make(&directory),
+                ToTarget::Preload { name } => self.preload(&name),
                 ToTarget::Restore(restore) => self.hold(&restore),
                 ToTarget::Own => self.own(),
                 ToTarget::Abandon => self.abandon(),
@@ -224,8 +229,19 @@ impl Target {
         made().map_or_else(|failure| failed(&failure, false), |()| ToSource::Ready)
     }
 
+    /// Loads the GPU memory of a round, which is complete, while others come.
+    fn preload(&self, name: &str) -> ToSource {
+        let file = stream::below(&self.dir, &format!("{name}/x"));
+        let Some(dir) = file.as_deref().and_then(Path::parent) else {
+            return failed(&Failure::refused(anyhow!("{name} is no name of a round")), false);
+        };
+        self.preloads.iter().for_each(|it| it.round(dir.to_owned()));
+        ToSource::Ready
+    }
+
     /// Restores the processes, and holds them.
     fn hold(&mut self, restore: &Restore) -> ToSource {
+        let _preloaded = self.preloads.take().map(Preloads::end);
         let held = write_restore(&self.dir, restore)
             .and_then(|()| Held::restore(&self.dir, restore, &self.host, Attempt::First));
         match held {

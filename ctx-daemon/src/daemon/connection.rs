@@ -214,6 +214,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         | Request::WatchRestore { .. }
         | Request::HoldRestore { .. }
         | Request::PreCopy { .. }
+        | Request::Preload
         | Request::Migration { .. }
         | Request::TakeBack { .. }
         | Request::Arrival { .. }
@@ -239,6 +240,10 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         Request::PreCopy { root } => {
             drop(pending);
             dump::pre_copy(daemon, &stream, (peer, body.wire), root, fds);
+        }
+        Request::Preload => {
+            drop(pending);
+            restore::preload(daemon, &stream, fds);
         }
         Request::Migrate { root, migration, container, span } => {
             drop(pending);

@@ -42,7 +42,7 @@ pub(crate) fn wait_for_content(
 
 fn log_times(worker: &Worker, name: &str, times: &LoadTimes) {
     let ms = |ns: u64| ns / 1_000_000;
-    let LoadTimes { code_ns, replay_ns, map_ns, content_ns, hash_ns, bytes, set } = *times;
+    let LoadTimes { code_ns, replay_ns, map_ns, content_ns, hash_ns, bytes, set, copied } = *times;
     info!(
         worker = worker.pid(),
         code_ms = ms(code_ns),
@@ -52,6 +52,7 @@ fn log_times(worker: &Worker, name: &str, times: &LoadTimes) {
         hash_ms = ms(hash_ns),
         bytes,
         zeros = set,
+        copied,
         "phases of load: {name}"
     );
 }

@@ -23,7 +23,7 @@ use super::native::Native;
 use super::nvml::Nvml;
 use super::oversubscribe::Oversubscription;
 use super::pool::Pool;
-use super::restore::{Restores, WarmImages, Watches};
+use super::restore::{Preloads, Restores, WarmImages, Watches};
 use super::sandbox::Sandbox;
 use super::spans::Spans;
 use super::spawn::Spawner;
@@ -37,6 +37,7 @@ pub(super) struct Daemon {
     pub(super) pool: Arc<Pool>,
     pub(super) clients: Clients,
     pub(super) restores: Restores,
+    pub(super) preloads: Preloads,
     pub(super) warm: WarmImages,
     pub(super) watches: Watches,
     pub(super) checkpoints: Checkpoints,
@@ -97,6 +98,7 @@ impl Daemon {
                 records: Arc::new(WorkerRecords::open(&config.state_dir)),
             },
             restores: Restores::default(),
+            preloads: Preloads::default(),
             warm: WarmImages::new(config.restore.warm_memory.map_or_else(half_of_memory, Ok)?),
             watches: Watches::new(Arc::clone(&metrics), Arc::clone(&spans)),
             checkpoints: Checkpoints::new(Arc::clone(&metrics), Arc::clone(&spans)),

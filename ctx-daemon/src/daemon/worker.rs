@@ -867,5 +867,6 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Borrow => "Borrow",
         WorkerRequest::ExportTemplate { .. } => "ExportTemplate",
         WorkerRequest::TakeTemplate { .. } => "TakeTemplate",
+        WorkerRequest::CopyTemplate { .. } => "CopyTemplate",
     }
 }

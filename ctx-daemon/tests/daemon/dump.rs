@@ -35,7 +35,12 @@ fn ours(reply: &Reply) -> bool {
 
 /// A whole dump of one client, with socket 5.
 pub(crate) fn dump(daemon: &Daemon, dir: &Path, client: &mut Client) {
-    let session = begin(daemon, dir, client.pid, false, &[client.pid]);
+    dump_and(daemon, dir, client, false);
+}
+
+/// The same, of a client that may go on.
+pub(crate) fn dump_and(daemon: &Daemon, dir: &Path, client: &mut Client, leave_running: bool) {
+    let session = begin(daemon, dir, client.pid, leave_running, &[client.pid]);
     let pid = client.pid;
     assert!(ours(&session.ask(&Request::Frozen { pid })));
     let cookie = client.cookie();

@@ -15,6 +15,7 @@ mod metrics;
 mod nvml;
 mod oversubscribe;
 mod pool;
+mod preload;
 mod protocols;
 mod restore;
 mod stopped;

@@ -378,6 +378,13 @@ impl Worker {
                 self.borrows = true;
                 self.reply(&WorkerReply::Done);
             }
+            WorkerRequest::CopyTemplate { .. } if self.dir.join("knows-no-copies").exists() => {
+                self.failed("unknown variant `CopyTemplate`");
+            }
+            WorkerRequest::CopyTemplate { depth } => {
+                self.note(&format!("CopyTemplate {depth}"));
+                self.reply(&WorkerReply::Done);
+            }
             WorkerRequest::TakeTemplate { pieces } => {
                 assert_eq!(pieces.len(), fds.len());
                 self.note(&format!("TakeTemplate {}", pieces.len()));

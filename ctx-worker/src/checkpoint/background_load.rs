@@ -146,6 +146,7 @@ impl Checkpoint {
                 (times.content_ns, times.hash_ns) = (took.as_nanos() as u64, began.elapsed().as_nanos() as u64);
                 times.bytes = fills.iter().map(|fill| fill.bytes()).sum();
                 times.set = fills.iter().map(|fill| fill.set()).sum();
+                times.copied = fills.iter().map(|fill| fill.copied()).sum();
                 self.content = ContentLoad::Loaded(times);
                 // The thread has ended, so this is the only reference.
                 if let Some(mut source) = Arc::into_inner(source) {

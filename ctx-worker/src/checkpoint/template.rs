@@ -9,10 +9,13 @@
 //! ```
 //!
 //! A client never meets a template: the mappings are gone before its first command.
+//!
+//! The template of a `CopyTemplate` is of an image that the restored one builds on. What has changed since then is loaded.
 
 use std::os::fd::OwnedFd;
 
 use rekindle_cuda_abi::types::*;
+use rekindle_images::Piece;
 use rekindle_wire::control::TemplatePiece;
 use rekindle_wire::window;
 use tracing::warn;
@@ -34,6 +37,8 @@ pub(crate) struct Template {
     pieces: Vec<Mapped>,
     /// The bytes that are mapped for each device.
     taken: Vec<u64>,
+    /// Only content in data files of this depth or more is the template's: the image builds on the one that it was loaded from.
+    depth: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +56,17 @@ impl Template {
     #[cfg(test)]
     pub(crate) fn imagined(pieces: &[(u64, u64, u64)]) -> Self {
         let pieces = pieces.iter().map(|&(address, size, at)| Mapped { address, size, at, real: 0 });
-        Self { pieces: pieces.collect(), taken: Vec::new() }
+        Self { pieces: pieces.collect(), taken: Vec::new(), depth: 0 }
+    }
+
+    /// A template of an image that lies so deep below the one that is loaded.
+    pub(crate) fn below(depth: u32) -> Self {
+        Self { depth, ..Self::default() }
+    }
+
+    /// Whether the template has this piece of content, if it has the memory at its addresses.
+    pub(crate) fn is_of(&self, piece: &Piece) -> bool {
+        piece.storage.place().is_some_and(|(file, _)| file.depth >= self.depth)
     }
 
     /// Imports pieces and maps them where they can be read.

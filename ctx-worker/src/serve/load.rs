@@ -36,19 +36,20 @@ use crate::serve::state::Lent;
 use crate::session::state::{self, Mapped, State};
 
 impl Executor {
-    /// Restores everything except the memory that the client shares, and begins to load the content of device memory. `begins`
+    /// Restores everything except the memory that the client shares, and begins to load the content of device memory, from the files or,
+    /// where it has it, from the template. `begins`
     /// is called at the beginning of each of [`LOAD_STEPS`], and `over` when the content is there, or could not be loaded. After
     /// an error the worker cannot be used any more.
     pub(crate) fn load_client(
         &mut self,
         client: &Client,
-        reader: DataReader,
+        (reader, template): (DataReader, Template),
         code: Vec<(String, File)>,
         begins: impl Fn(&'static str),
         over: impl FnOnce() + Send + 'static,
     ) -> Result<(), NotLoaded> {
         let key = reader.key();
-        let source = Arc::new(Source { reader, template: Template::default(), is_last_use: false });
+        let source = Arc::new(Source { reader, template, is_last_use: false });
         let mut over = Some(over);
         let early = |executor: &mut Self| match over.take() {
             Some(over) => executor.load_plain(client, Arc::clone(&source), over).map(|()| true),

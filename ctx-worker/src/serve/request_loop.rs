@@ -36,7 +36,7 @@ use crate::serve::channel::{self, Asker, Channel, Event};
 use crate::serve::executor::Executor;
 use crate::serve::refusal::Refusal;
 use crate::serve::silence;
-use crate::serve::state::{Closed, How, Spare, State};
+use crate::serve::state::{Closed, Copied, How, Spare, State};
 use crate::serve::title;
 use crate::transition::{Machine, step};
 
@@ -551,9 +551,13 @@ impl Server {
             }
             (WorkerRequest::Borrow, State::Spare(spare)) => self.borrow(spare, &blob),
             (WorkerRequest::Borrow, State::Warm(warm)) => self.borrow_less(warm, &blob),
-            (WorkerRequest::TakeTemplate { pieces }, State::Spare(Spare { lent: Some(mut lent), data, code })) => {
-                let taken = lent.take(pieces, fds);
-                (State::Spare(Spare { lent: Some(lent), data, code }), done(taken))
+            (WorkerRequest::CopyTemplate { depth }, State::Spare(mut spare)) => {
+                spare.copied = Some(Box::new(Copied { depth, template: Vec::new() }));
+                (State::Spare(spare), done(Ok(())))
+            }
+            (WorkerRequest::TakeTemplate { pieces }, State::Spare(mut spare)) => {
+                let taken = spare.take_template(pieces, fds);
+                (State::Spare(spare), done(taken))
             }
             (WorkerRequest::TakeTemplate { pieces }, State::Warm(mut warm)) => {
                 let taken = self.take_template(&mut warm.kept.template, pieces, fds);

@@ -12,7 +12,7 @@ use rekindle_wire::attach::{Attach, Pinned};
 use rekindle_wire::control::{Learned, TemplatePiece, WorkerReply};
 use rekindle_wire::frame::MAX_FDS;
 use rekindle_wire::ring::Consumer;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::checkpoint::borrowing::Borrowing;
 use crate::checkpoint::content::LoadProgress;
@@ -24,18 +24,21 @@ use crate::serve::executor::Executor;
 use crate::serve::keeper;
 use crate::serve::refusal::Refusal;
 use crate::serve::request_loop::{Answered, Server, done, or_failed};
-use crate::serve::state::{Connected, Lent, Loaded, Predecessor, Spare, State, Warm};
+use crate::serve::state::{Connected, Copied, Lent, Loaded, Predecessor, Spare, State, Warm};
 
 /// The number of a template's pieces, and some of them with their descriptors.
 type Exported = (usize, Vec<(TemplatePiece, OwnedFd)>);
 
-impl Lent {
+impl Spare {
     /// Keeps pieces of the template until the client is loaded.
-    pub(super) fn take(&mut self, pieces: Vec<TemplatePiece>, files: Vec<OwnedFd>) -> Result<(), Refusal> {
+    pub(super) fn take_template(&mut self, pieces: Vec<TemplatePiece>, files: Vec<OwnedFd>) -> Result<(), Refusal> {
+        let lent = self.lent.as_mut().map(|it| &mut it.template);
+        let template = lent.or(self.copied.as_mut().map(|it| &mut it.template));
+        let template = template.ok_or(Refusal::Lacks("a template came, and nothing that says what it is for"))?;
         if pieces.len() != files.len() {
             return Err(TemplateError::NoDescriptors.into());
         }
-        self.template.extend(pieces.into_iter().zip(files));
+        template.extend(pieces.into_iter().zip(files));
         Ok(())
     }
 }
@@ -53,16 +56,27 @@ impl Server {
         let reader = DataReader::new(key, spare.data);
         let client = Client::from_bytes(blob)?;
         let code = spare.code.into_iter().map(|(hash, file)| (hash, channel::file(file))).collect();
+        let template = spare.copied.map(|it| self.map_copied(*it)).unwrap_or_default();
         let channel = Arc::clone(&self.channel);
         let over = move || {
             channel.tell(Event::LoadOver);
         };
         let begins = self.says_steps(steps);
-        self.executor.load_client(&client, reader, code, begins, over)?;
+        self.executor.load_client(&client, (reader, template), code, begins, over)?;
         if !early {
             self.executor.end_load()?;
         }
         Ok(Loaded { client: Box::new(client), pinned: Vec::new() })
+    }
+
+    /// Maps what a client is copied from. If that fails, its content is in files all the same.
+    fn map_copied(&mut self, Copied { depth, template: pieces }: Copied) -> Template {
+        let (pieces, files) = pieces.into_iter().unzip();
+        let mut template = Template::below(depth);
+        if let Err(why) = self.take_template(&mut template, pieces, files) {
+            warn!("content that is on the devices already is loaded once more: {why}");
+        }
+        template
     }
 
     /// What is called at the beginning of each step of a load: the daemon hears of it, if it has asked.

@@ -119,6 +119,14 @@ pub(crate) struct Spare {
     pub(crate) code: Vec<(String, OwnedFd)>,
     /// For a client that is to borrow memory from a template.
     pub(crate) lent: Option<Box<Lent>>,
+    /// For a client that is to copy from a template.
+    pub(crate) copied: Option<Box<Copied>>,
+}
+
+/// What a client is copied from, as far as its content lies in data files of a depth.
+pub(crate) struct Copied {
+    pub(crate) depth: u32,
+    pub(crate) template: Vec<(TemplatePiece, OwnedFd)>,
 }
 
 /// What a client borrows memory from.

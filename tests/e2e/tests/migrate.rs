@@ -104,6 +104,49 @@ fn a_program_moves_to_and_fro() -> Result {
     here.finish()
 }
 
+/// The bytes that each load of a daemon's workers has copied on the GPU, in its log.
+fn copied(node: &Node) -> Result<Vec<u64>> {
+    let log = fs::read_to_string(node.path("daemon.log"))?;
+    let loads = log.lines().filter(|it| it.contains("phases of load"));
+    let copied = loads.filter_map(|it| it.split_once("copied=")?.1.split(' ').next()?.parse().ok());
+    Ok(copied.collect())
+}
+
+#[test]
+fn memory_that_does_not_change_is_on_the_other_gpu_before_the_program_stands_still() -> Result {
+    const BALLAST: u64 = 16 << 20;
+    let here = Node::start()?;
+    let (there, server) = (Elsewhere::beside(&here)?, Server::of(&here)?);
+    let end = here.path("end");
+    let (ballast, until) = ((BALLAST >> 10).to_string(), end.display().to_string());
+    let mut app = here.run("steady", &["--ballast-kib", &ballast, "--sleep-us", "2000", "--until", &until])?;
+    app.advances()?;
+    let mut is_there = false;
+    // On a busy machine a dump may come sooner than a thread of the other host gets to its work.
+    for _ in 0..10 {
+        report(&migrate(&here, app.pid(), &there, &[])?)?;
+        let identity = handed_over(app)?;
+        let moved = there.app(&identity)?;
+        moved.advances()?;
+        is_there |= copied(there.node())?.last().is_some_and(|it| *it >= BALLAST);
+        let tree = process::tree(moved.pid());
+        report(&migrate_back(&there, identity.pid, &here, &server)?)?;
+        tree.iter().try_for_each(|pid| process::wait_gone("a process of a tree that has moved", *pid))?;
+        std::mem::forget(moved);
+        app = App::adopt(identity);
+        app.advances()?;
+        if is_there {
+            break;
+        }
+    }
+    ensure!(is_there, "{:?}", copied(there.node())?);
+    fs::write(&end, "")?;
+    assert_eq!(app.finish()?, "steady ok\n");
+    drop(server);
+    there.finish()?;
+    here.finish()
+}
+
 /// What ends, at a moment of the conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Victim {

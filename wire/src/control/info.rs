@@ -211,6 +211,9 @@ pub struct RestoredInfo {
     pub bytes: u64,
     /// Bytes among them that were zeros, which were set and not copied.
     pub zero_bytes: u64,
+    /// Bytes among them that were on the GPU already, and were copied there.
+    #[serde(default)]
+    pub copied_bytes: u64,
     /// How long each step of its load took so far.
     pub phases: Vec<PhaseInfo>,
 }
@@ -223,6 +226,17 @@ pub struct PreCopyInfo {
     /// Bytes of GPU memory that the programs have.
     pub memory: u64,
     /// Milliseconds that it took.
+    pub ms: u64,
+}
+
+/// GPU memory that was loaded for a restore to come.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct PreloadInfo {
+    /// Bytes of GPU memory.
+    pub bytes: u64,
+    /// Bytes among them that were on the GPU already, from the time before.
+    pub copied: u64,
+    /// How long it took, in milliseconds.
     pub ms: u64,
 }
 

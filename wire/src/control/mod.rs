@@ -76,6 +76,12 @@
 //!   PreCopy{root} + [image directory]  -> PreCopied | Failed
 //! ```
 //!
+//! The daemon of the other host loads the memory of such an image, which was sent there, while the processes run on:
+//!
+//! ```text
+//!   Preload + [image directory]      -> Preloaded | Failed    again and again on this connection
+//! ```
+//!
 //! Then a program on each host has CRIU do its part. The tree stands still from the dump on; the dump and the restore wait, and
 //! the daemon of the dump decides once which of the two goes on, and keeps that decision:
 //!
@@ -299,6 +305,10 @@ pub enum Request {
         /// The root of the tree, as the asker numbers it.
         root: i32,
     },
+    /// Load the GPU memory of the image whose directory comes with this, for restores of images that build on it: they copy on the GPU
+    /// what has not changed since. Any number of times on a connection, each in the place of the one before. What is loaded goes with the
+    /// next such restore, or when this connection closes.
+    Preload,
     /// The process that holds this connection is about to have this process tree dumped, in order to have it go on elsewhere. CRIU
     /// is to kill the tree; but when the image is durable, the dump waits until this peer says `HandOver`. If this connection
     /// closes before that, the dump fails, and the tree goes on. `Progress` follows, any number of times.
@@ -568,6 +578,8 @@ pub enum Reply {
     Awaited,
     /// To `PreCopy`.
     PreCopied(PreCopyInfo),
+    /// To `Preload`.
+    Preloaded(PreloadInfo),
     /// To `HandOver`.
     HandedOver,
     /// To `Migration` and `TakeBack`.

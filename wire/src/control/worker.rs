@@ -16,6 +16,7 @@
 //!   sharing      Export -> Exported | Failed     Import -> Done | Failed     Shares -> Shares     at any time
 //!   restore      MakeShared+, TakeShared*, Data*, Code*, Load -> LoadStep* (if asked for), Done | Failed
 //!                where the `Load` was a warm one: TakeTemplate*, BringBack -> Done | Busy | Failed
+//!                where a part of its content is on the GPU already: CopyTemplate, TakeTemplate* before the `Load`
 //!                where it is to borrow memory: Borrow, TakeTemplate* before that `Load`, Borrow before `BringBack`,
 //!                Learned (unasked) again and again while the client runs
 //!                ExportTemplate+ -> Template | Failed, once a `Loaded` has said that all content is there
@@ -250,11 +251,17 @@ pub enum WorkerRequest {
         first: usize,
     },
     /// Copy content from these pieces when `BringBack` comes, instead of loading it. They come with the descriptors of the
-    /// pieces, in order. Any number of times, after a warm `Load`, or after a `Borrow` and before the warm `Load`. Only for
-    /// workers of [`WARMS`] or later.
+    /// pieces, in order. Any number of times, after a warm `Load`, after a `Borrow` and before the warm `Load`, or after a
+    /// `CopyTemplate` and before a `Load`, which then copies. Only for workers of [`WARMS`] or later.
     TakeTemplate {
         /// The pieces.
         pieces: Vec<TemplatePiece>,
+    },
+    /// The client that `Load` brings was partly loaded before. Its content in files of this depth or more is also that of the pieces that
+    /// `TakeTemplate` brings after this, from which it is copied. An older worker fails to, and loads all of it.
+    CopyTemplate {
+        /// [`DataFile::depth`].
+        depth: u32,
     },
     /// Map large pieces of the template, which `TakeTemplate` brings after this, instead of copying them: for reading only, until
     /// the client writes there. Comes with what other clients of the image have taught as the blob, a [`super::Learned`] in JSON.
@@ -470,6 +477,9 @@ pub struct LoadTimes {
     pub bytes: u64,
     /// Bytes among them that are zeros, which were set and not copied.
     pub set: u64,
+    /// Bytes among them that were on the devices already, and were copied from there.
+    #[serde(default)]
+    pub copied: u64,
 }
 
 /// A code image that a `Save` found.

@@ -171,14 +171,15 @@ impl Metrics {
             self.restore_phases.get_or_create(&[("phase", *name)]).observe(spent.as_secs_f64());
         }
         for times in restored.loads {
-            let LoadTimes { code_ns, replay_ns, map_ns, content_ns, hash_ns, bytes, set } = *times;
+            let LoadTimes { code_ns, replay_ns, map_ns, content_ns, hash_ns, bytes, set, copied } = *times;
             let steps =
                 [("code", code_ns), ("replay", replay_ns), ("map", map_ns), ("content", content_ns), ("hash", hash_ns)];
             for (step, ns) in steps {
                 let spent = Duration::from_nanos(ns).as_secs_f64();
                 self.restore_steps.get_or_create(&[("step", step)]).observe(spent);
             }
-            for (source, bytes) in [("image", bytes.saturating_sub(set)), ("zero", set)] {
+            let of_image = bytes.saturating_sub(set).saturating_sub(copied);
+            for (source, bytes) in [("image", of_image), ("zero", set), ("gpu", copied)] {
                 self.restore_content.get_or_create(&[("source", source)]).inc_by(bytes);
             }
         }
@@ -310,6 +311,7 @@ fn name(request: &Request) -> &'static str {
         Request::WatchRestore { .. } => "watch_restore",
         Request::Progress => "progress",
         Request::PreCopy { .. } => "pre_copy",
+        Request::Preload => "preload",
         Request::Migrate { .. } => "migrate",
         Request::HandOver => "hand_over",
         Request::Migration { .. } => "migration",

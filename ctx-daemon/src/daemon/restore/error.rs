@@ -53,6 +53,8 @@ pub(in crate::daemon) enum RestoreError {
     OtherGpus(String),
     #[error("its processes share GPU memory, so restores load it when they begin")]
     SharesInAdvance,
+    #[error("a GPU has {free} bytes free, and {needed} are needed to load content in advance and to restore it")]
+    NoRoomInAdvance { needed: u64, free: u64 },
     #[error(transparent)]
     Native(#[from] NativeError),
     #[error("the command that held the processes until they may run has ended: they go on elsewhere, or not at all")]
@@ -98,7 +100,9 @@ impl Failing for RestoreError {
             Self::NoMemory(_) | Self::NotShared(_) | Self::Ambiguous(_) => FailureKind::BadImage,
             Self::Grant(error) => error.kind(),
             Self::Share(error) => error.kind(),
-            Self::OtherGpus(_) | Self::Full { .. } | Self::SharesInAdvance => FailureKind::Refused,
+            Self::OtherGpus(_) | Self::Full { .. } | Self::SharesInAdvance | Self::NoRoomInAdvance { .. } => {
+                FailureKind::Refused
+            }
             Self::Native(error) => error.kind(),
             Self::Arrival(error) => error.kind(),
             Self::NotHeld(NotHeld::Io(error)) => Failing::kind(error),

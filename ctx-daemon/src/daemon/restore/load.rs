@@ -18,6 +18,7 @@ use super::super::spawn::Settings;
 use super::super::worker::{Timeout, Worker, WorkerError};
 use super::super::{Daemon, at_once, sys, thread};
 use super::error::RestoreError;
+use super::preload::Copied;
 use super::state::Restore;
 use super::warm::{Content, Loading};
 use super::{check, place};
@@ -126,9 +127,11 @@ impl Work {
         worker: &Worker,
         files: &impl Files,
         how: How,
+        copied: Option<Copied>,
     ) -> Result<Self, RestoreError> {
         let mode = if worker.loads_beside() { how.mode } else { Mode::Whole };
-        Ok(Self::Load(Load::new(manifest, record, files, How { mode, ..how })?))
+        let load = Load::new(manifest, record, files, How { mode, ..how })?;
+        Ok(Self::Load(Load { copied, ..load }))
     }
 
     fn run(self, worker: &Worker) -> Result<(), WorkerError> {
@@ -255,6 +258,8 @@ pub(in crate::daemon) struct Load {
     pub(in crate::daemon) data: Vec<(DataFile, OwnedFd)>,
     pub(in crate::daemon) code: Vec<CodeFile>,
     pub(in crate::daemon) how: How,
+    /// What was loaded before.
+    pub(in crate::daemon) copied: Option<Copied>,
 }
 
 /// A hash of code, and the file with the code.
@@ -276,11 +281,15 @@ impl Load {
             data: data.collect::<Result<_, RestoreError>>()?,
             code: code.collect::<Result<_, RestoreError>>()?,
             how,
+            copied: None,
         })
     }
 
     pub(in crate::daemon) fn run(self, worker: &Worker) -> Result<(), WorkerError> {
         let timeout = Timeout::WhileItWorks(self.how.limit);
+        if let Some(copied) = &self.copied {
+            copied.tell(worker, timeout)?;
+        }
         // The last message has room for the rest of both lists.
         let (data_before, data) = split(&self.data, 0);
         for files in data_before {

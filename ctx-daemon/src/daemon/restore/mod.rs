@@ -23,6 +23,7 @@
 //! plugin kills the processes that exist by then. The content of device memory may still be loading when the rings open, and
 //! commands wait for it; a failure from then on kills the restored processes.
 
+mod advance;
 mod check;
 mod connect;
 mod error;
@@ -33,6 +34,7 @@ mod made;
 mod natives;
 mod phases;
 mod place;
+mod preload;
 mod shared;
 mod spans;
 mod state;
@@ -60,6 +62,7 @@ use self::made::Maker;
 use self::natives::Natives;
 use self::phases::{Part, Phases};
 pub(super) use self::place::choose;
+pub(super) use self::preload::{Preloads, serve as preload};
 pub(super) use self::shared::{SharedError, SharedMemory, registered, take as take_memory};
 use self::state::Restore;
 pub(super) use self::state::Restores;
@@ -295,10 +298,16 @@ impl Checking {
                 // An importer's commands would not wait for content that another worker loads.
                 let mode = if early && !shared { Mode::Early } else { Mode::Whole };
                 let how = load::How { limits: daemon.config.clients.limits, mode, limit };
+                let mut copied = daemon.preloads.take(&image, &gpus);
+                if !copied.is_empty() && preload::shortage(manifest, &workers, |needed| needed).is_some() {
+                    info!("what was loaded in advance makes room");
+                    copied.clear();
+                }
+                let mut copied = copied.into_iter();
                 let clients = check::attached(manifest).zip(&workers);
-                let load = |(record, worker): (_, &Arc<_>)| match &warm {
-                    Some(warm) => Work::load(manifest, record, worker, warm.content(), how),
-                    None => Work::load(manifest, record, worker, &image, how),
+                let load = |(record, worker): (_, &Arc<_>)| match (&warm, copied.next().flatten()) {
+                    (Some(warm), copied) => Work::load(manifest, record, worker, warm.content(), how, copied),
+                    (None, copied) => Work::load(manifest, record, worker, &image, how, copied),
                 };
                 clients.map(load).collect::<Result<Vec<_>, _>>()?
             }

@@ -464,9 +464,9 @@ impl State {
     fn account(&self) -> LastRestore {
         let phase = |it: PhaseInfo| RestorePhase { name: it.name, duration_ns: it.duration_ns, bytes: it.bytes };
         let client = |it: &Loading| {
-            let RestoredInfo { namespace_pid, command, bytes, zero_bytes, phases, .. } = it.info();
+            let RestoredInfo { namespace_pid, command, bytes, zero_bytes, copied_bytes, phases, .. } = it.info();
             let phases = phases.into_iter().map(phase).collect();
-            RestoredClient { namespace_pid, command, bytes, zero_bytes, phases }
+            RestoredClient { namespace_pid, command, bytes, zero_bytes, copied_bytes, phases }
         };
         LastRestore {
             time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs()),
@@ -522,7 +522,7 @@ impl Loading {
 
     fn info(&self) -> RestoredInfo {
         let phases = match self.times {
-            Some(LoadTimes { code_ns, replay_ns, map_ns, content_ns, hash_ns, bytes, set }) => {
+            Some(LoadTimes { code_ns, replay_ns, map_ns, content_ns, hash_ns, bytes, set, .. }) => {
                 let [code, replay, map, content] = LOAD_STEPS;
                 let of = |name, ns, bytes| info(name, Duration::from_nanos(ns), bytes);
                 let copied = bytes.saturating_sub(set);
@@ -545,6 +545,7 @@ impl Loading {
             command: self.command.clone(),
             bytes: self.bytes,
             zero_bytes: self.times.map_or(0, |it| it.set),
+            copied_bytes: self.times.map_or(0, |it| it.copied),
             phases,
         }
     }

@@ -102,6 +102,7 @@ pub(crate) struct Fill {
     bytes: u64,
     loaded: AtomicU64,
     set: AtomicU64,
+    copied: AtomicU64,
 }
 
 impl Fill {
@@ -150,6 +151,11 @@ impl Fill {
     /// Bytes among them that were set, since they are zeros.
     pub(crate) fn set(&self) -> u64 {
         self.set.load(Relaxed)
+    }
+
+    /// Bytes among them that were copied from a template.
+    pub(crate) fn copied(&self) -> u64 {
+        self.copied.load(Relaxed)
     }
 }
 
@@ -211,7 +217,7 @@ impl Engine {
             let way = way.filter(|way| way.primary == context);
             let from = match part.is_set() {
                 true => Some(None),
-                false if part.on_device => template.find(to, length).map(Some),
+                false if part.on_device && template.is_of(&part.piece) => template.find(to, length).map(Some),
                 false => None,
             };
             match way.zip(from) {
@@ -224,9 +230,8 @@ impl Engine {
         for run in runs {
             run.enqueue(driver)?;
             fill.loaded.fetch_add(run.length, Relaxed);
-            if run.from.is_none() {
-                fill.set.fetch_add(run.length, Relaxed);
-            }
+            let counter = if run.from.is_none() { &fill.set } else { &fill.copied };
+            counter.fetch_add(run.length, Relaxed);
         }
         Ok(left)
     }

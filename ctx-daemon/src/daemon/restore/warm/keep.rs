@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use rekindle_wire::control::{Failing, FailureKind, Resident};
-use tracing::{debug, info};
+use tracing::info;
 
-use super::super::super::content::wait_for_content;
 use super::super::super::worker::Timeout;
 use super::super::super::{Daemon, thread};
+use super::super::advance::Workers;
 use super::super::check;
 use super::super::error::RestoreError;
-use super::super::load::{self, How, Load, Mode};
+use super::super::load::Mode;
 use super::images::{Set, Task, Template, WarmImage};
 
 /// Starts the thread that keeps workers ready until the image is forgotten.
@@ -54,7 +54,8 @@ fn make(
     resident: Option<Resident>,
     template: Option<&Template>,
 ) -> Result<Set, RestoreError> {
-    let set = take(daemon, image, resident)?;
+    let taken = Workers::take(daemon, &image.manifest)?;
+    let set = Set { workers: taken.all.clone(), gpus: taken.gpus.clone(), resident, borrows: false };
     // A worker that is taken by a restore gets another action.
     for worker in &set.workers {
         let image = Arc::downgrade(image);
@@ -74,7 +75,8 @@ fn make(
         _ => set,
     };
     let mode = if resident == Some(Resident::Each) { Mode::Early } else { Mode::Warm };
-    let filled = fill(daemon, image, &set, mode).and_then(|()| match template {
+    let filled = taken.fill(daemon, &image.manifest, image.content(), mode, Vec::new());
+    let filled = filled.and_then(|_| match template {
         Some(template) if !set.borrows => copy_from(daemon, image, &set, template),
         _ => Ok(()),
     });
@@ -84,50 +86,11 @@ fn make(
 
 /// Loads the clients once, and keeps the memory that has their content. Its workers end: they have no purpose but that.
 fn make_template(daemon: &Daemon, image: &WarmImage) -> Result<Template, RestoreError> {
-    let set = take(daemon, image, None)?;
-    let template = fill(daemon, image, &set, Mode::Early).and_then(|()| {
-        let timeout = Timeout::WhileItWorks(daemon.config.timeouts.stall);
-        let clients = check::attached(&image.manifest).zip(&set.workers).map(|(record, worker)| {
-            let exported = worker.export_template(timeout);
-            exported.map_err(|error| RestoreError::Worker(check::name(record), error))
-        });
-        Ok(Template { clients: clients.collect::<Result<_, _>>()?, gpus: set.gpus.clone() })
-    });
-    set.end();
-    template
-}
-
-/// Workers for the clients of the image.
-fn take(daemon: &Daemon, image: &WarmImage, resident: Option<Resident>) -> Result<Set, RestoreError> {
-    let gpus = load::choose_gpus(daemon, &image.manifest, None)?;
-    let take = |settings: &_, gpus: Option<&[_]>| daemon.pool.take_in_advance(settings, gpus);
-    let workers = load::take_workers(&image.manifest, &gpus, take)?;
-    Ok(Set { workers, gpus, resident, borrows: false })
-}
-
-/// Has the workers load.
-fn fill(daemon: &Daemon, image: &WarmImage, set: &Set, mode: Mode) -> Result<(), RestoreError> {
-    let manifest = &image.manifest;
-    let attached: Vec<_> = set.workers.iter().map(|it| it.attached()).collect();
-    check::devices(manifest, &attached, daemon.config.restore.allowances)?;
-    let limit = daemon.config.timeouts.stall;
-    if load::share(manifest, &set.workers, limit)? {
-        return Err(RestoreError::SharesInAdvance);
-    }
-    let how = How { limits: daemon.config.clients.limits, mode, limit };
-    let jobs = check::attached(manifest).map(|record| Load::new(manifest, record, image.content(), how));
-    let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
-    // One after the other: each has all the machine's cores, and nobody waits.
-    for ((record, worker), job) in check::attached(manifest).zip(&set.workers).zip(jobs) {
-        let name = check::name(record);
-        let failed = |error| RestoreError::Worker(name.clone(), error);
-        job.run(worker).map_err(failed)?;
-        if mode == Mode::Early {
-            wait_for_content(worker, &name, limit, |_, _| ()).map_err(failed)?;
-        }
-        debug!(worker = worker.pid(), "{name} is loaded in advance");
-    }
-    Ok(())
+    let workers = Workers::take(daemon, &image.manifest)?;
+    let filled = workers.fill(daemon, &image.manifest, image.content(), Mode::Early, Vec::new());
+    let exported = filled.and_then(|_| workers.export(daemon, &image.manifest));
+    workers.end();
+    Ok(Template { clients: exported?, gpus: workers.gpus })
 }
 
 /// Has the workers borrow memory from the template when they load.

@@ -1,0 +1,88 @@
+//! Workers that load clients of an image before a restore of it begins.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rekindle_images::Manifest;
+use rekindle_wire::control::{LoadTimes, TemplatePiece};
+use tracing::debug;
+
+use super::super::Daemon;
+use super::super::content::wait_for_content;
+use super::super::grants::Uuid;
+use super::super::worker::{Timeout, Worker};
+use super::check;
+use super::error::RestoreError;
+use super::load::{self, Files, How, Load, Mode};
+use super::preload::Copied;
+
+/// A worker for each client of an image that needs one, in their order.
+pub(super) struct Workers {
+    pub(super) all: Vec<Arc<Worker>>,
+    /// The GPUs that were chosen for each client; none where a worker sees all.
+    pub(super) gpus: Vec<Option<Vec<Uuid>>>,
+}
+
+/// The physical pieces behind a client's content. Their descriptors keep the memory.
+pub(super) type Pieces = Vec<(TemplatePiece, OwnedFd)>;
+
+impl Workers {
+    /// Workers that have nothing of the clients yet.
+    pub(super) fn take(daemon: &Daemon, manifest: &Manifest) -> Result<Self, RestoreError> {
+        let gpus = load::choose_gpus(daemon, manifest, None)?;
+        let take = |settings: &_, gpus: Option<&[_]>| daemon.pool.take_in_advance(settings, gpus);
+        let all = load::take_workers(manifest, &gpus, take)?;
+        Ok(Self { all, gpus })
+    }
+
+    /// Has the workers load. What a client is copied from is in its place in `copied`, which may be shorter. Returns how long each took
+    /// to load content.
+    pub(super) fn fill(
+        &self,
+        daemon: &Daemon,
+        manifest: &Manifest,
+        files: &impl Files,
+        mode: Mode,
+        copied: Vec<Option<Copied>>,
+    ) -> Result<Vec<LoadTimes>, RestoreError> {
+        let attached: Vec<_> = self.all.iter().map(|it| it.attached()).collect();
+        check::devices(manifest, &attached, daemon.config.restore.allowances)?;
+        let limit = daemon.config.timeouts.stall;
+        if load::share(manifest, &self.all, limit)? {
+            return Err(RestoreError::SharesInAdvance);
+        }
+        let how = How { limits: daemon.config.clients.limits, mode, limit };
+        let mut copied = copied.into_iter();
+        let jobs = check::attached(manifest).map(|record| {
+            let load = Load::new(manifest, record, files, how)?;
+            Ok(Load { copied: copied.next().flatten(), ..load })
+        });
+        let jobs: Vec<_> = jobs.collect::<Result<_, RestoreError>>()?;
+        let mut times = Vec::new();
+        // One after the other: each has all the machine's cores, and nobody waits.
+        for ((record, worker), job) in check::attached(manifest).zip(&self.all).zip(jobs) {
+            let name = check::name(record);
+            let failed = |error| RestoreError::Worker(name.clone(), error);
+            job.run(worker).map_err(failed)?;
+            if mode == Mode::Early {
+                times.push(wait_for_content(worker, &name, limit, |_, _| ()).map_err(failed)?);
+            }
+            debug!(worker = worker.pid(), "{name} is loaded in advance");
+        }
+        Ok(times)
+    }
+
+    /// The memory that has the content of each client. The workers have loaded it.
+    pub(super) fn export(&self, daemon: &Daemon, manifest: &Manifest) -> Result<Vec<Pieces>, RestoreError> {
+        let timeout = Timeout::WhileItWorks(daemon.config.timeouts.stall);
+        let clients = check::attached(manifest).zip(&self.all).map(|(record, worker)| {
+            let exported = worker.export_template(timeout);
+            exported.map_err(|error| RestoreError::Worker(check::name(record), error))
+        });
+        clients.collect()
+    }
+
+    pub(super) fn end(&self) {
+        self.all.iter().for_each(|it| it.kill());
+    }
+}
