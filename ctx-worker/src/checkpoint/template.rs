@@ -59,9 +59,9 @@ impl Template {
         Self { pieces: pieces.collect(), taken: Vec::new(), depth: 0 }
     }
 
-    /// A template of an image that lies so deep below the one that is loaded.
-    pub(crate) fn below(depth: u32) -> Self {
-        Self { depth, ..Self::default() }
+    /// The template of an image that lies so deep below the one that is loaded.
+    pub(crate) fn of_depth(self, depth: u32) -> Self {
+        Self { depth, ..self }
     }
 
     /// Whether the template has this piece of content, if it has the memory at its addresses.

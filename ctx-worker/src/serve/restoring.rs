@@ -72,7 +72,7 @@ impl Server {
     /// Maps what a client is copied from. If that fails, its content is in files all the same.
     fn map_copied(&mut self, Copied { depth, template: pieces }: Copied) -> Template {
         let (pieces, files) = pieces.into_iter().unzip();
-        let mut template = Template::below(depth);
+        let mut template = Template::default().of_depth(depth);
         if let Err(why) = self.take_template(&mut template, pieces, files) {
             warn!("content that is on the devices already is loaded once more: {why}");
         }
