@@ -68,21 +68,23 @@ impl Session {
         Ok((session, accepted(reply)?))
     }
 
-    /// Asks a first question that takes as long as it takes. A descriptor comes with it.
-    pub(crate) fn open_long(socket: &Path, request: &Request, fd: RawFd) -> Result<(Self, Reply), Failure> {
+    /// Asks a first question that takes as long as it takes, without waiting for the answer. A descriptor comes with it.
+    pub(crate) fn begin(socket: &Path, request: &Request, fd: RawFd) -> Result<Self, Failure> {
         let session = Self(connect(socket)?);
-        let asked = || -> anyhow::Result<Reply> {
-            frame::send(&session.0, &Opening::new(request)?, &[], &[fd])?;
-            session.hear()
-        };
-        let reply = asked().with_context(|| format!("the daemon at {} does not answer", socket.display()))?;
-        Ok((session, accepted(reply)?))
+        let opening = Opening::new(request).map_err(anyhow::Error::from)?;
+        frame::send(&session.0, &opening, &[], &[fd]).map_err(anyhow::Error::from)?;
+        Ok(session)
     }
 
-    /// Asks again. A descriptor comes with it.
-    pub(crate) fn ask_with(&self, request: &Request, fd: RawFd) -> Result<Reply, Failure> {
-        frame::send(&self.0, request, &[], &[fd]).map_err(anyhow::Error::from)?;
-        accepted(self.hear()?)
+    /// Asks again. A descriptor comes with it. The answer may be a refusal.
+    pub(crate) fn ask_with(&self, request: &Request, fd: RawFd) -> anyhow::Result<Reply> {
+        frame::send(&self.0, request, &[], &[fd])?;
+        self.hear()
+    }
+
+    /// The connection.
+    pub(crate) fn stream(&self) -> &UnixStream {
+        &self.0
     }
 
     /// Asks again.
@@ -91,7 +93,8 @@ impl Session {
         accepted(self.hear()?)
     }
 
-    fn hear(&self) -> anyhow::Result<Reply> {
+    /// Waits for an answer, which may be a refusal.
+    pub(crate) fn hear(&self) -> anyhow::Result<Reply> {
         Ok(frame::receive(&self.0)?.body)
     }
 }

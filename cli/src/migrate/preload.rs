@@ -1,38 +1,52 @@
 //! Loading GPU memory at the host that the processes go to, while they run at the other.
 //!
-//! The daemon has the memory of one round on the GPU. When it restores the last image, workers copy there what has not changed since. A
-//! round that comes while the one before is still being loaded waits, and gives way to the next. What goes wrong is no failure of the
-//! migration: the restore loads all then.
+//! The daemon has the memory of one round on the GPU. When it restores the last image, workers copy there what it has already. A round
+//! that comes while the one before is still being loaded waits, and gives way to the next. What goes wrong is no failure of the migration:
+//! the restore loads all then.
 
 use std::fs::File;
+use std::net::Shutdown;
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rekindle_wire::control::Request;
 
 use crate::daemon::Session;
 
+/// How long the restore waits for a load that is under way. The processes stand still by then.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Loads rounds in a thread of its own.
 pub(super) struct Preloads {
     rounds: Sender<PathBuf>,
-    thread: JoinHandle<Option<Session>>,
+    ended: Receiver<Option<Session>>,
+    connection: Connection,
 }
 
+/// The connection to the daemon, which is closed if nobody waits any more.
+type Connection = Arc<Mutex<Option<UnixStream>>>;
+
 /// What is loaded for a restore, until this is dropped.
-pub(super) struct Preloaded(
-    #[expect(dead_code, reason = "the daemon keeps the memory as long as this is open")] Option<Session>,
-);
+pub(super) struct Preloaded {
+    _session: Option<Session>,
+}
 
 impl Preloads {
     /// None if there can be no thread.
     pub(super) fn start(socket: &Path) -> Option<Self> {
-        let (rounds, wanted) = mpsc::channel();
-        let socket = socket.to_owned();
-        let thread =
-            std::thread::Builder::new().name("preload".to_owned()).spawn(move || load(&socket, &wanted)).ok()?;
-        Some(Self { rounds, thread })
+        let ((rounds, wanted), (over, ended)) = (mpsc::channel(), mpsc::channel());
+        let (socket, connection) = (socket.to_owned(), Connection::default());
+        let of_thread = Arc::clone(&connection);
+        let work = move || {
+            // Nobody may wait any more.
+            let _ = over.send(load(&socket, &wanted, &of_thread));
+        };
+        std::thread::Builder::new().name("preload".to_owned()).spawn(work).ok()?;
+        Some(Self { rounds, ended, connection })
     }
 
     /// A round has come, whose image is in this directory.
@@ -41,16 +55,22 @@ impl Preloads {
         let _ = self.rounds.send(dir);
     }
 
-    /// No more rounds come. Waits until what is being loaded is there.
+    /// No more rounds come. Waits for what is being loaded, but not for long: then it is given up.
     pub(super) fn end(self) -> Preloaded {
         // The thread finds the end of the rounds before those that wait.
         let _ = self.rounds.send(PathBuf::new());
-        Preloaded(self.thread.join().ok().flatten())
+        let session = self.ended.recv_timeout(PATIENCE).unwrap_or_default();
+        if session.is_none()
+            && let Some(stream) = &*self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+        {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        Preloaded { _session: session }
     }
 }
 
 /// Loads the newest round, again and again, until no more come.
-fn load(socket: &Path, rounds: &Receiver<PathBuf>) -> Option<Session> {
+fn load(socket: &Path, rounds: &Receiver<PathBuf>, connection: &Connection) -> Option<Session> {
     let mut session: Option<Session> = None;
     while let Ok(first) = rounds.recv() {
         let newest = rounds.try_iter().last().unwrap_or(first);
@@ -59,11 +79,14 @@ fn load(socket: &Path, rounds: &Receiver<PathBuf>) -> Option<Session> {
         }
         let Ok(opened) = File::open(&newest) else { continue };
         let fd = opened.as_raw_fd();
-        // The daemon's log has the reason of a failure. An earlier round stays loaded then, as long as the connection is open.
-        match &session {
-            Some(session) => drop(session.ask_with(&Request::Preload, fd)),
-            None => session = Session::open_long(socket, &Request::Preload, fd).ok().map(|(session, _)| session),
-        }
+        // The daemon's log has the reason of a refusal. An earlier round stays loaded then, as long as the connection is open.
+        session = match session {
+            Some(session) => session.ask_with(&Request::Preload, fd).is_ok().then_some(session),
+            None => Session::begin(socket, &Request::Preload, fd).ok().and_then(|session| {
+                *connection.lock().unwrap_or_else(PoisonError::into_inner) = session.stream().try_clone().ok();
+                session.hear().is_ok().then_some(session)
+            }),
+        };
     }
     session
 }

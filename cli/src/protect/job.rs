@@ -39,6 +39,8 @@ pub(super) struct Job {
     looked: Option<Instant>,
     /// Whether it was restored, and the daemon has not told its workers since then.
     is_unknown: bool,
+    /// Whether one of its processes had lost its worker at the last look.
+    has_lost: bool,
 }
 
 /// What the daemon knows of a job.
@@ -49,6 +51,8 @@ pub(super) struct Clients {
     /// Bytes on the GPUs, and of pinned memory.
     pub(super) bytes: u64,
     workers: Vec<i32>,
+    /// Whether one of the processes has lost its worker.
+    lost: bool,
 }
 
 impl Clients {
@@ -68,6 +72,7 @@ impl Clients {
             gpus: (0..most).filter(|gpu| used(*gpu)).count(),
             bytes,
             workers: living.map(|it| it.worker).collect(),
+            lost: own.iter().any(|it| it.state == "lost"),
         })
     }
 }
@@ -140,7 +145,7 @@ impl Job {
         let conmon = conmon.and_then(|it| ended::process(it.state.conmon_pid));
         let (not_before, pause) = (Instant::now(), Duration::ZERO);
         let (workers, looked, is_unknown) = (Vec::new(), None, was_restored);
-        Self { process, container, conmon, not_before, pause, root, workers, looked, is_unknown }
+        Self { process, container, conmon, not_before, pause, root, workers, looked, is_unknown, has_lost: false }
     }
 
     /// Whether it was there when somebody began to watch it.
@@ -158,7 +163,7 @@ impl Job {
         let clients = Clients::of(socket, tree)?;
         let watched = |pid: &i32| Watched::new(ended::process(*pid)?);
         self.workers = clients.workers.iter().filter_map(watched).collect();
-        self.is_unknown = false;
+        (self.is_unknown, self.has_lost) = (false, clients.lost);
         Some(clients)
     }
 
@@ -177,11 +182,14 @@ impl Job {
         if root.has_ended() {
             return Some(match self.ending(folder)? {
                 // Its calls have failed since its worker died, and it has given up.
-                Ending::Exited(status) if status != 0 && self.a_worker_died() => Ending::WorkerLost,
+                Ending::Exited(status) if status != 0 && (self.has_lost || self.a_worker_died()) => Ending::WorkerLost,
                 // Or so it may be: its worker may have died before anybody knew that worker.
                 Ending::Exited(status) if status != 0 && self.is_unknown => Ending::Unseen,
                 ending => ending,
             });
+        }
+        if self.has_lost {
+            return Some(Ending::WorkerLost);
         }
         let ended: Vec<i32> = self.workers.iter().filter(|it| it.has_ended()).map(Watched::pid).collect();
         if ended.is_empty() {
@@ -292,9 +300,9 @@ mod tests {
         let of = |pids: &[i32]| Clients::among(&clients, &tree(pids));
         assert!(of(&[7]).is_none());
         let both = of(&[1, 2, 7]).unwrap();
-        assert_eq!((both.gpus, both.bytes, both.workers.as_slice()), (1, 7, &[101][..]));
+        assert_eq!((both.gpus, both.bytes, both.workers.as_slice(), both.lost), (1, 7, &[101][..], true));
         let all = of(&[1, 3]).unwrap();
-        assert_eq!((all.gpus, all.bytes), (2, 16));
+        assert_eq!((all.gpus, all.bytes, all.lost), (2, 16, false));
     }
 
     #[test]

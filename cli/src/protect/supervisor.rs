@@ -184,7 +184,9 @@ impl Supervisor {
         if self.job.as_ref().is_none_or(|it| it.process() != process) {
             let mut job = Job::watch(process, self.record.wishes.container.as_ref(), self.record.restores > 0);
             // The sooner the workers are known, the surer is how the job ends.
-            let _ = job.look(&self.record.wishes.socket, &job::tree(process.pid));
+            if let Some(clients) = job.look(&self.record.wishes.socket, &job::tree(process.pid)) {
+                self.record.gpus = clients.gpus.max(1);
+            }
             self.job = Some(job);
         }
         let wait = self.until_due().min(LOOK);

@@ -180,6 +180,10 @@ pub(crate) fn serve_needs(daemon: &Arc<Daemon>, client: &Client) {
         let makes_room = daemon.config.gpu.oversubscribe && worker.makes_room();
         match need {
             _ if worker.keeps() => daemon.moves.want(client_process),
+            // It tries again, and asks again if that is not enough.
+            Need::Room if worker.makes_room() && daemon.preloads.give_way() => {
+                worker.say(&WorkerRequest::Room { coming: false, how_much: false, again: true });
+            }
             Need::Room => daemon.copying.memory_pressure.needed_by(&worker, makes_room),
             Need::Free(free) if makes_room => daemon.oversubscription.wish(&worker, free),
             // Nobody has asked.

@@ -237,6 +237,9 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         Request::PreCopy { .. } if grants::contained(daemon, peer) => {
             message::fail(&stream, Failure::refused("a container may not dump"));
         }
+        Request::Preload if grants::contained(daemon, peer) => {
+            message::fail(&stream, Failure::refused("a container may not load GPU memory in advance"));
+        }
         Request::PreCopy { root } => {
             drop(pending);
             dump::pre_copy(daemon, &stream, (peer, body.wire), root, fds);

@@ -222,6 +222,14 @@ pub(crate) fn tree(root: i32) -> io::Result<Vec<i32>> {
     Ok(found)
 }
 
+/// The present time, as [`Process::start`] counts it.
+pub(crate) fn now() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let ticks = rustix::param::clock_ticks_per_second();
+    let (seconds, nanoseconds) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
+    seconds.saturating_mul(ticks).saturating_add(nanoseconds.saturating_mul(ticks) / 1_000_000_000)
+}
+
 /// The same as [`tree`] for a tree in which nothing runs, without reading every process, which takes 20 us each: the kernel's
 /// list of children is complete only then (proc(5)).
 pub(crate) fn frozen_tree(root: i32) -> io::Result<Vec<i32>> {
@@ -342,6 +350,16 @@ mod tests {
         let text = b"7 (a) Z 1 (b) c) S 5 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 4242 0 0";
         let stat = parse_stat(text).unwrap();
         assert_eq!((stat.parent, stat.start, stat.is_dead()), (5, 4242, false));
+    }
+
+    #[test]
+    fn a_process_has_started_before_now_and_the_next_one_has_not() {
+        let before = now();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process::with_pid(child.id() as i32).unwrap();
+        assert!(before <= process.start && process.start <= now());
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

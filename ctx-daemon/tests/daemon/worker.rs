@@ -378,11 +378,11 @@ impl Worker {
                 self.borrows = true;
                 self.reply(&WorkerReply::Done);
             }
-            WorkerRequest::CopyTemplate { .. } if self.dir.join("knows-no-copies").exists() => {
+            WorkerRequest::CopyTemplate if self.dir.join("knows-no-copies").exists() => {
                 self.failed("unknown variant `CopyTemplate`");
             }
-            WorkerRequest::CopyTemplate { depth } => {
-                self.note(&format!("CopyTemplate {depth}"));
+            WorkerRequest::CopyTemplate => {
+                self.note("CopyTemplate");
                 self.reply(&WorkerReply::Done);
             }
             WorkerRequest::TakeTemplate { pieces } => {

@@ -11,9 +11,11 @@
 //!
 //! What a restore can map before it replays the client's log is loaded while it replays the log.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rekindle_images::content::ContentKey;
 use rekindle_images::{DataReader, HashKey, PieceHash};
 use rekindle_wire::control::LoadTimes;
 
@@ -21,9 +23,10 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::access::hash::{self, BATCH_BYTES, MOST_PIECES};
 use crate::checkpoint::content::{ContentLoad, LoadProgress, Source, UnderWay};
 use crate::checkpoint::engine::{Engine, Fill, Part, small_thread};
+use crate::checkpoint::template::Template;
 use crate::gpu::Gpu;
 use crate::resources::device::Device;
-use crate::resources::job::EngineError;
+use crate::resources::job::{EngineError, Job};
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::vmm::aliases::{Alias, unmap_aliases};
 use crate::session::call::Call;
@@ -37,7 +40,7 @@ impl Checkpoint {
         &mut self,
         gpu: &mut Gpu,
         devices: &[Device],
-        source: Arc<Source>,
+        (source, template): (Source, Template),
         over: impl FnOnce() + Send + 'static,
     ) -> Result<(), NotLoaded> {
         let driver = gpu.driver;
@@ -46,6 +49,7 @@ impl Checkpoint {
         let prepared = engine.prepare(driver, &primaries);
         gpu.leave();
         prepared?;
+        let source = Arc::new(source);
         let of_thread = Arc::clone(&source);
         let (hand_over, handed_over) = std::sync::mpsc::channel::<Engine>();
         let (more, fills) = std::sync::mpsc::channel::<Arc<Fill>>();
@@ -54,7 +58,7 @@ impl Checkpoint {
             let mut took = Duration::ZERO;
             let result = fills.iter().try_for_each(|fill| {
                 let began = Instant::now();
-                let loaded = engine.load(driver, &fill, &of_thread.reader, &of_thread.template);
+                let loaded = engine.load(driver, &fill, &of_thread.reader);
                 took += began.elapsed();
                 loaded
             });
@@ -66,7 +70,8 @@ impl Checkpoint {
         let handed = self.engine.take().map(|engine| hand_over.send(engine));
         debug_assert!(matches!(handed, Some(Ok(()))));
         let (fills, aliases, times) = (Vec::new(), Vec::new(), LoadTimes::default());
-        self.content = ContentLoad::UnderWay(UnderWay { source, fills, aliases, more: Some(more), thread, times });
+        let more = Some(more);
+        self.content = ContentLoad::UnderWay(UnderWay { source, template, fills, aliases, more, thread, times });
         Ok(())
     }
 
@@ -89,15 +94,16 @@ impl Checkpoint {
     }
 
     /// Ends a load to which no more comes, since there is no memory for the rest. Waits for what is under way, and returns the source.
-    pub(crate) fn abandon_load(&mut self) -> Option<Source> {
-        let ContentLoad::UnderWay(UnderWay { source, more, thread, .. }) = std::mem::take(&mut self.content) else {
+    pub(crate) fn abandon_load(&mut self) -> Option<(Source, Template)> {
+        let ContentLoad::UnderWay(UnderWay { source, template, more, thread, .. }) = std::mem::take(&mut self.content)
+        else {
             return None;
         };
         drop(more);
         let (engine, _, _) = thread.join().ok().flatten()?;
         self.engine = Some(engine);
         // The thread has ended, so this is the only reference.
-        Arc::into_inner(source)
+        Arc::into_inner(source).map(|source| (source, template))
     }
 
     /// How far the load of the content is.
@@ -133,7 +139,7 @@ impl Checkpoint {
                 self.content = ContentLoad::Loaded(times);
                 Ok(times)
             }
-            ContentLoad::UnderWay(UnderWay { source, fills, aliases, more, thread, mut times }) => {
+            ContentLoad::UnderWay(UnderWay { source, mut template, fills, aliases, more, thread, mut times }) => {
                 drop(more);
                 let (engine, took, result) = thread.join().ok().flatten().ok_or(EngineError::Lost)?;
                 self.engine = Some(engine);
@@ -148,12 +154,11 @@ impl Checkpoint {
                 times.set = fills.iter().map(|fill| fill.set()).sum();
                 times.copied = fills.iter().map(|fill| fill.copied()).sum();
                 self.content = ContentLoad::Loaded(times);
+                template.release(call.driver());
                 // The thread has ended, so this is the only reference.
-                if let Some(mut source) = Arc::into_inner(source) {
-                    source.template.release(call.driver());
-                    if source.is_last_use {
-                        self.discarded.add(source.reader.into_files());
-                    }
+                let last = Arc::into_inner(source).filter(|it| it.is_last_use).map(|it| it.reader);
+                if let Some(reader) = last.and_then(Arc::into_inner) {
+                    self.discarded.add(reader.into_files());
                 }
                 Ok(times)
             }
@@ -169,48 +174,90 @@ impl Checkpoint {
         reader: &DataReader,
     ) -> Result<(), EngineError> {
         let HashKey::Content(key) = reader.key() else { return Ok(()) };
+        let parts: Vec<_> = fill.to_compare().collect();
+        let places: Vec<_> = parts.iter().map(|it| (it.job.device, it.job.address, it.job.length)).collect();
+        self.hash_places(call, devices, &key, &places, |number, hash| {
+            let part = parts[number];
+            if hash == part.piece.hash { Ok(()) } else { Err(what_is_wrong(part, reader)) }
+        })
+    }
+
+    /// Has parts copied on the device that the template has at their addresses, as far as it has the wanted content there: that is what
+    /// hashes tell.
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    pub(crate) fn copy_what_is_same(
+        &mut self,
+        call: &Call,
+        devices: &[Device],
+        (fill, template): (&mut Fill, &Template),
+        key: HashKey,
+    ) -> Result<(), EngineError> {
+        let HashKey::Content(key) = key else { return Ok(()) };
+        let place = |job: &Job| template.find(job.device, job.address, job.length);
+        let has = |part: &&Part| place(&part.job).is_some();
+        let wanted: Vec<_> = fill.to_compare().filter(has).map(|it| (it.job, it.piece.hash)).collect();
+        let places: Vec<_> = wanted.iter().filter_map(|(job, _)| Some((job.device, place(job)?, job.length))).collect();
+        let mut same = HashSet::new();
+        self.hash_places(call, devices, &key, &places, |number, hash| {
+            let (job, expected) = &wanted[number];
+            if hash == *expected {
+                same.insert((job.device, job.address));
+            }
+            Ok(())
+        })?;
+        fill.copy_from(|part| place(&part.job).filter(|_| same.contains(&(part.job.device, part.job.address))));
+        Ok(())
+    }
+
+    /// Hashes device memory, of each place a device, an address and a length, and tells the number and the hash of each.
+    fn hash_places(
+        &mut self,
+        call: &Call,
+        devices: &[Device],
+        key: &ContentKey,
+        places: &[(usize, u64, u64)],
+        mut tell: impl FnMut(usize, PieceHash) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
         let driver = call.driver();
-        self.hasher.set_key(driver, &key)?;
+        self.hasher.set_key(driver, key)?;
         for (ordinal, device) in devices.iter().enumerate() {
             self.hasher.prepare(driver, (ordinal, device.device), device.primary)?;
-            let parts: Vec<_> = fill.to_compare().filter(|it| it.job.device == ordinal).collect();
-            let mut rest = &parts[..];
+            let here: Vec<_> = (0..places.len()).filter(|number| places[*number].0 == ordinal).collect();
+            let mut rest = &here[..];
             while !rest.is_empty() {
                 let mut sum = 0_u64;
-                let fits = |part: &&&Part| {
-                    sum += part.job.length;
+                let fits = |number: &&usize| {
+                    sum += places[**number].2;
                     sum <= BATCH_BYTES
                 };
                 let count = rest.iter().take(MOST_PIECES).take_while(fits).count();
                 let (batch, behind) = rest.split_at(count.max(1));
-                self.compare_batch(call, ordinal, batch, reader)?;
+                let hashes = self.hash_some(call, ordinal, batch.iter().map(|number| places[*number]))?;
+                batch.iter().zip(hashes).try_for_each(|(number, hash)| tell(*number, hash))?;
                 rest = behind;
             }
         }
         Ok(())
     }
 
-    fn compare_batch(
+    fn hash_some(
         &mut self,
         call: &Call,
         ordinal: usize,
-        batch: &[&Part],
-        reader: &DataReader,
-    ) -> Result<(), EngineError> {
+        places: impl Iterator<Item = (usize, u64, u64)>,
+    ) -> Result<Vec<PieceHash>, EngineError> {
         let (driver, processors) = (call.driver(), call.session.processors(ordinal));
-        let pieces: Vec<_> =
-            batch.iter().map(|it| hash::Piece { source: it.job.address, target: 0, length: it.job.length }).collect();
+        let pieces: Vec<_> = places.map(|(_, source, length)| hash::Piece { source, target: 0, length }).collect();
         let table = self.hasher.table(driver, ordinal, &pieces)?.ok_or(EngineError::NotHashed)?;
-        // SAFETY: the jobs' memory is mapped, and nothing writes it any more; nothing is copied.
+        // SAFETY: the memory is mapped, and nothing writes it any more; nothing is copied.
         unsafe { self.hasher.enqueue(driver, (ordinal, processors), &table, false)? };
         let hashes = self.hasher.fetch(driver, ordinal, &table)?;
-        if hashes.len() != batch.len() {
+        if hashes.len() != pieces.len() {
             return Err(EngineError::NotHashed);
         }
-        match batch.iter().zip(hashes).find(|(part, hash)| PieceHash::from(*hash) != part.piece.hash) {
-            None => Ok(()),
-            Some((part, _)) => Err(what_is_wrong(part, reader)),
-        }
+        Ok(hashes.into_iter().map(PieceHash::from).collect())
     }
 }
 

@@ -16,9 +16,7 @@ use crate::resources::vmm::aliases::Alias;
 
 /// Where content comes from that is about to be loaded.
 pub(crate) struct Source {
-    pub(crate) reader: DataReader,
-    /// Content that is on the devices already.
-    pub(crate) template: Template,
+    pub(crate) reader: Arc<DataReader>,
     /// Whether the files are of no use after the load, and nobody else has them.
     pub(crate) is_last_use: bool,
 }
@@ -72,6 +70,8 @@ pub(crate) type Ended = (Engine, Duration, Result<(), EngineError>);
 /// A load that is under way.
 pub(crate) struct UnderWay {
     pub(crate) source: Arc<Source>,
+    /// Content that is on the devices already.
+    pub(crate) template: Template,
     /// What is loaded, one after the other.
     pub(crate) fills: Vec<Arc<Fill>>,
     /// Mappings through which pieces are filled, and which the load removes at its end.

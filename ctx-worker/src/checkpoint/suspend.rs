@@ -159,8 +159,10 @@ impl Checkpoint {
             job.array.is_none() && device.is_some_and(|it| it.memory.borrowed_at(job.address).is_some())
         });
         let template = std::mem::take(&mut kept.template);
-        let source = Arc::new(Source { reader, template, is_last_use: kept.origin == Origin::Suspension });
-        self.begin_load(&mut layers.call.gpu, &layers.memory.devices, source, over)?;
+        // It is of the same image.
+        fill.copy_from(|part| template.find(part.job.device, part.job.address, part.job.length));
+        let source = Source { reader: Arc::new(reader), is_last_use: kept.origin == Origin::Suspension };
+        self.begin_load(&mut layers.call.gpu, &layers.memory.devices, (source, template), over)?;
         let later = fill.split_off(|job| job.array.is_none() && rest.get(job.device).is_some_and(|it| holds(it, job)));
         self.load_more(fill);
         enter_any(layers.call, layers.memory);
@@ -169,8 +171,8 @@ impl Checkpoint {
             unmap_aliases(driver, &aliases);
             enter_any(layers.call, layers.memory);
             release(layers.memory, driver, true)?;
-            let Source { reader, template, .. } = source.ok_or(EngineError::Lost)?;
-            (kept.reader, kept.template) = (Some(reader), template);
+            let (Source { reader, .. }, template) = source.ok_or(EngineError::Lost)?;
+            (kept.reader, kept.template) = (Arc::into_inner(reader), template);
             return Err(error.into());
         }
         layers.call.gpu.leave();

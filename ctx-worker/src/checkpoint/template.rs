@@ -10,12 +10,12 @@
 //!
 //! A client never meets a template: the mappings are gone before its first command.
 //!
-//! The template of a `CopyTemplate` is of an image that the restored one builds on. What has changed since then is loaded.
+//! The template of a `CopyTemplate` is of an image that the restored one builds on. Content may have changed since, or have moved within the
+//! client's memory: the device hashes what the template has, and only what has the wanted hash is copied.
 
 use std::os::fd::OwnedFd;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_images::Piece;
 use rekindle_wire::control::TemplatePiece;
 use rekindle_wire::window;
 use tracing::warn;
@@ -27,6 +27,45 @@ use crate::resources::device::Device;
 use crate::resources::ipc;
 use crate::resources::memory::borrowed::TemplateError;
 
+/// Pieces with the driver's handles of them, which are mapped nowhere: what lies where does not depend on them.
+#[derive(Debug, Default)]
+pub(crate) struct Imported(Vec<(TemplatePiece, u64)>);
+
+impl Imported {
+    /// Imports pieces.
+    ///
+    /// # Errors
+    /// The pieces before the one that failed are imported.
+    pub(crate) fn take(
+        &mut self,
+        driver: &Driver,
+        devices: &[Device],
+        pieces: Vec<TemplatePiece>,
+        files: Vec<OwnedFd>,
+    ) -> Result<(), TemplateError> {
+        if pieces.len() != files.len() {
+            return Err(TemplateError::NoDescriptors);
+        }
+        for (piece, file) in pieces.into_iter().zip(files) {
+            let is_piece = piece.size.is_multiple_of(MEMORY_GRANULARITY) && (1..=MOST).contains(&piece.size);
+            let is_here = (piece.device as usize) < devices.len();
+            if !is_piece || !is_here || piece.address.checked_add(piece.size).is_none() {
+                return Err(TemplateError::Unfit);
+            }
+            self.0.push((piece, ipc::import(driver, &file).map_err(TemplateError::NotImported)?));
+        }
+        Ok(())
+    }
+
+    /// Releases pieces that nobody wants.
+    pub(crate) fn release(self, driver: &Driver) {
+        for (_, real) in self.0 {
+            // SAFETY: imported in `take`, and mapped nowhere.
+            let _ = unsafe { (driver.cuMemRelease)(real) };
+        }
+    }
+}
+
 /// The largest piece that is taken. Clients may make large pieces of their own.
 const MOST: u64 = window::CLONE_SIZE;
 
@@ -37,8 +76,6 @@ pub(crate) struct Template {
     pieces: Vec<Mapped>,
     /// The bytes that are mapped for each device.
     taken: Vec<u64>,
-    /// Only content in data files of this depth or more is the template's: the image builds on the one that it was loaded from.
-    depth: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -49,24 +86,15 @@ struct Mapped {
     /// Where the piece is mapped here, and the driver's handle of it.
     at: u64,
     real: u64,
+    device: usize,
 }
 
 impl Template {
     /// A template of pieces that lie where they are said to: an address in a client, a size, and an address here.
     #[cfg(test)]
     pub(crate) fn imagined(pieces: &[(u64, u64, u64)]) -> Self {
-        let pieces = pieces.iter().map(|&(address, size, at)| Mapped { address, size, at, real: 0 });
-        Self { pieces: pieces.collect(), taken: Vec::new(), depth: 0 }
-    }
-
-    /// The template of an image that lies so deep below the one that is loaded.
-    pub(crate) fn of_depth(self, depth: u32) -> Self {
-        Self { depth, ..self }
-    }
-
-    /// Whether the template has this piece of content, if it has the memory at its addresses.
-    pub(crate) fn is_of(&self, piece: &Piece) -> bool {
-        piece.storage.place().is_some_and(|(file, _)| file.depth >= self.depth)
+        let pieces = pieces.iter().map(|&(address, size, at)| Mapped { address, size, at, real: 0, device: 0 });
+        Self { pieces: pieces.collect(), taken: Vec::new() }
     }
 
     /// Imports pieces and maps them where they can be read.
@@ -80,20 +108,29 @@ impl Template {
         pieces: Vec<TemplatePiece>,
         files: Vec<OwnedFd>,
     ) -> Result<(), TemplateError> {
-        if pieces.len() != files.len() {
-            return Err(TemplateError::NoDescriptors);
-        }
-        for (piece, file) in pieces.into_iter().zip(files) {
+        let mut imported = Imported::default();
+        let result = imported.take(driver, devices, pieces, files);
+        self.map(driver, devices, imported).and(result)
+    }
+
+    /// Maps imported pieces where they can be read.
+    ///
+    /// # Errors
+    /// The pieces before the one that failed are mapped, and those behind it are released.
+    pub(crate) fn map(
+        &mut self,
+        driver: &Driver,
+        devices: &[Device],
+        mut imported: Imported,
+    ) -> Result<(), TemplateError> {
+        let mut pieces = std::mem::take(&mut imported.0).into_iter();
+        let mapped = pieces.by_ref().try_for_each(|(piece, real)| {
             let ordinal = piece.device as usize;
             let device = devices.get(ordinal).ok_or(TemplateError::Unfit)?;
-            let is_piece = piece.size.is_multiple_of(MEMORY_GRANULARITY) && (1..=MOST).contains(&piece.size);
-            if !is_piece || piece.address.checked_add(piece.size).is_none() {
-                return Err(TemplateError::Unfit);
-            }
-            let real = ipc::import(driver, &file).map_err(TemplateError::NotImported)?;
-            self.add(driver, (device.device, ordinal), (piece.address, piece.size, real))?;
-        }
-        Ok(())
+            self.add(driver, (device.device, ordinal), (piece.address, piece.size, real))
+        });
+        Imported(pieces.collect()).release(driver);
+        mapped
     }
 
     /// Maps a piece where it can be read: the address of its content in a client, its size, and the driver's handle.
@@ -113,17 +150,17 @@ impl Template {
         }
         map(driver, (real, size), base + taken, device)?;
         let place = self.pieces.partition_point(|it| it.address < address);
-        self.pieces.insert(place, Mapped { address, size, at: base + taken, real });
+        self.pieces.insert(place, Mapped { address, size, at: base + taken, real, device: ordinal });
         self.taken[ordinal] += size;
         Ok(())
     }
 
-    /// Where the content of these addresses lies here; none if it is not wholly in one piece.
-    pub(crate) fn find(&self, address: u64, length: u64) -> Option<u64> {
+    /// Where the content of these addresses lies here, of memory of a device; none if it is not wholly in one piece.
+    pub(crate) fn find(&self, device: usize, address: u64, length: u64) -> Option<u64> {
         let place = self.pieces.partition_point(|it| it.address <= address).checked_sub(1)?;
-        let Mapped { address: start, size, at, .. } = *self.pieces.get(place)?;
+        let Mapped { address: start, size, at, device: has, .. } = *self.pieces.get(place)?;
         let offset = address - start;
-        (offset.checked_add(length)? <= size).then_some(at + offset)
+        (has == device && offset.checked_add(length)? <= size).then_some(at + offset)
     }
 
     /// Unmaps and releases all pieces. Nothing reads them any more.
@@ -200,12 +237,13 @@ mod tests {
     #[test]
     fn content_is_found_where_one_piece_has_all_of_it() {
         let template = Template::imagined(&[(100, 50, 1000), (150, 10, 2000)]);
-        assert_eq!(template.find(100, 50), Some(1000));
-        assert_eq!(template.find(120, 30), Some(1020));
-        assert_eq!(template.find(150, 10), Some(2000));
+        assert_eq!(template.find(0, 100, 50), Some(1000));
+        assert_eq!(template.find(0, 120, 30), Some(1020));
+        assert_eq!(template.find(0, 150, 10), Some(2000));
+        assert_eq!(template.find(1, 100, 50), None);
         for (address, length) in [(99, 1), (140, 11), (160, 1), (120, u64::MAX)] {
-            assert_eq!(template.find(address, length), None, "{address} {length}");
+            assert_eq!(template.find(0, address, length), None, "{address} {length}");
         }
-        assert_eq!(Template::default().find(0, 1), None);
+        assert_eq!(Template::default().find(0, 0, 1), None);
     }
 }

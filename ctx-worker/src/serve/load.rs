@@ -11,7 +11,7 @@ use rekindle_wire::Dialect;
 use rekindle_wire::codec::Reader;
 use rekindle_wire::command::{self, LoadCode};
 use rekindle_wire::control::{LOAD_STEPS, LoadTimes};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::checkpoint::borrowing;
 use crate::checkpoint::content::Source;
@@ -20,8 +20,8 @@ use crate::checkpoint::load::{
     check_pieces, compare_globals, content, content_besides_plain, content_of_plain, read_mapped, restore_parts,
     restore_plain, restore_pools, stored_of_plain,
 };
-use crate::checkpoint::suspend::{Kept, Origin};
-use crate::checkpoint::template::Template;
+use crate::checkpoint::suspend::{Kept, Origin, enter_any};
+use crate::checkpoint::template::{Imported, Template};
 use crate::resources::code_reserve;
 use crate::resources::code_store::Image;
 use crate::resources::job::EngineError;
@@ -36,52 +36,69 @@ use crate::serve::state::Lent;
 use crate::session::state::{self, Mapped, State};
 
 impl Executor {
-    /// Restores everything except the memory that the client shares, and begins to load the content of device memory, from the files or,
-    /// where it has it, from the template. `begins`
-    /// is called at the beginning of each of [`LOAD_STEPS`], and `over` when the content is there, or could not be loaded. After
-    /// an error the worker cannot be used any more.
+    /// Restores everything except the memory that the client shares, and begins to load the content of device memory. What a template
+    /// has of it is copied. `begins` is called at the beginning of each of [`LOAD_STEPS`], and `over` when the content is there, or
+    /// could not be loaded. After an error the worker cannot be used any more.
     pub(crate) fn load_client(
         &mut self,
         client: &Client,
-        (reader, template): (DataReader, Template),
+        (reader, imported): (DataReader, Option<Imported>),
         code: Vec<(String, File)>,
         begins: impl Fn(&'static str),
         over: impl FnOnce() + Send + 'static,
     ) -> Result<(), NotLoaded> {
         let key = reader.key();
-        let source = Arc::new(Source { reader, template, is_last_use: false });
-        let mut over = Some(over);
-        let early = |executor: &mut Self| match over.take() {
-            Some(over) => executor.load_plain(client, Arc::clone(&source), over).map(|()| true),
+        let (mut over, reader) = (Some(over), Arc::new(reader));
+        let early = |executor: &mut Self| match over.take_if(|_| imported.is_none()) {
+            Some(over) => executor.load_plain(client, Arc::clone(&reader), over).map(|()| true),
             None => Ok(false),
         };
         let early = Early { bytes: stored_of_plain(client), begin: early };
-        let (aliases, times) = self.prepare_client(client, &source.reader, code, early, |_| Ok(()), begins)?;
+        let (aliases, times) = self.prepare_client(client, &reader, code, early, |_| Ok(()), begins)?;
+        let template = self.map_template(imported);
         let (mut layers, checkpoint) = self.layers();
         let rest = match over {
             None => content_besides_plain(&layers, client, key)?,
             Some(over) => {
+                let mut all = content(&layers, client, key)?;
                 let Layers { call, memory, .. } = &mut layers;
-                checkpoint.begin_load(&mut call.gpu, &memory.devices, source, over)?;
-                content(&layers, client, key)?
+                checkpoint.copy_what_is_same(call, &memory.devices, (&mut all, &template), key)?;
+                call.gpu.leave();
+                let source = Source { reader, is_last_use: false };
+                checkpoint.begin_load(&mut call.gpu, &memory.devices, (source, template), over)?;
+                all
             }
         };
         checkpoint.load_rest(rest, aliases, times);
         Ok(())
     }
 
+    /// Maps a template. What cannot be mapped is loaded from the files.
+    fn map_template(&mut self, imported: Option<Imported>) -> Template {
+        let mut template = Template::default();
+        let Some(imported) = imported else { return template };
+        let Self { call, memory, .. } = self;
+        enter_any(call, memory);
+        if let Err(why) = template.map(call.driver(), &memory.devices, imported) {
+            warn!("content that is on the devices already is loaded once more: {why}");
+        }
+        call.gpu.leave();
+        template
+    }
+
     /// Maps plain allocations, and begins to load their content.
     fn load_plain(
         &mut self,
         client: &Client,
-        source: Arc<Source>,
+        reader: Arc<DataReader>,
         over: impl FnOnce() + Send + 'static,
     ) -> Result<(), NotLoaded> {
         self.enter_real(self.memory.first_primary())?;
         restore_plain(&mut self.memory, self.call.gpu.driver, client)?;
-        let fill = content_of_plain(&self.memory, client, source.reader.key())?;
+        let fill = content_of_plain(&self.memory, client, reader.key())?;
         let (Layers { call, memory, .. }, checkpoint) = self.layers();
-        checkpoint.begin_load(&mut call.gpu, &memory.devices, source, over)?;
+        let source = Source { reader, is_last_use: false };
+        checkpoint.begin_load(&mut call.gpu, &memory.devices, (source, Template::default()), over)?;
         checkpoint.load_more(fill);
         Ok(())
     }

@@ -36,7 +36,7 @@ use crate::serve::channel::{self, Asker, Channel, Event};
 use crate::serve::executor::Executor;
 use crate::serve::refusal::Refusal;
 use crate::serve::silence;
-use crate::serve::state::{Closed, Copied, How, Spare, State};
+use crate::serve::state::{Closed, How, Spare, State};
 use crate::serve::title;
 use crate::transition::{Machine, step};
 
@@ -551,12 +551,15 @@ impl Server {
             }
             (WorkerRequest::Borrow, State::Spare(spare)) => self.borrow(spare, &blob),
             (WorkerRequest::Borrow, State::Warm(warm)) => self.borrow_less(warm, &blob),
-            (WorkerRequest::CopyTemplate { depth }, State::Spare(mut spare)) => {
-                spare.copied = Some(Box::new(Copied { depth, template: Vec::new() }));
+            (WorkerRequest::CopyTemplate, State::Spare(mut spare)) => {
+                spare.template.get_or_insert_default();
                 (State::Spare(spare), done(Ok(())))
             }
             (WorkerRequest::TakeTemplate { pieces }, State::Spare(mut spare)) => {
-                let taken = spare.take_template(pieces, fds);
+                let taken = match &mut spare.lent {
+                    Some(lent) => lent.take(pieces, fds),
+                    None => self.import(&mut spare, pieces, fds),
+                };
                 (State::Spare(spare), done(taken))
             }
             (WorkerRequest::TakeTemplate { pieces }, State::Warm(mut warm)) => {

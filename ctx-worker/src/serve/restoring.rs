@@ -12,7 +12,7 @@ use rekindle_wire::attach::{Attach, Pinned};
 use rekindle_wire::control::{Learned, TemplatePiece, WorkerReply};
 use rekindle_wire::frame::MAX_FDS;
 use rekindle_wire::ring::Consumer;
-use tracing::{error, info, warn};
+use tracing::{error, info};
 
 use crate::checkpoint::borrowing::Borrowing;
 use crate::checkpoint::content::LoadProgress;
@@ -24,21 +24,18 @@ use crate::serve::executor::Executor;
 use crate::serve::keeper;
 use crate::serve::refusal::Refusal;
 use crate::serve::request_loop::{Answered, Server, done, or_failed};
-use crate::serve::state::{Connected, Copied, Lent, Loaded, Predecessor, Spare, State, Warm};
+use crate::serve::state::{Connected, Lent, Loaded, Predecessor, Spare, State, Warm};
 
 /// The number of a template's pieces, and some of them with their descriptors.
 type Exported = (usize, Vec<(TemplatePiece, OwnedFd)>);
 
-impl Spare {
+impl Lent {
     /// Keeps pieces of the template until the client is loaded.
-    pub(super) fn take_template(&mut self, pieces: Vec<TemplatePiece>, files: Vec<OwnedFd>) -> Result<(), Refusal> {
-        let lent = self.lent.as_mut().map(|it| &mut it.template);
-        let template = lent.or(self.copied.as_mut().map(|it| &mut it.template));
-        let template = template.ok_or(Refusal::Lacks("a template came, and nothing that says what it is for"))?;
+    pub(super) fn take(&mut self, pieces: Vec<TemplatePiece>, files: Vec<OwnedFd>) -> Result<(), Refusal> {
         if pieces.len() != files.len() {
             return Err(TemplateError::NoDescriptors.into());
         }
-        template.extend(pieces.into_iter().zip(files));
+        self.template.extend(pieces.into_iter().zip(files));
         Ok(())
     }
 }
@@ -56,27 +53,33 @@ impl Server {
         let reader = DataReader::new(key, spare.data);
         let client = Client::from_bytes(blob)?;
         let code = spare.code.into_iter().map(|(hash, file)| (hash, channel::file(file))).collect();
-        let template = spare.copied.map(|it| self.map_copied(*it)).unwrap_or_default();
         let channel = Arc::clone(&self.channel);
         let over = move || {
             channel.tell(Event::LoadOver);
         };
         let begins = self.says_steps(steps);
-        self.executor.load_client(&client, (reader, template), code, begins, over)?;
+        self.executor.load_client(&client, (reader, spare.template), code, begins, over)?;
         if !early {
             self.executor.end_load()?;
         }
         Ok(Loaded { client: Box::new(client), pinned: Vec::new() })
     }
 
-    /// Maps what a client is copied from. If that fails, its content is in files all the same.
-    fn map_copied(&mut self, Copied { depth, template: pieces }: Copied) -> Template {
-        let (pieces, files) = pieces.into_iter().unzip();
-        let mut template = Template::default().of_depth(depth);
-        if let Err(why) = self.take_template(&mut template, pieces, files) {
-            warn!("content that is on the devices already is loaded once more: {why}");
-        }
-        template
+    /// Imports pieces of a template from which a client is copied that is not loaded yet. They are mapped when its log is replayed: before
+    /// that, mappings would change where things lie.
+    pub(super) fn import(
+        &mut self,
+        spare: &mut Spare,
+        pieces: Vec<TemplatePiece>,
+        files: Vec<OwnedFd>,
+    ) -> Result<(), Refusal> {
+        let lacks = Refusal::Lacks("a template came, and no word on what it is for");
+        let imported = spare.template.as_mut().ok_or(lacks)?;
+        let Executor { call, memory, .. } = &mut self.executor;
+        enter_any(call, memory);
+        let taken = imported.take(call.driver(), &memory.devices, pieces, files);
+        call.gpu.leave();
+        Ok(taken?)
     }
 
     /// What is called at the beginning of each step of a load: the daemon hears of it, if it has asked.

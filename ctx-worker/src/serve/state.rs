@@ -52,6 +52,7 @@ use rekindle_wire::ring::Consumer;
 
 use crate::checkpoint::borrowing::Borrowing;
 use crate::checkpoint::suspend::Kept;
+use crate::checkpoint::template::Imported;
 use crate::schedule::rest;
 use crate::transition::machine;
 
@@ -119,14 +120,8 @@ pub(crate) struct Spare {
     pub(crate) code: Vec<(String, OwnedFd)>,
     /// For a client that is to borrow memory from a template.
     pub(crate) lent: Option<Box<Lent>>,
-    /// For a client that is to copy from a template.
-    pub(crate) copied: Option<Box<Copied>>,
-}
-
-/// What a client is copied from, as far as its content lies in data files of a depth.
-pub(crate) struct Copied {
-    pub(crate) depth: u32,
-    pub(crate) template: Vec<(TemplatePiece, OwnedFd)>,
+    /// For a client that is to copy what a template has of it.
+    pub(crate) template: Option<Imported>,
 }
 
 /// What a client borrows memory from.

@@ -257,12 +257,9 @@ pub enum WorkerRequest {
         /// The pieces.
         pieces: Vec<TemplatePiece>,
     },
-    /// The client that `Load` brings was partly loaded before. Its content in files of this depth or more is also that of the pieces that
-    /// `TakeTemplate` brings after this, from which it is copied. An older worker fails to, and loads all of it.
-    CopyTemplate {
-        /// [`DataFile::depth`].
-        depth: u32,
-    },
+    /// The pieces that `TakeTemplate` brings after this have content of the client that `Load` brings, or of its former self: copy from
+    /// there what has the wanted hash. An older worker refuses this, and loads all.
+    CopyTemplate,
     /// Map large pieces of the template, which `TakeTemplate` brings after this, instead of copying them: for reading only, until
     /// the client writes there. Comes with what other clients of the image have taught as the blob, a [`super::Learned`] in JSON.
     /// Sent again before `BringBack`, with what was learned meanwhile. Only for workers of [`LENDS`] or later.

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rekindle_images::Manifest;
 use rekindle_wire::control::{LoadTimes, TemplatePiece};
@@ -14,7 +15,11 @@ use super::super::worker::{Timeout, Worker};
 use super::check;
 use super::error::RestoreError;
 use super::load::{self, Files, How, Load, Mode};
-use super::preload::Copied;
+use super::preload::ToCopy;
+
+/// How long workers that were killed may take to end, and how often this looks.
+const ENDS: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(2);
 
 /// A worker for each client of an image that needs one, in their order.
 pub(super) struct Workers {
@@ -35,7 +40,7 @@ impl Workers {
         Ok(Self { all, gpus })
     }
 
-    /// Has the workers load. What a client is copied from is in its place in `copied`, which may be shorter. Returns how long each took
+    /// Has the workers load. What a client can copy is in its place in `to_copy`, which may be shorter. Returns how long each took
     /// to load content.
     pub(super) fn fill(
         &self,
@@ -43,7 +48,7 @@ impl Workers {
         manifest: &Manifest,
         files: &impl Files,
         mode: Mode,
-        copied: Vec<Option<Copied>>,
+        to_copy: Vec<Option<ToCopy>>,
     ) -> Result<Vec<LoadTimes>, RestoreError> {
         let attached: Vec<_> = self.all.iter().map(|it| it.attached()).collect();
         check::devices(manifest, &attached, daemon.config.restore.allowances)?;
@@ -52,10 +57,10 @@ impl Workers {
             return Err(RestoreError::SharesInAdvance);
         }
         let how = How { limits: daemon.config.clients.limits, mode, limit };
-        let mut copied = copied.into_iter();
+        let mut to_copy = to_copy.into_iter();
         let jobs = check::attached(manifest).map(|record| {
             let load = Load::new(manifest, record, files, how)?;
-            Ok(Load { copied: copied.next().flatten(), ..load })
+            Ok(Load { to_copy: to_copy.next().flatten(), ..load })
         });
         let jobs: Vec<_> = jobs.collect::<Result<_, RestoreError>>()?;
         let mut times = Vec::new();
@@ -84,5 +89,14 @@ impl Workers {
 
     pub(super) fn end(&self) {
         self.all.iter().for_each(|it| it.kill());
+    }
+
+    /// The same, and waits a while until they are gone.
+    pub(super) fn end_and_wait(&self) {
+        self.end();
+        let began = Instant::now();
+        while self.all.iter().any(|it| it.process().is_alive()) && began.elapsed() < ENDS {
+            std::thread::sleep(LOOK);
+        }
     }
 }

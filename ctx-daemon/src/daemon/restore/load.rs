@@ -18,7 +18,7 @@ use super::super::spawn::Settings;
 use super::super::worker::{Timeout, Worker, WorkerError};
 use super::super::{Daemon, at_once, sys, thread};
 use super::error::RestoreError;
-use super::preload::Copied;
+use super::preload::ToCopy;
 use super::state::Restore;
 use super::warm::{Content, Loading};
 use super::{check, place};
@@ -127,11 +127,11 @@ impl Work {
         worker: &Worker,
         files: &impl Files,
         how: How,
-        copied: Option<Copied>,
+        to_copy: Option<ToCopy>,
     ) -> Result<Self, RestoreError> {
         let mode = if worker.loads_beside() { how.mode } else { Mode::Whole };
         let load = Load::new(manifest, record, files, How { mode, ..how })?;
-        Ok(Self::Load(Load { copied, ..load }))
+        Ok(Self::Load(Load { to_copy, ..load }))
     }
 
     fn run(self, worker: &Worker) -> Result<(), WorkerError> {
@@ -258,8 +258,8 @@ pub(in crate::daemon) struct Load {
     pub(in crate::daemon) data: Vec<(DataFile, OwnedFd)>,
     pub(in crate::daemon) code: Vec<CodeFile>,
     pub(in crate::daemon) how: How,
-    /// What was loaded before.
-    pub(in crate::daemon) copied: Option<Copied>,
+    /// What is on the GPU already.
+    pub(in crate::daemon) to_copy: Option<ToCopy>,
 }
 
 /// A hash of code, and the file with the code.
@@ -281,14 +281,14 @@ impl Load {
             data: data.collect::<Result<_, RestoreError>>()?,
             code: code.collect::<Result<_, RestoreError>>()?,
             how,
-            copied: None,
+            to_copy: None,
         })
     }
 
     pub(in crate::daemon) fn run(self, worker: &Worker) -> Result<(), WorkerError> {
         let timeout = Timeout::WhileItWorks(self.how.limit);
-        if let Some(copied) = &self.copied {
-            copied.tell(worker, timeout)?;
+        if let Some(it) = &self.to_copy {
+            it.tell(worker, timeout)?;
         }
         // The last message has room for the rest of both lists.
         let (data_before, data) = split(&self.data, 0);

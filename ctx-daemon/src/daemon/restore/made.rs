@@ -203,14 +203,17 @@ impl Made {
     pub(super) fn kill(&self) {
         let mut known = lock(&self.known);
         known.ended = true;
-        for root in known.roots.iter().filter(|it| it.is_alive()) {
+        for root in &known.roots {
+            let before = process::now();
+            if !root.is_alive() {
+                continue;
+            }
             warn!(root = root.pid, "killing the processes of a restore that was given up");
             let tree = process::tree(root.pid).unwrap_or_default();
             let tree: Vec<_> = tree.into_iter().filter_map(|pid| Process::with_pid(pid).ok()).collect();
-            // If the root has ended meanwhile, a process of the next restore may have its number.
-            if root.is_alive() {
-                tree.iter().for_each(Process::kill);
-            }
+            // If the root has ended meanwhile, a later process may have its number, and what is below that is none of this restore's.
+            let is_whole = root.is_alive();
+            tree.iter().filter(|it| is_whole || it.start < before).for_each(Process::kill);
         }
     }
 }

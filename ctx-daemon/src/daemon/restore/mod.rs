@@ -298,16 +298,11 @@ impl Checking {
                 // An importer's commands would not wait for content that another worker loads.
                 let mode = if early && !shared { Mode::Early } else { Mode::Whole };
                 let how = load::How { limits: daemon.config.clients.limits, mode, limit };
-                let mut copied = daemon.preloads.take(&image, &gpus);
-                if !copied.is_empty() && preload::shortage(manifest, &workers, |needed| needed).is_some() {
-                    info!("what was loaded in advance makes room");
-                    copied.clear();
-                }
-                let mut copied = copied.into_iter();
+                let mut to_copy = preload::take(daemon, &image, &workers, &gpus).into_iter();
                 let clients = check::attached(manifest).zip(&workers);
-                let load = |(record, worker): (_, &Arc<_>)| match (&warm, copied.next().flatten()) {
-                    (Some(warm), copied) => Work::load(manifest, record, worker, warm.content(), how, copied),
-                    (None, copied) => Work::load(manifest, record, worker, &image, how, copied),
+                let load = |(record, worker): (_, &Arc<_>)| match (&warm, to_copy.next().flatten()) {
+                    (Some(warm), to_copy) => Work::load(manifest, record, worker, warm.content(), how, to_copy),
+                    (None, to_copy) => Work::load(manifest, record, worker, &image, how, to_copy),
                 };
                 clients.map(load).collect::<Result<Vec<_>, _>>()?
             }

@@ -3,10 +3,10 @@
 //!
 //! ```text
 //!   Preload{image of round 0} ─► a worker loads it, exports the memory and ends ─► Preloaded
-//!   Preload{image of round k} ─► the same; what has not changed is copied on the GPU, and the older memory goes
-//!   Restore{image that builds on one of these} ─► takes it: its workers copy what has not changed since (`CopyTemplate`), load
-//!                                                 the rest, and compare the hashes of all
-//!   the connection closes ─► the memory goes
+//!   Preload{image of round k} ─► the same; what is on the GPU already is copied there, and the older memory goes
+//!   Restore{image that builds on one of these} ─► takes it: its workers copy what has the wanted hash (`CopyTemplate`), and load
+//!                                                 the rest
+//!   the connection closes, or a program finds no memory ─► the memory goes
 //! ```
 //!
 //! Until a restore has loaded everything, the GPU has the content twice. So nothing is loaded where there is no room for both, and a restore
@@ -15,8 +15,9 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rekindle_images::{Checksum, Client as Record, Image, ImageDir, Manifest};
 use rekindle_wire::control::{Failure, PreloadInfo, Reply, Request, WorkerRequest};
@@ -32,6 +33,11 @@ use super::check;
 use super::error::RestoreError;
 use super::load::Mode;
 
+/// How often a load looks whether anybody still waits for it.
+const LOOK: Duration = Duration::from_millis(20);
+/// Bytes of a GPU that are left for what the list of allocations does not tell: rounding, arrays, the driver's own.
+const MARGIN: u64 = 64 << 20;
+
 /// What is loaded for restores to come, by the connections that have asked for it.
 #[derive(Default)]
 pub(in crate::daemon) struct Preloads(Mutex<Vec<Preloaded>>);
@@ -41,11 +47,11 @@ struct Preloaded {
     /// The number of the connection that has asked for it.
     asker: u64,
     manifest_hash: Checksum,
-    clients: Vec<Arc<Content>>,
+    clients: Vec<Arc<ClientMemory>>,
 }
 
-/// The content of one client.
-pub(super) struct Content {
+/// The GPU memory of one client.
+struct ClientMemory {
     /// The client, by its number here and by its own, on the host of the dump.
     pids: (u32, u32),
     /// The GPUs that have it; none where a worker sees all.
@@ -53,19 +59,14 @@ pub(super) struct Content {
     pieces: Pieces,
 }
 
-/// What a worker is to copy, as far as it lies in files of this depth.
-pub(in crate::daemon) struct Copied {
-    content: Arc<Content>,
-    depth: u32,
-}
+/// What a worker is to copy, if it has the wanted content.
+pub(in crate::daemon) struct ToCopy(Arc<ClientMemory>);
 
-impl Copied {
+impl ToCopy {
     /// Tells a worker that is about to load. A worker that cannot copy it loads all.
     pub(super) fn tell(&self, worker: &Worker, timeout: Timeout) -> Result<(), WorkerError> {
-        let request = WorkerRequest::CopyTemplate { depth: self.depth };
-        let told =
-            worker.ask(&request, &[], timeout).and_then(|()| worker.take_template(&self.content.pieces, timeout));
-        match told {
+        let told = worker.ask(&WorkerRequest::CopyTemplate, &[], timeout);
+        match told.and_then(|()| worker.take_template(&self.0.pieces, timeout)) {
             Err(WorkerError::Failed(why)) => {
                 warn!(worker = worker.pid(), "what was loaded in advance is loaded once more: {why}");
                 Ok(())
@@ -73,19 +74,24 @@ impl Copied {
             told => told,
         }
     }
+
+    fn bytes_on(&self, device: usize) -> u64 {
+        let here = self.0.pieces.iter().filter(|(piece, _)| piece.device as usize == device);
+        here.map(|(piece, _)| piece.size).sum()
+    }
 }
 
 impl Preloads {
     /// What the workers of a restore of this image with these GPUs can copy, by the places of its clients. It is theirs.
-    pub(super) fn take(&self, image: &Image, gpus: &[Option<Vec<Uuid>>]) -> Vec<Option<Copied>> {
+    fn take(&self, image: &Image, gpus: &[Option<Vec<Uuid>>]) -> Vec<Option<ToCopy>> {
         let mut all = lock(&self.0);
-        let copied = of(&all, image, gpus);
+        let found = of(&all, image, gpus);
         all.retain(|it| image.depth_of(it.manifest_hash).is_none());
-        copied
+        found
     }
 
     /// The same; it stays.
-    fn find(&self, image: &Image, gpus: &[Option<Vec<Uuid>>]) -> Vec<Option<Copied>> {
+    fn find(&self, image: &Image, gpus: &[Option<Vec<Uuid>>]) -> Vec<Option<ToCopy>> {
         of(&lock(&self.0), image, gpus)
     }
 
@@ -99,21 +105,30 @@ impl Preloads {
     fn forget(&self, asker: u64) {
         lock(&self.0).retain(|it| it.asker != asker);
     }
+
+    /// A program finds no memory: all that is loaded in advance goes. Returns whether there was any.
+    pub(in crate::daemon) fn give_way(&self) -> bool {
+        let all = std::mem::take(&mut *lock(&self.0));
+        if !all.is_empty() {
+            info!("what was loaded in advance goes: a program needs the memory");
+        }
+        !all.is_empty()
+    }
 }
 
-/// What the clients of an image can copy, by their places.
-fn of(all: &[Preloaded], image: &Image, gpus: &[Option<Vec<Uuid>>]) -> Vec<Option<Copied>> {
-    let found = all.iter().find_map(|it| Some((it, image.depth_of(it.manifest_hash)?)));
-    let Some((preloaded, depth)) = found else { return Vec::new() };
+/// What the clients of an image can copy, by their places: of the nearest image that it builds on.
+fn of(all: &[Preloaded], image: &Image, gpus: &[Option<Vec<Uuid>>]) -> Vec<Option<ToCopy>> {
+    let below = all.iter().filter_map(|it| Some((image.depth_of(it.manifest_hash)?, it)));
+    let Some((_, preloaded)) = below.min_by_key(|(depth, _)| *depth) else { return Vec::new() };
     let clients = check::attached(image.manifest()).zip(gpus);
-    clients.map(|(record, gpus)| preloaded.of(record, gpus.as_deref(), depth)).collect()
+    clients.map(|(record, gpus)| preloaded.of(record, gpus.as_deref())).collect()
 }
 
 impl Preloaded {
-    fn of(&self, record: &Record, gpus: Option<&[Uuid]>, depth: u32) -> Option<Copied> {
+    fn of(&self, record: &Record, gpus: Option<&[Uuid]>) -> Option<ToCopy> {
         // Content on other GPUs would cross a link as well.
-        let is_it = |it: &&Arc<Content>| it.pids == pids(record) && it.gpus.as_deref() == gpus;
-        self.clients.iter().find(is_it).map(|it| Copied { content: Arc::clone(it), depth })
+        let is_it = |it: &&Arc<ClientMemory>| it.pids == pids(record) && it.gpus.as_deref() == gpus;
+        self.clients.iter().find(is_it).map(|it| ToCopy(Arc::clone(it)))
     }
 }
 
@@ -121,9 +136,30 @@ fn pids(record: &Record) -> (u32, u32) {
     (record.pid, record.namespace_pid)
 }
 
+/// What the workers of a restore, which see these GPUs, copy. None of it if they would find no room beside it.
+pub(super) fn take(
+    daemon: &Daemon,
+    image: &Image,
+    workers: &[Arc<Worker>],
+    gpus: &[Option<Vec<Uuid>>],
+) -> Vec<Option<ToCopy>> {
+    let found = daemon.preloads.take(image, gpus);
+    if found.is_empty() {
+        return found;
+    }
+    match shortage(image.manifest(), workers, &found, |needed, held| needed.max(held)) {
+        None => found,
+        Some((needed, free)) => {
+            info!(needed, free, "what was loaded in advance makes room");
+            Vec::new()
+        }
+    }
+}
+
 /// A connection that asks for content.
 struct Asker<'a> {
     daemon: &'a Daemon,
+    stream: &'a UnixStream,
     number: u64,
 }
 
@@ -140,12 +176,12 @@ pub(in crate::daemon) fn serve(daemon: &Daemon, stream: &UnixStream, mut fds: Ve
         Err(error) => return message::fail(stream, error),
     };
     let asker = match sys::random() {
-        Ok(number) => Asker { daemon, number },
+        Ok(number) => Asker { daemon, stream, number },
         Err(error) => return message::fail(stream, RestoreError::from(error)),
     };
     loop {
         let began = Instant::now();
-        match preload(daemon, asker.number, fds) {
+        match asker.preload(fds) {
             Ok((bytes, copied)) => {
                 let ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
                 info!(bytes, copied, ms, "loaded in advance");
@@ -164,58 +200,93 @@ pub(in crate::daemon) fn serve(daemon: &Daemon, stream: &UnixStream, mut fds: Ve
     }
 }
 
-/// Loads the content of an image, and keeps it. Returns its bytes, and how many of them were on the GPU before.
-fn preload(daemon: &Daemon, asker: u64, fds: Vec<OwnedFd>) -> Result<(u64, u64), RestoreError> {
-    let [dir] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| RestoreError::NoDirectory)?;
-    let image = Image::open_at(ImageDir::from_fd(dir.as_fd(), message::shown(&dir))?)?;
-    check::image(&image)?;
-    check::code(&image)?;
-    let manifest = image.manifest();
-    daemon.pool.wait_for_restores();
-    let workers = Workers::take(daemon, manifest)?;
-    let loaded = load(daemon, &workers, &image);
-    workers.end();
-    let (clients, sum) = loaded?;
-    daemon.preloads.put(Preloaded { asker, manifest_hash: image.manifest_hash(), clients });
-    Ok(sum)
+impl Asker<'_> {
+    /// Loads the content of an image, and keeps it. Returns its bytes, and how many of them were on the GPU before.
+    fn preload(&self, fds: Vec<OwnedFd>) -> Result<(u64, u64), RestoreError> {
+        let daemon = self.daemon;
+        let [dir] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| RestoreError::NoDirectory)?;
+        let image = Image::open_at(ImageDir::from_fd(dir.as_fd(), message::shown(&dir))?)?;
+        check::image(&image)?;
+        check::code(&image)?;
+        daemon.pool.wait_for_restores();
+        let workers = Workers::take(daemon, image.manifest())?;
+        let is_over = AtomicBool::new(false);
+        let loaded = std::thread::scope(|scope| {
+            scope.spawn(|| self.end_if_nobody_waits(&workers, &is_over));
+            let loaded = load(daemon, &workers, &image);
+            is_over.store(true, Ordering::Relaxed);
+            loaded
+        });
+        // Their own memory is free when they have ended.
+        workers.end_and_wait();
+        let (clients, sum) = loaded?;
+        daemon.preloads.put(Preloaded { asker: self.number, manifest_hash: image.manifest_hash(), clients });
+        Ok(sum)
+    }
+
+    /// Ends the workers, and with them the load, if the peer closes its connection or the daemon stops.
+    fn end_if_nobody_waits(&self, workers: &Workers, is_over: &AtomicBool) {
+        while !is_over.load(Ordering::Relaxed) {
+            // A peer that waits says nothing.
+            let is_gone = sys::wait_readable([self.stream.as_fd()], Some(LOOK)).is_ok_and(|it| it[0]);
+            if is_gone || self.daemon.is_stopping() {
+                return workers.end();
+            }
+        }
+    }
 }
 
-fn load(daemon: &Daemon, workers: &Workers, image: &Image) -> Result<(Vec<Arc<Content>>, (u64, u64)), RestoreError> {
+/// The memory of clients, and its bytes, with those that were on the GPU before.
+type Loaded = (Vec<Arc<ClientMemory>>, (u64, u64));
+
+fn load(daemon: &Daemon, workers: &Workers, image: &Image) -> Result<Loaded, RestoreError> {
     let manifest = image.manifest();
     // After an error it is still of use.
     let older = daemon.preloads.find(image, &workers.gpus);
-    let held = older.iter().flatten().flat_map(|it| &it.content.pieces).map(|(piece, _)| piece.size).sum();
-    // Beside the older content now, and beside the client's memory when the older content has gone.
-    let wanted = |needed: u64| needed.saturating_mul(2).saturating_sub(held).max(needed);
-    if let Some((needed, free)) = shortage(manifest, &workers.all, wanted) {
+    // Beside the older content now, and beside the clients' memory when the older content has gone.
+    let wanted = |needed: u64, held: u64| needed.saturating_mul(2).saturating_sub(held).max(needed);
+    if let Some((needed, free)) = shortage(manifest, &workers.all, &older, wanted) {
         return Err(RestoreError::NoRoomInAdvance { needed, free });
     }
     let times = workers.fill(daemon, manifest, image, Mode::Early, older)?;
     let exported = workers.export(daemon, manifest)?;
     let clients = check::attached(manifest).zip(&workers.gpus).zip(exported);
-    let content =
-        clients.map(|((record, gpus), pieces)| Arc::new(Content { pids: pids(record), gpus: gpus.clone(), pieces }));
+    let memory = clients
+        .map(|((record, gpus), pieces)| Arc::new(ClientMemory { pids: pids(record), gpus: gpus.clone(), pieces }));
     let sum = times.iter().fold((0, 0), |sum, it| (sum.0 + it.bytes, sum.1 + it.copied));
-    Ok((content.collect(), sum))
+    Ok((memory.collect(), sum))
 }
 
-/// The first GPU on which less is free than the clients need, `wanted` of their bytes: how much is wanted, and how much is free. None where
-/// there is room, or where that is not known.
-pub(super) fn shortage(
+/// The first GPU on which less is free than `wanted` of the bytes that the clients need there and of those that are held for them: how much
+/// is wanted, and how much is free; nothing, where a worker does not say. None where there is room.
+fn shortage(
     manifest: &Manifest,
     workers: &[Arc<Worker>],
-    wanted: impl Fn(u64) -> u64,
+    held: &[Option<ToCopy>],
+    wanted: impl Fn(u64, u64) -> u64,
 ) -> Option<(u64, u64)> {
-    let mut all: HashMap<Uuid, (u64, u64)> = HashMap::new();
-    for (record, worker) in check::attached(manifest).zip(workers) {
-        let memory = worker.memory().ok()?;
-        for (ordinal, (device, memory)) in worker.attached().devices.iter().zip(memory).enumerate() {
+    #[derive(Default)]
+    struct Gpu {
+        needed: u64,
+        held: u64,
+        free: Option<u64>,
+    }
+    let mut all: HashMap<Uuid, Gpu> = HashMap::new();
+    for (place, (record, worker)) in check::attached(manifest).zip(workers).enumerate() {
+        let memory = worker.memory().unwrap_or_default();
+        for (ordinal, device) in worker.attached().devices.iter().enumerate() {
+            // Virtual GPUs have one memory.
+            let gpu = all.entry(device.part_of.unwrap_or(device.uuid)).or_default();
             let here = record.allocations.iter().filter(|it| it.device as usize == ordinal);
-            let (needed, free) = all.entry(device.uuid).or_insert((0, memory.free));
-            *needed = here.fold(*needed, |sum, it| sum.saturating_add(it.size));
-            *free = memory.free.min(*free);
+            gpu.needed = here.fold(gpu.needed, |sum, it| sum.saturating_add(it.size));
+            gpu.held += held.get(place).and_then(Option::as_ref).map_or(0, |it| it.bytes_on(ordinal));
+            let free = memory.get(ordinal).map_or(0, |it| it.free);
+            gpu.free = Some(gpu.free.map_or(free, |other| other.min(free)));
         }
     }
-    let lacking = |(needed, free): (u64, u64)| (wanted(needed), free);
-    all.into_values().map(lacking).find(|(wanted, free)| wanted > free)
+    let on = |gpu: Gpu| match wanted(gpu.needed, gpu.held) {
+        0 => (0, 0),
+        wanted => (wanted.saturating_add(MARGIN), gpu.free.unwrap_or(0)),
+    };
+    all.into_values().map(on).find(|(wanted, free)| wanted > free)
 }

@@ -173,7 +173,7 @@ pub(super) fn bring(daemon: &Arc<Daemon>, process: Process) -> Result<(), MoveEr
         data: kept.data,
         code,
         how: LoadHow { limits: daemon.config.clients.limits, mode: LoadMode::Early, limit },
-        copied: None,
+        to_copy: None,
     };
     let worker = Arc::clone(&new.worker);
     let hold_off = daemon.pool.hold_off();

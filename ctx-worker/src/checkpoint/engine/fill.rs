@@ -22,7 +22,6 @@ use rekindle_wire::window;
 
 use super::Engine;
 use super::lane::{Lane, Way, enter, wait};
-use crate::checkpoint::template::Template;
 use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::job::{EngineError, Job};
 
@@ -35,6 +34,8 @@ pub(crate) struct Part {
     pub(crate) on_device: bool,
     /// Whether the memory has the content, since it is a template's.
     is_there: bool,
+    /// Where a template has the content.
+    from: Option<u64>,
 }
 
 impl Part {
@@ -113,7 +114,7 @@ impl Fill {
         pieces.sort_by_key(|(_, piece)| place(piece).map_or((true, None), |place| (false, Some(place))));
         let parts = pieces.into_iter().map(|(job, piece)| {
             let stored = place(&piece).is_some();
-            Part { job, piece, on_device: stored && can_hash(&job), is_there: false }
+            Part { job, piece, on_device: stored && can_hash(&job), is_there: false, from: None }
         });
         let parts: Vec<_> = parts.collect();
         Self { bytes: parts.iter().map(|it| it.job.length).sum(), parts, ..Self::default() }
@@ -131,6 +132,12 @@ impl Fill {
     /// Leaves the parts out whose memory has the content. Their hashes are compared all the same.
     pub(crate) fn is_there(&mut self, of: impl Fn(&Job) -> bool) {
         self.parts.iter_mut().for_each(|part| part.is_there = of(&part.job));
+    }
+
+    /// Has parts copied on the device, whose content lies where this says.
+    pub(crate) fn copy_from(&mut self, of: impl Fn(&Part) -> Option<u64>) {
+        let on_device = self.parts.iter_mut().filter(|part| part.on_device);
+        on_device.for_each(|part| part.from = of(part));
     }
 
     /// The parts whose hashes the device must compare.
@@ -164,14 +171,8 @@ impl Engine {
     ///
     /// # Errors
     /// The first error of any lane. Memory holds anything then.
-    pub(crate) fn load(
-        &mut self,
-        driver: &Driver,
-        fill: &Fill,
-        reader: &DataReader,
-        template: &Template,
-    ) -> Result<(), EngineError> {
-        let left = self.begin_on_device(driver, fill, template)?;
+    pub(crate) fn load(&mut self, driver: &Driver, fill: &Fill, reader: &DataReader) -> Result<(), EngineError> {
+        let left = self.begin_on_device(driver, fill)?;
         let made = self.lanes.iter_mut().take(self.loading).try_for_each(|lane| lane.make_halves(driver));
         let loaded = made.map_err(EngineError::from).and_then(|()| {
             self.run(self.loading, left.len(), |lane, i| {
@@ -199,12 +200,7 @@ impl Engine {
     }
 
     /// Enqueues what needs no byte of a file: sets zeros, and copies what a template has. Returns the other parts.
-    fn begin_on_device<'fill>(
-        &self,
-        driver: &Driver,
-        fill: &'fill Fill,
-        template: &Template,
-    ) -> Result<Vec<&'fill Part>, EngineError> {
+    fn begin_on_device<'fill>(&self, driver: &Driver, fill: &'fill Fill) -> Result<Vec<&'fill Part>, EngineError> {
         let mut runs: Vec<Run> = Vec::new();
         let mut left = Vec::new();
         for part in &fill.parts {
@@ -215,11 +211,7 @@ impl Engine {
             let Job { address: to, length, device, context, offset, .. } = part.job;
             let way = self.lanes.first().and_then(|lane| lane.ways.get(device).copied().flatten());
             let way = way.filter(|way| way.primary == context);
-            let from = match part.is_set() {
-                true => Some(None),
-                false if part.on_device && template.is_of(&part.piece) => template.find(to, length).map(Some),
-                false => None,
-            };
+            let from = if part.is_set() { Some(None) } else { part.from.map(Some) };
             match way.zip(from) {
                 Some((way, from)) => runs.push(Run { to, from, length, begins: offset == 0, way }),
                 None => left.push(part),

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use rekindle_images::content::ContentKey;
-use rekindle_images::{DataFile, DataReader, HashKey, ImageError, PIECE_LENGTH, Piece, PieceHash, Storage};
+use rekindle_images::{DataFile, DataReader, HashKey, ImageError, PIECE_LENGTH, PieceHash, Storage};
 
 use super::stage::tests::{alone, unit};
 use super::*;
@@ -362,7 +362,7 @@ fn content_arrives_whole_however_late_copies_take_place() {
         let fill = Fill::new(jobs.zip(pieces.iter().copied()).collect(), |_| on_device);
         let key = HashKey::Content(ContentKey::from_bytes(KEY));
         let reader = DataReader::new(key, [(DataFile::own(0), file.try_clone().unwrap())]);
-        engine.load(&driver, &fill, &reader, &Template::default()).unwrap();
+        engine.load(&driver, &fill, &reader).unwrap();
         assert!(arrived == memory.0, "{on_device}");
         assert_eq!((fill.loaded(), fill.bytes()), (memory.0.len() as u64, memory.0.len() as u64));
         assert_eq!(fill.set(), PIECE_LENGTH);
@@ -449,38 +449,14 @@ fn what_a_template_has_is_copied_on_the_device_in_long_runs() {
         (to + offset, count * PIECE_LENGTH, from + offset)
     };
     let template = Template::imagined(&[part(4, 2), part(6, 1)]);
-    let fill = Fill::new(jobs(to, arrived.len() as u64, 0, 1).zip(pieces.iter().copied()).collect(), |_| true);
+    let mut fill = Fill::new(jobs(to, arrived.len() as u64, 0, 1).zip(pieces.iter().copied()).collect(), |_| true);
+    fill.copy_from(|part| template.find(0, part.job.address, part.job.length));
     let key = HashKey::Content(ContentKey::from_bytes(KEY));
     let reader = DataReader::new(key, [(DataFile::own(0), file.try_clone().unwrap())]);
-    engine(&driver).load(&driver, &fill, &reader, &template).unwrap();
+    engine(&driver).load(&driver, &fill, &reader).unwrap();
     assert!(arrived == memory.0);
-    assert_eq!((fill.loaded(), fill.set()), (memory.0.len() as u64, zeros as u64));
+    assert_eq!((fill.loaded(), fill.set(), fill.copied()), (memory.0.len() as u64, zeros as u64, 3 * PIECE_LENGTH));
     let lengths = late::lengths();
     assert_eq!(lengths[..2], [zeros, 3 * PIECE_LENGTH as usize]);
     assert_eq!(lengths[2..].iter().sum::<usize>(), memory.0.len() - zeros - 3 * PIECE_LENGTH as usize);
-}
-
-#[test]
-fn what_has_changed_since_a_template_was_loaded_is_not_copied_from_it() {
-    let _alone = alone();
-    let (driver, memory) = (driver(), Memory::new(4));
-    let (file, copying) = (tempfile::tempfile().unwrap(), memory.copying(Preservation::Closed));
-    engine(&driver).copy_out(&driver, &copying, &writer(&file)).unwrap();
-    // All but the second piece are those of the image below.
-    let below = |(number, piece): (usize, Piece)| match piece.storage {
-        Storage::Stored(extent) if number != 1 => Piece { storage: Storage::Parent { depth: 1, extent }, ..piece },
-        _ => piece,
-    };
-    let pieces: Vec<_> = copying.pieces().unwrap().into_iter().enumerate().map(below).collect();
-    let (driver, arrived) = (late::driver(), vec![7_u8; memory.0.len()]);
-    let older = memory.0.clone().into_iter().enumerate();
-    let older: Vec<u8> = older.map(|(at, byte)| if at as u64 / PIECE_LENGTH == 1 { !byte } else { byte }).collect();
-    let to = arrived.as_ptr() as u64;
-    let template = Template::imagined(&[(to, 4 * PIECE_LENGTH, older.as_ptr() as u64)]).of_depth(1);
-    let fill = Fill::new(jobs(to, arrived.len() as u64, 0, 1).zip(pieces).collect(), |_| true);
-    let key = HashKey::Content(ContentKey::from_bytes(KEY));
-    let files = [0, 1].map(|depth| (DataFile { depth, index: 0 }, file.try_clone().unwrap()));
-    engine(&driver).load(&driver, &fill, &DataReader::new(key, files), &template).unwrap();
-    assert!(arrived == memory.0);
-    assert_eq!(fill.copied(), memory.0.len() as u64 - PIECE_LENGTH);
 }
