@@ -67,12 +67,15 @@ impl Source for &[u8] {
     }
 }
 
+/// Is told of a member, and of its content if that was wanted.
+pub(crate) type Tell<'a> = dyn FnMut(&Member, Option<Vec<u8>>) -> Result<(), TarError> + 'a;
+
 /// Reads an archive up to its end, and returns its length. Each member is told before its content is skipped; of those whose content
 /// `wanted` asks for, that is told too.
 pub(crate) fn read(
     source: &mut dyn Source,
     wanted: &dyn Fn(&Member) -> bool,
-    tell: &mut dyn FnMut(&Member, Option<Vec<u8>>) -> Result<(), TarError>,
+    tell: &mut Tell<'_>,
 ) -> Result<u64, TarError> {
     let mut reader = Reader { source, at: 0 };
     let mut paths = Paths::default();

@@ -622,7 +622,7 @@ mod tests {
     #[test]
     fn a_store_that_says_of_other_bytes_that_they_are_an_archive_is_not_believed() {
         let place = tempfile::tempdir().unwrap();
-        let transport = std::sync::Arc::new(Directory::new(&place.path().join("store")));
+        let transport = std::sync::Arc::new(Directory::new(place.path().join("store")));
         let store = Store::create(transport, "here", None, false).unwrap();
         let path = place.path().join("forged");
         for (number, bytes) in [&b"no archive"[..], &[0; 1024], &[]].into_iter().enumerate() {

@@ -90,8 +90,9 @@ impl Target {
         let Self { store, name, path, url } = self;
         upload(&store, &path, Some(name), json).map_err(|failure| {
             let path = path.display();
-            failure
-                .but(format!("the image is in {path} and not in the store (`rekindle images copy {path} {url}` goes on)"))
+            failure.but(format!(
+                "the image is in {path} and not in the store (`rekindle images copy {path} {url}` goes on)"
+            ))
         })
     }
 }

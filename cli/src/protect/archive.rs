@@ -15,10 +15,9 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rekindle_stores::ARCHIVE;
 use xxhash_rust::xxh3::Xxh3;
 
-/// The archive in the directory of its image.
-const ARCHIVE: &str = "container.tar";
 const HASH: &str = "container.tar.hash";
 /// Where an archive is unpacked, beside the images.
 const UNPACKED: &str = "unpacked";
@@ -72,6 +71,17 @@ pub(super) fn has_its_hash(dir: &Path) -> Option<Result<(), Wrong>> {
         }
         Err(error) => Err(failed("cannot read the archive", &error)),
     })
+}
+
+/// Takes the hash of a damaged archive along to the copy that has come from a store, so that the copy has to be the same. Without it,
+/// the copy is verified like an archive that was just made.
+pub(super) fn hand_hash_on(from: &Path, to: &Path) -> Result<(), Wrong> {
+    match fs::copy(from.join(HASH), to.join(HASH)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(failed("cannot copy the hash of the archive", &error))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Notes the hash of an archive that was verified, after both are on the disk.
