@@ -166,24 +166,32 @@ impl Paths {
     fn add(&mut self, path: &str, kind: Kind) -> Result<(), TarError> {
         let mut above = path;
         while let Some((parent, _)) = above.rsplit_once('/') {
-            if self.known.get(parent).is_some_and(|it| *it != Kind::Folder) {
-                return Err(bad(format!("{path:?} is in {parent:?}, which is no folder")));
-            }
+            match self.known.get(parent) {
+                Some(Kind::Folder) => break,
+                Some(_) => return Err(bad(format!("{path:?} is in {parent:?}, which is no folder"))),
+                // Whoever unpacks it makes it.
+                None => self.insert(parent, Kind::Folder)?,
+            };
             above = parent;
         }
-        self.bytes += path.len() + 64;
-        if self.bytes > ALL_PATHS {
-            return Err(bad("it has too many members"));
-        }
-        match self.known.insert(path.to_owned(), kind) {
-            // A file below it may come twice in no order.
+        match self.insert(path, kind)? {
+            // What is below it may be there already.
             Some(Kind::Folder) if kind == Kind::Folder => Ok(()),
             Some(_) => Err(bad(format!("{path:?} is there twice"))),
             None => Ok(()),
         }
     }
 
-    /// Whether a link leads to something in the archive: a hard one to a file before it, another one to any place in it.
+    fn insert(&mut self, path: &str, kind: Kind) -> Result<Option<Kind>, TarError> {
+        self.bytes += path.len() + 64;
+        if self.bytes > ALL_PATHS {
+            return Err(bad("it has too many members"));
+        }
+        Ok(self.known.insert(path.to_owned(), kind))
+    }
+
+    /// Whether a link leads to something in the archive: a hard one to a file before it, another one to any place in it. Since it goes up
+    /// first and then only down, and the folders that it goes up are no links, this holds also if it goes down by other links.
     fn link(&self, path: &str, target: &[u8], is_hard: bool) -> Result<(), TarError> {
         let outside = || bad(format!("the link {path:?} leads out of it"));
         if is_hard {
@@ -191,15 +199,16 @@ impl Paths {
             return if self.known.get(&target) == Some(&Kind::File) { Ok(()) } else { Err(outside()) };
         }
         let target = std::str::from_utf8(target).map_err(|_| outside())?;
-        let mut depth = path.matches('/').count();
+        let (mut depth, mut goes_down) = (path.matches('/').count(), false);
         if target.is_empty() || target.starts_with('/') || target.len() > LONGEST_PATH || target.contains('\0') {
             return Err(outside());
         }
         for part in target.split('/') {
             match part {
                 "" | "." => {}
+                ".." if goes_down => return Err(outside()),
                 ".." => depth = depth.checked_sub(1).ok_or_else(outside)?,
-                _ => depth += 1,
+                _ => goes_down = true,
             }
         }
         Ok(())
@@ -493,12 +502,14 @@ mod tests {
             let sparse = [file("x", b'x', sparse.as_bytes()), file("plain", b'0', b"")];
             assert!(of(&sparse).is_err(), "{path:?}");
         }
-        for target in ["/etc", "../x", "a/../../x", ""] {
+        for target in ["/etc", "../x", "a/../../x", "a/../x", ""] {
             assert!(of(&[header("link", 0, b'2', target)]).unwrap_err().contains("leads out"), "{target:?}");
         }
         // By way of a link, also one that does not lead out.
         let through = [header("d/", 0, b'5', ""), header("link", 0, b'2', "d"), file("link/x", b'0', b"")];
         assert!(of(&through).unwrap_err().contains("is no folder"));
+        let later = [file("link/x", b'0', b""), header("link", 0, b'2', "d")];
+        assert!(of(&later).unwrap_err().contains("is there twice"));
         assert!(of(&[header("hard", 0, b'1', "later"), file("later", b'0', b"")]).is_err());
         assert!(of(&[header("soft", 0, b'2', "x"), header("hard", 0, b'1', "soft")]).is_err());
         for kind in [b'3', b'4', b'6', b'D', b'M', b'V', b'X', 0xff] {
@@ -538,6 +549,32 @@ mod tests {
         refused(&[file("a", b'0', b""), vec![0; BLOCK], file("b", b'0', b"")], "ends in its middle");
         let behind = [ended(&[file("a", b'0', b"")]), file("b", b'0', b"")].concat();
         assert!(members(&behind).unwrap_err().contains("behind its end"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(at in 0_usize..4000, by: Vec<u8>, sum: bool) {
+            let mut whole = ended(&[
+                header("d/", 0, b'5', ""),
+                file("x", b'x', b"15 path=d/long\n"),
+                file("short", b'0', &[1; 600]),
+                header("d/link", 0, b'2', "long"),
+            ]);
+            let at = at % whole.len();
+            let until = (at + by.len()).min(whole.len());
+            whole[at..until].copy_from_slice(&by[..until - at]);
+            if sum {
+                let block = at / BLOCK * BLOCK;
+                let summed = summed(whole[block..block + BLOCK].to_vec());
+                whole[block..block + BLOCK].copy_from_slice(&summed);
+            }
+            if let Ok(found) = members(&whole) {
+                for (path, begin, size) in found {
+                    proptest::prop_assert!(begin + size <= whole.len() as u64);
+                    proptest::prop_assert!(!path.starts_with('/') && !path.split('/').any(|it| it == ".."), "{path}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -222,6 +222,26 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_of_a_damaged_archive_has_to_have_its_hash() {
+        let images = tempfile::tempdir().unwrap();
+        let dir = packed(images.path());
+        note_hash(&dir).unwrap();
+        let copy = images.path().join("copy");
+        make_dir(&copy).unwrap();
+        fs::copy(archive(&dir), archive(&copy)).unwrap();
+        fs::write(archive(&dir), "damaged").unwrap();
+        hand_hash_on(&dir, &copy).unwrap();
+        assert!(matches!(has_its_hash(&copy), Some(Ok(()))));
+        File::options().append(true).open(archive(&copy)).unwrap().write_all(&[0]).unwrap();
+        assert!(matches!(has_its_hash(&copy), Some(Err(Wrong::Damaged(_)))));
+        // Where the hash is gone with the archive, the copy is verified as if podman had just made it.
+        fs::remove_dir_all(&dir).unwrap();
+        fs::remove_file(copy.join(HASH)).unwrap();
+        hand_hash_on(&dir, &copy).unwrap();
+        assert!(has_its_hash(&copy).is_none());
+    }
+
+    #[test]
     fn damage_is_told_from_what_hinders() {
         let images = tempfile::tempdir().unwrap();
         let dir = packed(images.path());
