@@ -388,7 +388,7 @@ fn a_container_comes_back_from_the_nearest_level_that_is_whole() -> Result {
             if !all_have {
                 process::signal(supervisor, libc::SIGCONT)?;
             }
-            Ok(all_have.then(|| (supervisor, now)))
+            Ok(all_have.then_some((supervisor, now)))
         })
     };
     let (supervisor, before) = held()?;
@@ -416,6 +416,9 @@ fn a_container_comes_back_from_the_nearest_level_that_is_whole() -> Result {
         ensure!(said.contains(&expected), "{expected}: {said}");
     }
     assert_eq!(container.inspect("{{.Id}} {{.Config.Env}}")?, was);
+    let back = node.path("back").display().to_string();
+    let said = rekindle(&node, &["images", "copy", &format!("{far}/job-{number:06}"), &back])?;
+    ensure!(said.contains("in an archive of container job"), "{said}");
 
     wait_for(&node, "job", "another image", |it| newest(it) > number)?;
     let (supervisor, before) = held()?;
@@ -434,20 +437,17 @@ fn a_container_comes_back_from_the_nearest_level_that_is_whole() -> Result {
     ] {
         ensure!(said.contains(&expected), "{expected}: {said}");
     }
-    wait_for(&node, "job", "another image", |it| newest(it) > number)?;
     rekindle(&node, &["protect", "--stop", "job"])?;
-    let stopped = wait_for(&node, "job", "the last upload is over", |it| it["supervisor"].is_null())?;
+    wait_for(&node, "job", "the last upload is over", |it| it["supervisor"].is_null() && it["guard"].is_null())?;
 
-    // Nobody needs the protection, nor its directory, to restore what a store has: what was sent since then is whole.
-    let stored = stopped["levels"][1]["images"].as_array().into_iter().flatten().filter_map(Value::as_u64).max();
-    let stored = stored.context("the store has no image")?;
-    ensure!(stored > number, "{stopped:#}");
+    // Nobody needs the protection, nor its directory, to restore what came from the store.
     rekindle(&node, &["protect", "--forget", "job"])?;
     container.podman.call(&["rm", "--force", "--time", "0", "job"])?;
     container.end()?;
-    let (named, into) = (format!("{far}/job-{stored:06}"), node.path("back").display().to_string());
-    let arguments = ["restore", &named, "--into", &into, "--podman", &container.program, "--ignore-volumes"];
-    rekindle(&node, &arguments)?;
+    rekindle(
+        &node,
+        &["restore", "--podman", &container.program, "--ignore-volumes", &format!("{back}/container.tar")],
+    )?;
     assert_eq!(container.podman.output("job")?, "steady ok\n");
     assert_eq!(container.inspect("{{.Id}} {{.Config.Env}}")?, was);
     drop(container);

@@ -300,14 +300,23 @@ pub(crate) fn hold_supervisor(node: &Node, name: &str) -> Result<(i32, Value)> {
         let now = shown(node, name)?;
         let Ok(supervisor) = pid(&now, "supervisor") else { return Ok(None) };
         process::signal(supervisor, libc::SIGSTOP)?;
-        // It may have made an image since then, and may be at the next one.
-        let at_rest =
-            process::tree(supervisor).len() == 1 && good(&shown(node, name)?) == good(&now) && good(&now).len() >= 2;
+        // It may have made an image since then, and may be at the next one: it runs others for that, or hashes an archive itself.
+        let at_rest = process::tree(supervisor).len() == 1
+            && good(&shown(node, name)?) == good(&now)
+            && good(&now).len() >= 2
+            && !is_at_next(&now)?;
         if !at_rest {
             process::signal(supervisor, libc::SIGCONT)?;
         }
         Ok(at_rest.then_some((supervisor, now)))
     })
+}
+
+/// Whether there is a directory of an image that nobody has noted yet.
+fn is_at_next(shown: &Value) -> Result<bool> {
+    let last = shown["images"].as_array().and_then(|it| it.last()).context("no image")?;
+    let (number, dir) = (last["number"].as_u64().context("no number")?, last["dir"].as_str().context("no directory")?);
+    Ok(Path::new(dir).with_file_name(format!("image-{:06}", number + 1)).exists())
 }
 
 #[test]
