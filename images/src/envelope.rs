@@ -23,6 +23,7 @@ use crate::limits::FORMAT_VERSION;
 
 const HEADER: usize = 24;
 const CHECKSUM: usize = 16;
+const TOO_SHORT: &str = "it is too short";
 
 /// Which of the two files it is.
 #[derive(Debug, Clone, Copy)]
@@ -74,13 +75,40 @@ pub(crate) fn open(dir: &ImageDir, kind: Kind) -> Result<Option<Opened>, ImageEr
     let Some((file, length)) = dir.open_file(kind.name)? else {
         return Ok(None);
     };
-    let corrupt = |what: &str| Err(ImageError::corrupt(kind.name, what));
     if length < (HEADER + CHECKSUM) as u64 {
-        return corrupt("it is too short");
+        return Err(ImageError::corrupt(kind.name, TOO_SHORT));
     }
     let mut header = [0; HEADER];
     read(&file, kind, &mut header, 0)?;
-    let (magic, version, zero, message) = fields(&header);
+    check_header(kind, &header, length)?;
+    // Bounded by the check above.
+    let mut bytes = vec![0; length as usize];
+    read(&file, kind, &mut bytes, 0)?;
+    unseal(kind, bytes).map(Some)
+}
+
+/// Takes a message out of its envelope.
+pub(crate) fn unseal(kind: Kind, mut bytes: Vec<u8>) -> Result<Opened, ImageError> {
+    let length = bytes.len() as u64;
+    let corrupt = |what: &str| Err(ImageError::corrupt(kind.name, what));
+    let Some(header) = bytes.first_chunk().filter(|_| bytes.len() >= HEADER + CHECKSUM) else {
+        return corrupt(TOO_SHORT);
+    };
+    let version = check_header(kind, header, length)?;
+    let body = bytes.len() - CHECKSUM;
+    let checksum = xxh3_128(&bytes[..body]).to_be_bytes();
+    if bytes[body..] != checksum {
+        return corrupt("its checksum does not match");
+    }
+    bytes.truncate(body);
+    bytes.drain(..HEADER);
+    Ok(Opened { version, message: bytes, checksum: Checksum::from_bytes(checksum), length })
+}
+
+/// Whether a file of this length may begin so, and the version that it has.
+fn check_header(kind: Kind, header: &[u8; HEADER], length: u64) -> Result<u32, ImageError> {
+    let corrupt = |what: &str| Err(ImageError::corrupt(kind.name, what));
+    let (magic, version, zero, message) = fields(header);
     if magic != kind.magic {
         return corrupt("it does not begin with the magic bytes");
     }
@@ -94,18 +122,7 @@ pub(crate) fn open(dir: &ImageDir, kind: Kind) -> Result<Option<Opened>, ImageEr
     if length != message + (HEADER + CHECKSUM) as u64 {
         return corrupt("its length is not what its header says");
     }
-
-    // Bounded by the check above.
-    let mut bytes = vec![0; length as usize];
-    read(&file, kind, &mut bytes, 0)?;
-    let body = bytes.len() - CHECKSUM;
-    let checksum = xxh3_128(&bytes[..body]).to_be_bytes();
-    if bytes[body..] != checksum {
-        return corrupt("its checksum does not match");
-    }
-    bytes.truncate(body);
-    bytes.drain(..HEADER);
-    Ok(Some(Opened { version, message: bytes, checksum: Checksum::from_bytes(checksum), length }))
+    Ok(version)
 }
 
 fn check_length(kind: Kind, length: u64) -> Result<(), ImageError> {

@@ -64,6 +64,15 @@ impl Manifest {
             None => Err(ImageError::NotAnImage { dir: dir.path().to_owned() }),
         }
     }
+
+    /// The manifest whose file has these bytes: one that is in an archive, for example.
+    ///
+    /// # Errors
+    /// As for [`peek`](Self::peek).
+    pub fn of_file(bytes: Vec<u8>) -> Result<Self, ImageError> {
+        let opened = envelope::unseal(envelope::MANIFEST, bytes)?;
+        Decoder::new(MANIFEST).manifest(&opened.message, opened.version)
+    }
 }
 
 /// The manifest and the commit record in `dir`; `None` for a manifest that is not committed.

@@ -80,6 +80,34 @@ pub fn source(levels: &[Level], copies: &Copies, shelf: &Shelf, in_vain: &BTreeS
     whole.or_else(|| newest_of(&|url| copies.begun_in(url).collect()).filter(|_| own == 0))
 }
 
+/// The newest damaged image of the directory that a store can give back while the job runs, from the nearest store that has it; not
+/// those that were tried in vain. It must be one of those that are to be kept, and no good image may build on it: those need it with its
+/// own parent, and what comes from a store has none.
+#[must_use]
+pub fn to_mend(
+    levels: &[Level],
+    copies: &Copies,
+    shelf: &Shelf,
+    keep: usize,
+    in_vain: &BTreeSet<Copy>,
+) -> Option<Copy> {
+    let is_wanted = |number: u64| is_wanted(shelf, keep, number) && shelf.built_on(number).next().is_none();
+    let damaged = shelf.images().iter().rev().filter(|it| matches!(it.standing, Standing::Damaged(_)));
+    damaged.map(|it| it.number).filter(|it| is_wanted(*it)).find_map(|number| {
+        let mut copies = levels.iter().filter(|it| copies.has(number, &it.url));
+        copies.find_map(|level| {
+            let copy = Copy { number, url: level.url.clone() };
+            (!in_vain.contains(&copy)).then_some(copy)
+        })
+    })
+}
+
+/// Whether an image, if it were good, would be one of those that are to be kept.
+#[must_use]
+pub fn is_wanted(shelf: &Shelf, keep: usize, number: u64) -> bool {
+    shelf.good().filter(|it| it.number >= number).count() < keep.max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,7 +126,14 @@ mod tests {
     fn shelf(seconds: &[u64]) -> Shelf {
         let mut shelf = Shelf::default();
         for (number, at) in (1..).zip(seconds) {
-            shelf.add(Image { number, on: None, standing: Standing::Good, began_ms: at * 1000, cost: None });
+            shelf.add(Image {
+                number,
+                on: None,
+                standing: Standing::Good,
+                began_ms: at * 1000,
+                cost: None,
+                verified_ms: 0,
+            });
         }
         shelf
     }
@@ -158,5 +193,34 @@ mod tests {
         assert_eq!(source(&levels, &copies, &shelf, &in_vain), copy(1, "/far"), "its upload may have come to its end");
         shelf.fetched(1, 0);
         assert_eq!(source(&levels, &copies, &shelf, &in_vain), None);
+    }
+
+    #[test]
+    fn what_is_damaged_comes_back_while_the_job_runs() {
+        let levels = [level("/near", None), level("/far", None)];
+        let (mut copies, mut shelf, mut in_vain) = (Copies::default(), shelf(&[0, 1, 2, 3]), BTreeSet::new());
+        let copy = |number: u64, url: &str| Some(Copy { number, url: url.to_owned() });
+        for (number, url) in [(1, "/near"), (2, "/far"), (3, "/far"), (3, "/near")] {
+            whole(&mut copies, number, 0, url);
+        }
+        let mend =
+            |shelf: &Shelf, keep: usize, in_vain: &BTreeSet<Copy>| to_mend(&levels, &copies, shelf, keep, in_vain);
+        assert_eq!(mend(&shelf, 3, &in_vain), None, "all are good");
+        shelf.damaged(2, "a byte has changed");
+        assert_eq!(mend(&shelf, 2, &in_vain), None, "3 and 4 are enough");
+        assert_eq!(mend(&shelf, 3, &in_vain), copy(2, "/far"));
+        shelf.damaged(3, "a byte has changed");
+        assert_eq!(mend(&shelf, 2, &in_vain), copy(3, "/near"));
+        in_vain.extend(copy(3, "/near"));
+        assert_eq!(mend(&shelf, 2, &in_vain), copy(3, "/far"));
+        in_vain.extend(copy(3, "/far"));
+        assert_eq!(mend(&shelf, 3, &in_vain), copy(2, "/far"));
+        assert_eq!(mend(&shelf, 1, &in_vain), None, "4 is enough");
+        shelf.damaged(4, "a byte has changed");
+        assert_eq!(mend(&shelf, 1, &BTreeSet::new()), copy(3, "/near"), "no store has 4");
+        shelf.add(Image { number: 5, on: Some(3), ..shelf.images()[0].clone() });
+        assert_eq!(mend(&shelf, 9, &BTreeSet::new()), copy(2, "/far"), "5 builds on 3");
+        shelf.set_aside(2, "CRIU fails");
+        assert_eq!(mend(&shelf, 9, &BTreeSet::new()), None, "it would fail again");
     }
 }

@@ -8,6 +8,7 @@
 //! | [`interval`] | how long until the next checkpoint, so that the job loses least |
 //! | [`failures`] | how often does this job fail, as far as we know |
 //! | [`shelf`] | which images are good, which must stay, which may go |
+//! | [`again`] | which image is to be verified again, and when |
 //! | [`copies`] | which images do stores have, and which may go there |
 //! | [`levels`] | which store is to get the newest image, and from which one comes back what is damaged |
 //! | [`phase`] | the job has ended, or a restore has failed: what now |
@@ -18,13 +19,14 @@
 //!
 //! ```text
 //!   record
-//!   levels, container
+//!   levels, container, again
 //!   phase, shelf, copies
 //!   failures, interval, process
 //! ```
 
 #![forbid(unsafe_code)]
 
+pub mod again;
 pub mod container;
 pub mod copies;
 pub mod failures;

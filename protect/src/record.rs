@@ -94,6 +94,9 @@ pub struct Wishes {
     pub key: Option<PathBuf>,
     /// The mean time between failures of one GPU, in seconds.
     pub mtbf: f64,
+    /// After how many seconds an image is verified again.
+    #[serde(default = "verify_every")]
+    pub verify_every: f64,
     /// What to do when the job ends.
     pub rules: Rules,
     /// More arguments of `rekindle checkpoint`.
@@ -107,6 +110,11 @@ pub struct Wishes {
     /// The container; none where processes are protected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<Container>,
+}
+
+/// What was wished before it could be said.
+const fn verify_every() -> f64 {
+    3600.0
 }
 
 /// Something that has happened.
@@ -247,6 +255,7 @@ mod tests {
             levels: vec![Level { url: "/store".into(), keep: Some(2), every: None }],
             key: None,
             mtbf: 3600.0,
+            verify_every: 60.0,
             rules,
             checkpoint: vec!["--at-moment".into()],
             restore: Vec::new(),
@@ -318,6 +327,29 @@ mod tests {
         record.restores = 5;
         assert!(matches!(record.write(folder.path()), Err(RecordError::Write { .. })));
         assert_eq!(Record::read(folder.path()).unwrap(), Some(former));
+    }
+
+    #[test]
+    fn a_record_of_an_earlier_release_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut record = record();
+        let image = crate::shelf::Image {
+            number: 1,
+            on: None,
+            standing: crate::shelf::Standing::Good,
+            began_ms: 5,
+            cost: None,
+            verified_ms: 0,
+        };
+        record.shelf.add(image);
+        record.write(folder.path()).unwrap();
+        let file = folder.path().join(FILE);
+        let mut value: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        value["wishes"].as_object_mut().unwrap().remove("verify_every").unwrap();
+        value["shelf"][0].as_object_mut().unwrap().remove("verified_ms").unwrap();
+        fs::write(&file, serde_json::to_vec(&value).unwrap()).unwrap();
+        record.wishes.verify_every = 3600.0;
+        assert_eq!(Record::read(folder.path()).unwrap(), Some(record));
     }
 
     #[test]

@@ -38,6 +38,9 @@ pub struct Image {
     /// What it has cost; none where nobody saw its checkpoint.
     #[serde(default)]
     pub cost: Option<Cost>,
+    /// Milliseconds since 1970 when it was last verified again; 0 if it was only when it was made.
+    #[serde(default)]
+    pub verified_ms: u64,
 }
 
 /// The images of a job, oldest first.
@@ -93,11 +96,23 @@ impl Shelf {
         self.change(number, |it| it.standing = Standing::Damaged(why.to_owned()));
     }
 
+    /// An image was verified again.
+    pub fn verified(&mut self, number: u64, now_ms: u64) {
+        self.change(number, |it| it.verified_ms = now_ms);
+    }
+
+    /// The good images that build on this one, directly and indirectly.
+    pub fn built_on(&self, number: u64) -> impl Iterator<Item = u64> {
+        let all = self.good().map(|it| it.number);
+        all.filter(move |it| *it != number && self.chain(*it).contains(&number))
+    }
+
     /// An image has come back from a store, where it builds on no other. Its checkpoint began at this time.
     pub fn fetched(&mut self, number: u64, began_ms: u64) {
         self.removed(number);
         let at = self.images.partition_point(|it| it.number < number);
-        self.images.insert(at, Image { number, on: None, standing: Standing::Good, began_ms, cost: None });
+        let standing = Standing::Good;
+        self.images.insert(at, Image { number, on: None, standing, began_ms, cost: None, verified_ms: 0 });
     }
 
     /// An image builds on no other any more.
@@ -158,7 +173,7 @@ mod tests {
         let mut shelf = Shelf::default();
         for (number, on) in images {
             let standing = Standing::Good;
-            shelf.add(Image { number: *number, on: *on, standing, began_ms: 0, cost: None });
+            shelf.add(Image { number: *number, on: *on, standing, began_ms: 0, cost: None, verified_ms: 0 });
         }
         shelf
     }

@@ -14,8 +14,9 @@ use rustix::process::geteuid;
 use serde::Serialize;
 
 use crate::StoreError;
+use crate::archive::{ARCHIVE, Archive, Container};
 use crate::fetch;
-use crate::manifest::{Body, Entry, Kind, Run};
+use crate::manifest::{Body, Entry, Head, Kind, Run};
 use crate::parallel::each;
 use crate::progress::{Meter, OnProgress};
 use crate::store::{Store, StoredImage};
@@ -23,8 +24,11 @@ use crate::store::{Store, StoredImage};
 /// What a download did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Received {
-    /// The directory of the image itself.
+    /// The directory of the image itself; or the file, if it is an archive of a container.
     pub image: PathBuf,
+    /// The container, if it is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container: Option<Container>,
     /// The directories of those that it builds on, the nearest first.
     pub parents: Vec<PathBuf>,
     /// Files.
@@ -36,7 +40,7 @@ pub struct Received {
 }
 
 impl Store {
-    /// Writes an image to a directory, which must not exist or be empty. An image that builds on others becomes a
+    /// Writes an image to a directory, which must not exist or be empty. Of an archive, the file [`ARCHIVE`] is in it then. An image that builds on others becomes a
     /// directory with a directory for each: the way from one to the other is part of what is in them.
     ///
     /// # Errors
@@ -49,11 +53,16 @@ impl Store {
         let root = unfinished.path();
         make(root, body)?;
         let received = self.fill(root, body, tell)?;
+        let container = image.head.container.as_ref();
+        if let Some(container) = container {
+            check_archive(&root.join(ARCHIVE), container, &image.head)?;
+        }
         finish(root, &body.entries, self.threads)?;
         unfinished.name(to)?;
         let at = |folder: &String| if folder.is_empty() { to.to_owned() } else { to.join(folder) };
         Ok(Received {
-            image: at(&body.image),
+            image: if container.is_some() { to.join(ARCHIVE) } else { at(&body.image) },
+            container: container.cloned(),
             parents: body.parents.iter().map(at).collect(),
             files: body.files(),
             bytes: body.bytes(),
@@ -106,6 +115,19 @@ impl Store {
         })?;
         Ok(received.into_inner())
     }
+}
+
+/// Makes sure that an archive is what the store says, before somebody has podman unpack it.
+fn check_archive(path: &Path, container: &Container, head: &Head) -> Result<(), StoreError> {
+    let damaged = |what: String| StoreError::damaged(format!("image {}", head.name), what);
+    let found = Archive::open(path).map_err(|error| match error {
+        StoreError::Archive { what, .. } => damaged(format!("it is no archive of a container: {what}")),
+        error => error,
+    })?;
+    if found.container() != container || found.checkpoint() != head.checkpoint {
+        return Err(damaged("its archive is of another container or checkpoint".to_owned()));
+    }
+    Ok(())
 }
 
 /// Makes folders, links, and files of the right length that are one hole.

@@ -94,6 +94,15 @@ pub enum StoreError {
     #[error(transparent)]
     Image(#[from] ImageError),
 
+    /// A file is no archive of a container that could be stored.
+    #[error("{} is no whole archive of a container with GPU processes: {what}", .path.display())]
+    Archive {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+
     /// A file of this machine cannot be read or written.
     #[error("cannot {action} {}: {source}", .path.display())]
     Local {
@@ -148,7 +157,7 @@ impl StoreError {
     #[must_use]
     pub fn is_bad_image(&self) -> bool {
         match self {
-            Self::Damaged { .. } | Self::Missing { .. } => true,
+            Self::Damaged { .. } | Self::Missing { .. } | Self::Archive { .. } => true,
             Self::Image(error) => error.kind().is_bad_image(),
             _ => false,
         }

@@ -27,6 +27,8 @@
 //!   names what is in the pieces. A store made without a key finds mistakes, but no forgery.
 //! * **Garbage collection runs beside uploads** and locks nothing (`lease`, `collect`). Names of objects are never
 //!   used twice.
+//! * **An archive of a container is an image too** (`archive`): it is cut so that it shares what an image in a directory
+//!   would share.
 //! * **An image that builds on others is stored with them**, as one image: it says where its parent is by a relative
 //!   path, so they belong together (`tree`). Sharing makes that cheap.
 //!
@@ -40,16 +42,19 @@
 //! ```text
 //!   open                                         from an address to a store
 //!   upload, download, verify, collect            what is done with one
-//!   store      tree                              a store that was opened; an image on disk
+//!   store                                        one that was opened
 //!   lease, fetch, manifest, serve, ssh
+//!   archive                                      an archive of a container on disk
+//!   tree                                         an image on disk
 //!   pack, frame, directory, s3
-//!   piece, cut, parallel, progress
+//!   piece, cut, parallel, progress, tar
 //!   seal, transport
 //!   key, random, address
 //!   hash, error
 //! ```
 
 mod address;
+mod archive;
 mod collect;
 mod cut;
 mod directory;
@@ -73,12 +78,16 @@ mod seal;
 mod serve;
 mod ssh;
 mod store;
+mod tar;
 mod transport;
 mod tree;
 mod upload;
 mod verify;
 
 pub use address::Address;
+#[doc(hidden)]
+pub use archive::fuzz_archive;
+pub use archive::{ARCHIVE, Archive, Container};
 pub use collect::Collected;
 pub use download::Received;
 pub use error::StoreError;

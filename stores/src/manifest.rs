@@ -3,7 +3,7 @@
 //! ```text
 //!   images/HASH   │ magic, 8 │ length of the head, 4 │ head, sealed │ body, by zstd, sealed │
 //!
-//!   head   name, time, host, checkpoint, sizes; length and hash of the body      what `ls` shows
+//!   head   name, time, host, checkpoint, container, sizes; length and hash of the body      what `ls` shows
 //!   body   the image and those that it builds on; folders, links and files with mode and time; of each file its runs:
 //!          a piece or a hole; of each piece its hash, its length and where it is
 //! ```
@@ -17,6 +17,7 @@ use std::collections::HashSet;
 use serde::{Deserialize, Serialize};
 
 use crate::StoreError;
+use crate::archive::{ARCHIVE, Container};
 use crate::hash::Hash;
 use crate::pack::Place;
 use crate::piece::{Coder, MAX_LENGTH};
@@ -49,6 +50,9 @@ pub struct Head {
     pub checkpoint: String,
     /// The number of images that it builds on, which are stored with it.
     pub parents: u32,
+    /// The container, if the image is an archive of one that podman has exported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<Container>,
     /// Files, those of the images that it builds on among them.
     pub files: u64,
     /// The bytes of their content, without holes.
@@ -181,6 +185,14 @@ impl Body {
     /// The number of files.
     pub(crate) fn files(&self) -> u64 {
         self.entries.iter().filter(|it| matches!(it.kind, Kind::File(_))).count() as u64
+    }
+
+    /// Whether it has an archive and nothing else.
+    fn is_archive(&self) -> bool {
+        match self.entries.as_slice() {
+            [_, Entry { path, kind: Kind::File(_), .. }] => self.image.is_empty() && path == ARCHIVE,
+            _ => false,
+        }
     }
 
     /// Whether its parts agree, and nothing in it leads out of the folder that it is written to.
@@ -325,6 +337,9 @@ pub(crate) fn read(coder: &Coder, object: &ObjectName, mut bytes: Vec<u8>) -> Re
         return Err(bad("its head belongs to another body"));
     }
     let body = parse(&body).map_err(|what| bad(&what))?;
+    if head.container.is_some() && !body.is_archive() {
+        return Err(bad("it is that of an archive, and has other files"));
+    }
     Ok((head, body))
 }
 
@@ -379,6 +394,7 @@ mod tests {
             host: "node".to_owned(),
             checkpoint: "0".repeat(32),
             parents: 1,
+            container: None,
             files: body.files(),
             bytes: body.bytes(),
             stored: body.stored(),
@@ -406,6 +422,31 @@ mod tests {
         let mut newer = written;
         newer[7] = b'2';
         assert!(matches!(read(&coder, &object, newer), Err(StoreError::Newer { found: 2, .. })));
+    }
+
+    #[test]
+    fn a_manifest_of_an_archive_has_that_and_nothing_else() {
+        let coder = coder();
+        let object = object_of(&coder, "job-1").unwrap();
+        let (mut head, mut body) = sample();
+        let read =
+            |head: &Head, body: &Body| read(&coder, &object, write(&coder, &object, head.clone(), body).unwrap());
+        // An older release has written none, and would not know what it is.
+        let of_older = serde_json::to_value(&head).unwrap();
+        assert!(of_older.get("container").is_none());
+        head.container = Some(Container { name: "train".to_owned(), id: "f0".to_owned() });
+        assert!(read(&head, &body).is_err());
+        (body.image, body.parents) = (String::new(), Vec::new());
+        body.entries.truncate(1);
+        assert!(read(&head, &body).is_err());
+        for (path, is_good) in [("other", false), (ARCHIVE, true)] {
+            let kind = Kind::File(vec![Run::Piece(0)]);
+            let archive = Entry { path: path.to_owned(), mode: 0o600, modified: (1, 2), kind };
+            let body = Body { entries: vec![body.entries[0].clone(), archive], ..body.clone() };
+            let found = read(&head, &body);
+            assert_eq!(found.is_ok(), is_good, "{path}: {found:?}");
+            assert!(found.is_err() || found.unwrap().0.container == head.container);
+        }
     }
 
     #[test]

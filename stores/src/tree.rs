@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
-use rekindle_images::{Checksum, Image, Storage, data_name};
+use rekindle_images::{Checksum, Image, Manifest, Storage, data_name};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
@@ -77,8 +77,11 @@ impl Tree {
         }
 
         let root = common(&directories);
-        let cuts: BTreeMap<_, _> =
-            directories.iter().zip(&layers).flat_map(|(directory, image)| cuts_of(directory, image)).collect();
+        let cuts_in = |(directory, image): (&PathBuf, &Image)| {
+            let cuts = cuts_of(image.manifest()).into_iter();
+            cuts.map(|(name, cuts)| (directory.join(name), cuts)).collect::<Vec<_>>()
+        };
+        let cuts: BTreeMap<_, _> = directories.iter().zip(&layers).flat_map(cuts_in).collect();
         let mut scan = Scan { root: &root, own: directories.iter().cloned().collect(), cuts, entries: Vec::new() };
         scan.way_to_all(&directories)?;
         let below = |it: &PathBuf| relative(&root, it);
@@ -132,12 +135,12 @@ impl Tree {
     }
 }
 
-/// The offsets in the data files of an image at which its pieces begin and end.
-fn cuts_of(directory: &Path, image: &Image) -> BTreeMap<PathBuf, BTreeSet<u64>> {
-    let mut cuts: BTreeMap<PathBuf, BTreeSet<u64>> = BTreeMap::new();
-    for piece in image.manifest().clients.iter().flat_map(|it| it.regions()).flat_map(|it| it.pieces) {
+/// The offsets in the data files of an image, by their names, at which its pieces begin and end.
+pub(crate) fn cuts_of(manifest: &Manifest) -> BTreeMap<String, BTreeSet<u64>> {
+    let mut cuts: BTreeMap<String, BTreeSet<u64>> = BTreeMap::new();
+    for piece in manifest.clients.iter().flat_map(|it| it.regions()).flat_map(|it| it.pieces) {
         if let Storage::Stored(extent) = piece.storage {
-            let file = cuts.entry(directory.join(data_name(extent.file))).or_default();
+            let file = cuts.entry(data_name(extent.file)).or_default();
             // With the zeros up to the next.
             let end = extent.offset.saturating_add(extent.length).checked_next_multiple_of(rekindle_images::BLOCK);
             file.extend([Some(extent.offset), end].into_iter().flatten());
@@ -217,7 +220,8 @@ impl Scan<'_> {
     }
 }
 
-fn modified(status: &Metadata) -> (i64, u32) {
+/// The time of the last change, in seconds since 1970 and nanoseconds.
+pub(crate) fn modified(status: &Metadata) -> (i64, u32) {
     (status.mtime(), status.mtime_nsec() as u32)
 }
 

@@ -19,6 +19,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 
 use crate::StoreError;
+use crate::archive::{ARCHIVE, Archive, Container};
 use crate::cut::{Cutter, LONGEST};
 use crate::fetch;
 use crate::hash::Hash;
@@ -44,6 +45,9 @@ pub struct Sent {
     pub name: String,
     /// The number of images that it builds on, which were stored with it.
     pub parents: usize,
+    /// The container, if the image is an archive of one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container: Option<Container>,
     /// Files, those of the images that it builds on among them.
     pub files: u64,
     /// The bytes of their content, without holes.
@@ -56,6 +60,14 @@ pub struct Sent {
     pub sent_pieces: u64,
     /// The bytes that were sent for them.
     pub sent_bytes: u64,
+}
+
+/// What the head of a manifest says of the image.
+struct About<'a> {
+    created: u64,
+    host: &'a str,
+    checkpoint: &'a str,
+    container: Option<&'a Container>,
 }
 
 /// The files of an image, their pieces named by number in a list of hashes that comes beside them.
@@ -74,9 +86,28 @@ impl Store {
     /// one that changes meanwhile, and what the transport says. What was sent stays; the next upload finds it.
     pub fn put_directory(&self, directory: &Path, name: &str, tell: OnProgress<'_>) -> Result<Sent, StoreError> {
         let tree = Tree::of(directory)?;
-        let head =
-            |body: &Body| self.head(name, tree.summary.created, &tree.summary.host, tree.summary.id.to_string(), body);
-        self.upload(name, &head, &|session| session.send_tree(&tree, &Meter::new(tree.size(), tell)))
+        let about = About {
+            created: tree.summary.created,
+            host: &tree.summary.host,
+            checkpoint: &tree.summary.id.to_string(),
+            container: None,
+        };
+        self.upload(name, &about, &|session| session.send_tree(&tree, &Meter::new(tree.size(), tell)))
+    }
+
+    /// Stores an archive of a container, which podman has exported, under this name.
+    ///
+    /// # Errors
+    /// As for [`put_directory`](Self::put_directory), and [`StoreError::Archive`].
+    pub fn put_archive(&self, archive: &Archive, name: &str, tell: OnProgress<'_>) -> Result<Sent, StoreError> {
+        let found = archive.contents();
+        let about = About {
+            created: found.created,
+            host: &found.host,
+            checkpoint: &found.checkpoint,
+            container: Some(&found.container),
+        };
+        self.upload(name, &about, &|session| session.send_archive(archive, &Meter::new(found.length, tell)))
     }
 
     /// Stores an image of another store under this name.
@@ -90,22 +121,23 @@ impl Store {
         name: &str,
         tell: OnProgress<'_>,
     ) -> Result<Sent, StoreError> {
-        let known = &image.head;
-        let head = |body: &Body| self.head(name, known.created, &known.host, known.checkpoint.clone(), body);
+        let Head { created, host, checkpoint, container, .. } = &image.head;
+        let about = About { created: *created, host, checkpoint, container: container.as_ref() };
         let total = image.body.pieces.iter().map(|it| it.length).sum();
-        self.upload(name, &head, &|session| session.send_stored(from, &image.body, &Meter::new(total, tell)))
+        self.upload(name, &about, &|session| session.send_stored(from, &image.body, &Meter::new(total, tell)))
     }
 
-    fn head(&self, name: &str, created: u64, host: &str, checkpoint: String, body: &Body) -> Head {
+    fn head(&self, name: &str, about: &About<'_>, body: &Body) -> Head {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs());
         Head {
             name: name.to_owned(),
             stored_at: now,
-            created,
+            created: about.created,
             // It comes out of the image, which may say anything.
-            host: host.chars().take(255).collect(),
-            checkpoint,
+            host: about.host.chars().take(255).collect(),
+            checkpoint: about.checkpoint.to_owned(),
             parents: body.parents.len() as u32,
+            container: about.container.cloned(),
             files: body.files(),
             bytes: body.bytes(),
             stored: body.stored(),
@@ -117,7 +149,7 @@ impl Store {
     fn upload(
         &self,
         name: &str,
-        head: &dyn Fn(&Body) -> Head,
+        about: &About<'_>,
         pass: &dyn Fn(&Session<'_>) -> Result<Draft, StoreError>,
     ) -> Result<Sent, StoreError> {
         let object = self.object_of(name)?;
@@ -143,7 +175,7 @@ impl Store {
                 session.forget(&unusable);
                 continue;
             }
-            let head = head(&body);
+            let head = self.head(name, about, &body);
             let written = manifest::write(&self.coder, &object, head, &body)?;
             if !put_once(&*self.transport, &object, &written)? {
                 return Err(exists());
@@ -158,6 +190,7 @@ impl Store {
             return Ok(Sent {
                 name: name.to_owned(),
                 parents: body.parents.len(),
+                container: about.container.cloned(),
                 files: body.files(),
                 bytes: body.bytes(),
                 stored: body.stored(),
@@ -348,40 +381,25 @@ impl<'a> Session<'a> {
         Ok(body)
     }
 
-    /// Sends what is not there of an image on disk.
-    fn send_tree(&self, tree: &Tree, meter: &Meter<'_>) -> Result<Draft, StoreError> {
+    /// Sends what is not there of the pieces that are given; giving one says which run of a file it is, and nothing when there is no
+    /// use in going on. Returns the pieces beside what `produce` does.
+    fn send<T>(
+        &self,
+        meter: &Meter<'_>,
+        produce: impl FnOnce(&mut dyn FnMut(Vec<u8>) -> Option<Run>) -> Result<T, StoreError>,
+    ) -> Result<(T, Vec<(Hash, u64)>), StoreError> {
         let hashes = Mutex::new(Vec::new());
-        let mut entries = Vec::new();
-        let cutter = Cutter::new(&self.store.cut);
-        let produce = |give: &mut dyn FnMut((usize, Vec<u8>)) -> bool| {
+        let mut produced = None;
+        let numbered = |give: &mut dyn FnMut((usize, Vec<u8>)) -> bool| {
             let mut number = 0;
-            for found in &tree.entries {
-                let kind = match &found.kind {
-                    OnDiskKind::Folder => Kind::Folder,
-                    OnDiskKind::Link(target) => Kind::Link(target.clone()),
-                    OnDiskKind::File { size, cuts } => {
-                        let file = tree.open(found)?;
-                        let mut runs = Vec::new();
-                        let mut emit = |content: Vec<u8>| {
-                            runs.push(Run::Piece(number as u32));
-                            number += 1;
-                            give((number - 1, content))
-                        };
-                        let mut reader = Reader { tree, found, file: &file, cutter: &cutter, cuts };
-                        let holes = reader.read(*size, &mut emit)?;
-                        tree.compare(
-                            found,
-                            &file.metadata().map_err(StoreError::local("ask about", &tree.root.join(&found.path)))?,
-                        )?;
-                        Kind::File(with_holes(runs, holes, meter))
-                    }
-                };
-                let OnDisk { path, mode, modified, .. } = found;
-                entries.push(Entry { path: path.clone(), mode: *mode, modified: *modified, kind });
-            }
-            tree.compare_all()
+            let mut next = |content| {
+                number += 1;
+                give((number - 1, content)).then(|| Run::Piece(number as u32 - 1))
+            };
+            produced = Some(produce(&mut next)?);
+            Ok(())
         };
-        each(self.store.threads, produce, |(number, content)| {
+        each(self.store.threads, numbered, |(number, content)| {
             let hash = self.store.coder.hash(&content);
             {
                 let mut hashes = lock(&hashes);
@@ -395,7 +413,79 @@ impl<'a> Session<'a> {
             Ok(())
         })?;
         let pieces = hashes.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let nothing = || StoreError::refused("nothing was read: this is an error in rekindle");
+        Ok((produced.ok_or_else(nothing)?, pieces))
+    }
+
+    /// Sends what is not there of an image on disk.
+    fn send_tree(&self, tree: &Tree, meter: &Meter<'_>) -> Result<Draft, StoreError> {
+        let cutter = Cutter::new(&self.store.cut);
+        let (entries, pieces) = self.send(meter, |give| {
+            let mut entries = Vec::new();
+            for found in &tree.entries {
+                let kind = match &found.kind {
+                    OnDiskKind::Folder => Kind::Folder,
+                    OnDiskKind::Link(target) => Kind::Link(target.clone()),
+                    OnDiskKind::File { size, cuts } => {
+                        let file = tree.open(found)?;
+                        let mut runs = Vec::new();
+                        let mut emit = |content: Vec<u8>| {
+                            let run = give(content);
+                            runs.extend(run);
+                            run.is_some()
+                        };
+                        let mut reader = Reader { tree, found, file: &file, cutter: &cutter, cuts };
+                        let holes = reader.read(*size, &mut emit)?;
+                        tree.compare(
+                            found,
+                            &file.metadata().map_err(StoreError::local("ask about", &tree.root.join(&found.path)))?,
+                        )?;
+                        Kind::File(with_holes(runs, holes, meter))
+                    }
+                };
+                let OnDisk { path, mode, modified, .. } = found;
+                entries.push(Entry { path: path.clone(), mode: *mode, modified: *modified, kind });
+            }
+            tree.compare_all()?;
+            Ok(entries)
+        })?;
         Ok(Draft { image: tree.image.clone(), parents: tree.parents.clone(), entries, pieces })
+    }
+
+    /// Sends what is not there of an archive.
+    fn send_archive(&self, archive: &Archive, meter: &Meter<'_>) -> Result<Draft, StoreError> {
+        let cutter = Cutter::new(&self.store.cut);
+        let (runs, pieces) = self.send(meter, |give| {
+            let mut source = archive.read()?;
+            let failed = |error| archive.unreadable(error);
+            let (mut runs, mut at) = (Vec::new(), 0);
+            for part in &archive.contents().parts {
+                let mut left = part.end - at;
+                at = part.end;
+                let mut buffer = Vec::new();
+                while left > 0 || !buffer.is_empty() {
+                    let before = buffer.len();
+                    let more = if part.is_piece { left } else { left.min((LONGEST - before) as u64) };
+                    buffer.resize(before + more as usize, 0);
+                    source.read_exact(&mut buffer[before..]).map_err(failed)?;
+                    left -= more;
+                    let first = if part.is_piece { buffer.len() } else { cutter.first(&buffer) };
+                    let rest = buffer.split_off(first);
+                    match give(std::mem::replace(&mut buffer, rest)) {
+                        Some(run) => runs.push(run),
+                        None => return Ok(runs),
+                    }
+                }
+            }
+            archive.compare()?;
+            Ok(runs)
+        })?;
+        let (modified, root) = (archive.modified(), String::new());
+        let entries = vec![
+            Entry { path: root.clone(), mode: 0o700, modified, kind: Kind::Folder },
+            Entry { path: ARCHIVE.to_owned(), mode: 0o600, modified, kind: Kind::File(runs) },
+        ];
+        Ok(Draft { image: root, parents: Vec::new(), entries, pieces })
     }
 
     /// Sends what is not there of an image in another store.
@@ -516,6 +606,43 @@ impl Reader<'_> {
             if !give(std::mem::replace(&mut buffer, rest)) {
                 return Ok(false);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::archive::Contents;
+    use crate::directory::Directory;
+
+    /// Whoever has a store's key, or can write to one without a key, puts there what no upload would.
+    #[test]
+    fn a_store_that_says_of_other_bytes_that_they_are_an_archive_is_not_believed() {
+        let place = tempfile::tempdir().unwrap();
+        let transport = std::sync::Arc::new(Directory::new(place.path().join("store")));
+        let store = Store::create(transport, "here", None, false).unwrap();
+        let path = place.path().join("forged");
+        for (number, bytes) in [&b"no archive"[..], &[0; 1024], &[]].into_iter().enumerate() {
+            fs::write(&path, bytes).unwrap();
+            let length = bytes.len() as u64;
+            let contents = Contents {
+                container: Container { name: "train".to_owned(), id: "f0".to_owned() },
+                checkpoint: "0".repeat(32),
+                created: 0,
+                host: String::new(),
+                length,
+                parts: vec![crate::archive::Part { end: length, is_piece: false }],
+            };
+            let archive = Archive::unchecked(&path, contents);
+            let name = format!("forged-{number}");
+            store.put_archive(&archive, &name, &|_| ()).unwrap();
+            let to = place.path().join("copy");
+            let error = store.get_to(&store.image(&name).unwrap(), &to, &|_| ()).unwrap_err();
+            assert!(error.is_bad_image() && error.to_string().contains("no archive of a container"), "{error}");
+            assert_eq!(fs::read_dir(place.path()).unwrap().count(), 2, "nothing is left");
         }
     }
 }

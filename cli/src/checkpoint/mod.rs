@@ -26,7 +26,7 @@ use crate::{images, output, protect};
 
 /// Makes a checkpoint, or several.
 pub(crate) fn checkpoint(options: &Options) -> Result<(), Failure> {
-    options.containers.check(options.kept.options().map(Into::into))?;
+    options.containers.check(options.kept.options().map(Into::into), options.to.is_some())?;
     let socket = options.daemon.socket()?;
     let maker = match (&options.containers.pod, options.containers.single()) {
         (Some(pod), _) => return pod::checkpoint(options, pod, &socket),
@@ -40,8 +40,10 @@ pub(crate) fn checkpoint(options: &Options) -> Result<(), Failure> {
         }
     };
     // What stands in its way is said before the checkpoint, not after it.
-    let target = match (&options.to, &options.dir) {
-        (Some(url), Some(dir)) => Some(images::Target::find(url, &options.key, dir)?),
+    let archive = options.containers.single().and_then(|it| options.containers.file(it));
+    let target = match (&options.to, &archive, &options.dir) {
+        (Some(url), Some(file), _) => Some(images::Target::find(url, &options.key, file, true)?),
+        (Some(url), None, Some(dir)) => Some(images::Target::find(url, &options.key, dir, false)?),
         _ => None,
     };
     let (mut report, mut result) = attempt::one(options, &maker, &socket)?;

@@ -155,10 +155,17 @@ impl OfContainers {
         }
     }
 
-    /// Refuses options that cannot be meant.
-    pub(super) fn check(&self, of_criu: impl Iterator<Item = OsString>) -> Result<(), Failure> {
+    /// Refuses options that cannot be meant. `to_store`: whether what is made is to be copied into a store.
+    pub(super) fn check(&self, of_criu: impl Iterator<Item = OsString>, to_store: bool) -> Result<(), Failure> {
         if self.are_meant() {
             self.check_engine(of_criu)?;
+        }
+        if to_store && self.are_meant() {
+            let makes_one = self.single().is_some_and(|it| self.file(it).is_some());
+            if !makes_one || self.compress == Some(Compress::Gzip) {
+                let why = "--to is for the archive of one container: give one --container, --export FILE, and no --compress gzip";
+                return Err(Failure::usage(anyhow!(why)));
+            }
         }
         if self.pre_checkpoint || self.with_previous {
             let why = "Rekindle copies GPU memory while the container runs, and podman's earlier checkpoints of memory have none of \

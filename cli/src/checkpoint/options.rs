@@ -21,8 +21,9 @@ pub(crate) struct Options {
     /// Build on the image in this directory: write only what has changed since; the new image needs that one
     #[arg(long, value_name = "DIR")]
     pub(super) on: Option<PathBuf>,
-    /// Then copy the image into this store, or under this name in it: URL/NAME. It stays in the directory too
-    #[arg(long, value_name = "URL", conflicts_with = "containers")]
+    /// Then copy the image into this store, or under this name in it: URL/NAME. It stays in the directory too. Of one container,
+    /// that is the archive that --export or --export-dir makes
+    #[arg(long, value_name = "URL", conflicts_with_all = ["all", "pod", "create_image"])]
     pub(super) to: Option<String>,
     #[command(flatten)]
     pub(super) key: images::Key,

@@ -4,12 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, anyhow};
-use rekindle_stores::{Progress, Received, Sent, Store, StoreError};
+use rekindle_stores::{Archive, Container, Progress, Received, Sent, Store, StoreError};
 
 use super::place::{CommonOptions, Key, Place, named};
 use crate::bar::Bar;
 use crate::failure::Failure;
 use crate::output;
+
+/// How the files of archives end that a store can take.
+const ENDINGS: [&str; 2] = [".tar.zst", ".tar"];
 
 /// A bar that threads show their progress on.
 pub(super) struct Shown {
@@ -60,54 +63,68 @@ pub(super) fn copy(from: &str, to: &str, from_key: Option<&Path>, common: &Commo
     }
 }
 
-/// A name in a store at which an image will be that is not made yet.
+/// A name in a store that an image is to have which is not made yet.
 pub(crate) struct Target {
     store: Box<Store>,
     name: String,
-    dir: PathBuf,
+    path: PathBuf,
     url: String,
 }
 
 impl Target {
-    /// Makes sure that an image from this directory can get its name.
-    pub(crate) fn find(url: &str, key: &Key, dir: &Path) -> Result<Self, Failure> {
+    /// Makes sure that an image from this directory, or an archive from this file, can get its name.
+    pub(crate) fn find(url: &str, key: &Key, path: &Path, is_archive: bool) -> Result<Self, Failure> {
         let Place::Store(store, name) = Place::of(url, key)? else {
             return Err(StoreError::NoStore { url: url.to_owned() }.into());
         };
-        let own = || std::path::absolute(dir).ok()?.file_name()?.to_str().map(str::to_owned);
-        let nameless = || Failure::usage(anyhow!("{} gives the image no name: say URL/NAME", dir.display()));
-        let name = name.or_else(own).ok_or_else(nameless)?;
+        let absolute = std::path::absolute(path).context("cannot tell the current directory")?;
+        let name = named_or_own(name, &absolute, is_archive)?;
         if store.has(&name)? {
             return Err(StoreError::ImageExists { name, url: store.url().to_owned() }.into());
         }
-        Ok(Self { store, name, dir: dir.to_owned(), url: url.to_owned() })
+        Ok(Self { store, name, path: path.to_owned(), url: url.to_owned() })
     }
 
     /// Stores the image, which is there now.
     pub(crate) fn put(self, json: bool) -> Result<Sent, Failure> {
-        let Self { store, name, dir, url } = self;
-        upload(&store, &dir, Some(name), json).map_err(|failure| {
-            let dir = dir.display();
-            failure
-                .but(format!("the image is in {dir} and not in the store (`rekindle images copy {dir} {url}` goes on)"))
+        let Self { store, name, path, url } = self;
+        upload(&store, &path, Some(name), json).map_err(|failure| {
+            let path = path.display();
+            failure.but(format!(
+                "the image is in {path} and not in the store (`rekindle images copy {path} {url}` goes on)"
+            ))
         })
     }
 }
 
-/// Copies an image from a store to a directory, for a restore, and returns the directory that it is in.
+/// The name of an image: the one that was given, or that of its directory or file.
+fn named_or_own(name: Option<String>, path: &Path, is_archive: bool) -> Result<String, Failure> {
+    let own = || {
+        let own = path.file_name()?.to_str()?;
+        let without = ENDINGS.iter().filter(|_| is_archive).find_map(|it| own.strip_suffix(it));
+        Some(without.unwrap_or(own).to_owned())
+    };
+    let nameless = || Failure::usage(anyhow!("{} gives the image no name: say URL/NAME", path.display()));
+    name.or_else(own).ok_or_else(nameless)
+}
+
+/// Copies an image from a store to a directory, for a restore, and returns the directory that it is in, or the archive.
 pub(crate) fn fetch(url: &str, key: &Key, into: &Path, json: bool) -> Result<PathBuf, Failure> {
     let (store, name) = named(url, key)?;
     Ok(download(&store, &name, into, json)?.image)
 }
 
-/// Stores the image in a directory, under the directory's name unless another is given.
-fn upload(store: &Store, dir: &Path, name: Option<String>, json: bool) -> Result<Sent, Failure> {
-    let path = dir.canonicalize().with_context(|| format!("cannot open {}", dir.display()))?;
-    let own = || path.file_name()?.to_str().map(str::to_owned);
-    let nameless = || Failure::usage(anyhow!("{} gives the image no name: say URL/NAME", dir.display()));
-    let name = name.or_else(own).ok_or_else(nameless)?;
+/// Stores the image in a directory, or an archive of a container, under its own name unless another is given.
+fn upload(store: &Store, path: &Path, name: Option<String>, json: bool) -> Result<Sent, Failure> {
+    let found = path.canonicalize().with_context(|| format!("cannot open {}", path.display()))?;
+    let name = named_or_own(name, &found, found.is_file())?;
+    let archive = Archive::at(&found).map(|it| Archive::open(&it)).transpose()?;
     let shown = Shown::new("upload", json);
-    let sent = store.put_directory(dir, &name, &|it| shown.show(it));
+    let tell = |it| shown.show(it);
+    let sent = match &archive {
+        Some(archive) => store.put_archive(archive, &name, &tell),
+        None => store.put_directory(path, &name, &tell),
+    };
     shown.clear();
     Ok(sent?)
 }
@@ -121,14 +138,23 @@ fn download(store: &Store, name: &str, dir: &Path, json: bool) -> Result<Receive
     Ok(received?)
 }
 
+/// What an image has its bytes in.
+fn described(container: Option<&Container>, files: u64) -> String {
+    match container {
+        Some(it) => format!("an archive of container {}", output::plain(&it.name)),
+        None => format!("{files} files"),
+    }
+}
+
 fn print_sent(sent: &Sent, to: &str, json: bool) -> Result<(), Failure> {
     if json {
         output::print_json(sent)?;
         return Ok(());
     }
-    let Sent { name, files, bytes, pieces, sent_pieces, sent_bytes, .. } = sent;
+    let Sent { name, container, files, bytes, pieces, sent_pieces, sent_bytes, .. } = sent;
     let (bytes, sent) = (output::size(*bytes), output::size(*sent_bytes));
-    output::print(&format!("{to}: {name}, {bytes} in {files} files; {sent} sent, {sent_pieces} of {pieces} pieces\n"))?;
+    let what = described(container.as_ref(), *files);
+    output::print(&format!("{to}: {name}, {bytes} in {what}; {sent} sent, {sent_pieces} of {pieces} pieces\n"))?;
     Ok(())
 }
 
@@ -137,9 +163,10 @@ fn print_received(received: &Received, json: bool) -> Result<(), Failure> {
         output::print_json(received)?;
         return Ok(());
     }
-    let Received { image, parents, files, bytes, received_bytes } = received;
+    let Received { image, container, parents, files, bytes, received_bytes } = received;
     let (bytes, came) = (output::size(*bytes), output::size(*received_bytes));
-    let mut text = format!("{}: {bytes} in {files} files; {came} received\n", image.display());
+    let what = described(container.as_ref(), *files);
+    let mut text = format!("{}: {bytes} in {what}; {came} received\n", image.display());
     for parent in parents {
         text += &format!("{}: an image that it builds on\n", parent.display());
     }

@@ -53,7 +53,7 @@ enum Verb {
     },
     /// Copy an image from a directory into a store, from a store into a directory, or from one store to another
     Copy {
-        /// The image: a directory, or URL/NAME in a store
+        /// The image: a directory, an archive of a container (.tar or .tar.zst), or URL/NAME in a store
         from: String,
         /// The store, or URL/NAME in it; or a directory, which must not exist or be empty
         to: String,

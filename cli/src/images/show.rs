@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::anyhow;
-use rekindle_stores::{Address, Head, Store, StoreError, StoredFile};
+use rekindle_stores::{Address, Container, Head, Store, StoreError, StoredFile};
 use serde::Serialize;
 
 use super::place::CommonOptions;
@@ -36,13 +36,14 @@ pub(super) fn list(url: &str, common: &CommonOptions) -> Result<(), Failure> {
 }
 
 fn table(images: &[Head]) -> String {
-    let head = ["NAME", "HOST", "AGE", "FILES", "SIZE", "STORED", "BUILDS ON"];
+    let head = ["NAME", "HOST", "CONTAINER", "AGE", "FILES", "SIZE", "STORED", "BUILDS ON"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs());
     rows.extend(images.iter().map(|it| {
         vec![
             output::plain(&it.name),
             output::plain(&it.host),
+            it.container.as_ref().map_or_else(|| "-".to_owned(), |it| output::plain(&it.name)),
             age(now.saturating_sub(it.created)),
             it.files.to_string(),
             output::size(it.bytes),
@@ -53,7 +54,7 @@ fn table(images: &[Head]) -> String {
             },
         ]
     }));
-    output::table(&rows, &[2, 3, 4, 5])
+    output::table(&rows, &[3, 4, 5, 6])
 }
 
 fn age(seconds: u64) -> String {
@@ -128,6 +129,9 @@ pub(super) fn show(url: &str, common: &CommonOptions) -> Result<(), Failure> {
         output::size(*bytes),
         output::size(*stored)
     );
+    if let Some(Container { name, id }) = &shown.head.container {
+        text += &format!("an archive of podman's container {}, {}\n", output::plain(name), output::plain(id));
+    }
     if !shown.parents_folders.is_empty() {
         let (folder, parents) = (output::plain(&shown.folder), output::plain(&shown.parents_folders.join(", ")));
         text += &format!("in {folder}, builds on the images in {parents}\n");

@@ -15,10 +15,9 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rekindle_stores::ARCHIVE;
 use xxhash_rust::xxh3::Xxh3;
 
-/// The archive in the directory of its image.
-const ARCHIVE: &str = "container.tar";
 const HASH: &str = "container.tar.hash";
 /// Where an archive is unpacked, beside the images.
 const UNPACKED: &str = "unpacked";
@@ -72,6 +71,17 @@ pub(super) fn has_its_hash(dir: &Path) -> Option<Result<(), Wrong>> {
         }
         Err(error) => Err(failed("cannot read the archive", &error)),
     })
+}
+
+/// Takes the hash of a damaged archive along to the copy that has come from a store, so that the copy has to be the same. Without it,
+/// the copy is verified like an archive that was just made.
+pub(super) fn hand_hash_on(from: &Path, to: &Path) -> Result<(), Wrong> {
+    match fs::copy(from.join(HASH), to.join(HASH)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(failed("cannot copy the hash of the archive", &error))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Notes the hash of an archive that was verified, after both are on the disk.
@@ -209,6 +219,26 @@ mod tests {
         let unpacked = Unpacked::of(&dir, lock()).unwrap();
         assert!(!images.path().join(UNPACKED).join("left").exists());
         drop(unpacked);
+    }
+
+    #[test]
+    fn a_copy_of_a_damaged_archive_has_to_have_its_hash() {
+        let images = tempfile::tempdir().unwrap();
+        let dir = packed(images.path());
+        note_hash(&dir).unwrap();
+        let copy = images.path().join("copy");
+        make_dir(&copy).unwrap();
+        fs::copy(archive(&dir), archive(&copy)).unwrap();
+        fs::write(archive(&dir), "damaged").unwrap();
+        hand_hash_on(&dir, &copy).unwrap();
+        assert!(matches!(has_its_hash(&copy), Some(Ok(()))));
+        File::options().append(true).open(archive(&copy)).unwrap().write_all(&[0]).unwrap();
+        assert!(matches!(has_its_hash(&copy), Some(Err(Wrong::Damaged(_)))));
+        // Where the hash is gone with the archive, the copy is verified as if podman had just made it.
+        fs::remove_dir_all(&dir).unwrap();
+        fs::remove_file(copy.join(HASH)).unwrap();
+        hand_hash_on(&dir, &copy).unwrap();
+        assert!(has_its_hash(&copy).is_none());
     }
 
     #[test]

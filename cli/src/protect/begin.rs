@@ -69,13 +69,6 @@ pub(super) fn process(options: &Options, pid: i32) -> Result<(), Failure> {
 
 /// Protects a container that runs.
 pub(super) fn container(options: &Options, name: &str) -> Result<(), Failure> {
-    if let Some(level) = options.to.first() {
-        return Err(Failure::refused(anyhow!(
-            "{} cannot get images of a container: those are archives of podman's, and stores hold none; leave out --to, and copy the \
-             archives by other means",
-            level.url
-        )));
-    }
     let socket = options.daemon.socket()?;
     let configuration = configuration(&socket)?;
     let program = options.podman.as_deref().map(podman::program).transpose()?;
@@ -215,6 +208,7 @@ fn wishes(
         images,
         levels,
         key: options.key.file()?,
+        verify_every: options.verify_every.as_secs_f64(),
         mtbf: options.mtbf.map_or(configuration.mtbf_ms as f64 / 1e3, |it| it.as_secs_f64()),
         rules,
         checkpoint,

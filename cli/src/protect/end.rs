@@ -100,6 +100,7 @@ mod tests {
             levels: Vec::new(),
             key: None,
             mtbf: 3600.0,
+            verify_every: 3600.0,
             rules: Rules { restore: true, nonzero_fails: false, limit: 5 },
             checkpoint: Vec::new(),
             restore: Vec::new(),

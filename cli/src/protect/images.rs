@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 use rekindle_images::{Base, Image as OnDisk, ImageDir};
 use rekindle_protect::{Cost, Image, Record, Shelf, Standing};
 
-use super::archive::archive;
+use super::archive::{archive, hand_hash_on};
 use super::folder::{image_dir, image_numbers};
 use super::verbs::{Failed, Verbs};
 
+/// Why an image is damaged whose directory is missing.
+pub(super) const GONE: &str = "it is not there any more";
 /// Where an image is while it comes from a store.
 const INCOMING: &str = "incoming";
 
@@ -98,31 +100,21 @@ impl<'a> Images<'a> {
         }
     }
 
-    /// Brings an image back from a store, in place of what is here of it. It builds on no other then.
+    /// Brings an image back from a store, in place of what is here of it. It builds on no other then. An archive is verified before it
+    /// is used.
     pub(super) fn fetch(&self, number: u64, url: &str, name: &str) -> Result<(), Failed> {
-        let (dir, incoming) = (self.dir(number), self.images.join(INCOMING));
-        let on_disk = |what: &str, result: std::io::Result<()>| match result {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(Failed { bad_image: false, why: format!("{what}: {error}") })
-            }
-            _ => Ok(()),
-        };
-        let clear = || on_disk("cannot remove what came before", fs::remove_dir_all(&incoming));
-        clear()?;
-        // The directory may be gone with its images.
-        on_disk("cannot make the directory of the images", fs::create_dir_all(self.images))?;
-        let fetched = || {
-            let came = self.verbs.fetch(url, name, &incoming)?;
-            if came != incoming {
-                self.verbs.flatten(&came)?;
-            }
-            self.remove(number).map_err(|why| Failed { bad_image: false, why })?;
-            on_disk("cannot give the image its name", fs::rename(came, &dir))
-        };
-        let result = fetched();
+        let incoming = self.images.join(INCOMING);
+        let result =
+            receive(self.verbs, &self.dir(number), &incoming, url, name).and_then(|came| self.replace(number, &came));
         // What is left is removed by the next one otherwise.
-        let _ = clear();
+        let _ = clear(&incoming);
         result
+    }
+
+    /// Gives an image that has come from a store its place.
+    pub(super) fn replace(&self, number: u64, came: &Path) -> Result<(), Failed> {
+        self.remove(number).map_err(|why| Failed { bad_image: false, why })?;
+        on_disk("cannot give the image its name", fs::rename(came, self.dir(number)))
     }
 
     /// Compares the directory with the record: an image that was complete and not noted yet is a good one, if it is; an archive, if it
@@ -168,7 +160,44 @@ impl<'a> Images<'a> {
         let modified = fs::metadata(dir).and_then(|it| it.modified()).ok();
         let since = modified.and_then(|it| it.duration_since(std::time::UNIX_EPOCH).ok()).unwrap_or_default();
         let began_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-        Image { number, on: base, standing: Standing::Good, began_ms, cost: None }
+        Image { number, on: base, standing: Standing::Good, began_ms, cost: None, verified_ms: 0 }
+    }
+}
+
+/// Copies an image from a store into a directory, in which it is independent of others, and returns where it is. It is a copy of what
+/// was in `damaged`.
+pub(super) fn receive(
+    verbs: &Verbs,
+    damaged: &Path,
+    incoming: &Path,
+    url: &str,
+    name: &str,
+) -> Result<PathBuf, Failed> {
+    clear(incoming)?;
+    // The directory may be gone with its images.
+    if let Some(parent) = incoming.parent() {
+        on_disk("cannot make the directory of the images", fs::create_dir_all(parent))?;
+    }
+    let came = verbs.fetch(url, name, incoming)?;
+    if archive(&came).exists() {
+        hand_hash_on(damaged, &came)?;
+    } else if came != incoming {
+        verbs.flatten(&came)?;
+    }
+    Ok(came)
+}
+
+/// Removes what has come before.
+pub(super) fn clear(incoming: &Path) -> Result<(), Failed> {
+    on_disk("cannot remove what came before", fs::remove_dir_all(incoming))
+}
+
+fn on_disk(what: &str, result: std::io::Result<()>) -> Result<(), Failed> {
+    match result {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Failed { bad_image: false, why: format!("{what}: {error}") })
+        }
+        _ => Ok(()),
     }
 }
 

@@ -20,6 +20,7 @@
 //!   protected
 //!   begin, end, show
 //!   supervisor        console
+//!   checks
 //!   uploads           guard
 //!   images, job
 //!   verbs, ended, folder, options
@@ -28,6 +29,7 @@
 
 mod archive;
 mod begin;
+mod checks;
 mod console;
 mod container;
 mod end;

@@ -56,6 +56,10 @@ pub(crate) struct Options {
     pub(super) to: Vec<Level>,
     #[command(flatten)]
     pub(super) key: images::Key,
+    /// How long after its last verification an image that is kept is verified again, beside the job. One at a time, in at most a
+    /// twentieth of the time
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
+    pub(super) verify_every: Duration,
     /// The mean time between failures of one GPU [default: `protect.mtbf_hours` of the daemon's configuration]
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(super) mtbf: Option<Duration>,

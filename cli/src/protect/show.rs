@@ -51,6 +51,8 @@ struct ShownImage {
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
     on: Option<u64>,
+    /// Milliseconds since 1970 when it was last verified again; 0 if it was only when it was made.
+    verified_ms: u64,
     stored: Vec<String>,
 }
 
@@ -91,6 +93,7 @@ fn describe(folder: &Folder, record: Record) -> Shown {
             Standing::Aside(why) | Standing::Damaged(why) => Some(why.clone()),
         },
         on: it.on,
+        verified_ms: it.verified_ms,
         stored: record.copies.of(it.number).map(str::to_owned).collect(),
     };
     let level = |it: &Level| ShownLevel { level: it.clone(), images: record.copies.whole_in(&it.url).collect() };

@@ -3,6 +3,7 @@
 //! ```text
 //!            ┌────────────────────────────── the interval has passed ──► checkpoint ─► verify ─► flatten a long chain
 //!   watching ┤                                                             ─► note the image ─► remove old ones ─► upload
+//!            ├── an image was verified long ago ─► verify it again ──damaged──► fetch it from a store
 //!            └── the job has failed ─► kill what is left of it ─► restore the newest good image ──┬── watching
 //!                                            ▲   damaged: fetch it from a store; if none has it,  │
 //!                                            │            take the one before ─────────────────────┘
@@ -27,11 +28,12 @@ use rekindle_protect::{Choice, Cost, Ending, Event, Image, Phase, Process, Recor
 use rekindle_wire::control::{Reply, Request};
 use rustix::process::getppid;
 
+use super::checks::{self, Checked, Checks};
 use super::container::Asked;
 use super::ended;
 use super::folder::{Folder, append};
 use super::guard::{GUARD, own};
-use super::images::{Found, Images};
+use super::images::{Found, GONE, Images};
 use super::job::{self, Clients, Job, Since};
 use super::uploads::{self, Uploaded, Uploads};
 use super::verbs::{Failed, Verbs};
@@ -44,8 +46,6 @@ const LOOK: Duration = Duration::from_millis(250);
 const DAEMON: Duration = Duration::from_secs(1);
 /// How often to ask podman what a user has done while the supervisor waits for its next attempt.
 const USER: Duration = Duration::from_secs(1);
-/// Why an image is damaged whose directory is missing.
-const GONE: &str = "it is not there any more";
 /// What has happened if a verb went on after its supervisor was killed, or if podman did not answer after a restore.
 const RESTORED_BEFORE: &str = "the job was restored, which is found out only now";
 /// How often an image may fail to restore before an older one is tried.
@@ -63,6 +63,7 @@ pub(super) fn supervise(path: &Path) -> Result<(), Failure> {
         guard: guard.map_or(0, |it| it.as_raw_nonzero().get()),
         uploads: Uploads::default(),
         failed_uploads: BTreeSet::new(),
+        checks: Checks::new(),
         job: None,
         container: record.wishes.container.as_ref().map(Asked::new),
         not_before: Instant::now(),
@@ -127,6 +128,7 @@ struct Supervisor {
     uploads: Uploads,
     /// The uploads of the newest image that have failed.
     failed_uploads: BTreeSet<Copy>,
+    checks: Checks,
     /// Whether the record on the disk is older than this one.
     unwritten: bool,
 }
@@ -212,6 +214,10 @@ impl Supervisor {
             self.uploaded(done);
             self.tidy();
         }
+        if let Some(done) = self.checks.ended() {
+            self.checked(done);
+        }
+        self.checks.begin(&self.folder.name(), &self.record, &self.verbs, now_ms());
         if self.until_due().is_zero() {
             self.checkpoint(process);
         }
@@ -252,7 +258,8 @@ impl Supervisor {
         let made = Images::of(&self.record, &self.verbs).make(process.pid, number);
         match made {
             Ok(made) => {
-                let image = Image { number, on: made.on, standing: Standing::Good, began_ms, cost: made.cost };
+                let (on, cost, standing) = (made.on, made.cost, Standing::Good);
+                let image = Image { number, on, standing, began_ms, cost, verified_ms: 0 };
                 self.record.shelf.add(image);
                 self.record.failed_checkpoints = 0;
                 self.not_before = Instant::now();
@@ -338,6 +345,49 @@ impl Supervisor {
         self.save();
     }
 
+    /// An image was verified again, or one has come back from a store while the job runs.
+    fn checked(&mut self, done: Checked) {
+        match done {
+            Checked::Verified { number, result } => {
+                if self.record.shelf.get(number).is_none_or(|it| it.standing != Standing::Good) {
+                    return;
+                }
+                match result {
+                    Ok(()) => self.record.shelf.verified(number, now_ms()),
+                    Err(Failed { bad_image: true, why }) => {
+                        self.checks.suspect(self.record.shelf.built_on(number));
+                        self.damaged(number, &why);
+                    }
+                    Err(Failed { why, .. }) => eprintln!("rekindle: image {number} was not verified again: {why}"),
+                }
+            }
+            Checked::Received { copy, result } => {
+                let result = result.and_then(|came| self.mend(&copy, &came));
+                if let Err(Failed { why, .. }) = result {
+                    self.note(format!("image {} does not come back from {}: {why}", copy.number, copy.url));
+                }
+                // What is left is removed by the next one otherwise.
+                let _ = checks::clear_mended(&self.record);
+            }
+        }
+        self.save();
+    }
+
+    /// Puts what has come from a store in the place of a damaged image, if that is still one, and one of those that are kept.
+    fn mend(&mut self, Copy { number, url }: &Copy, came: &Path) -> Result<(), Failed> {
+        let Record { wishes, copies, shelf, .. } = &self.record;
+        let is_good = shelf.get(*number).is_some_and(|it| !matches!(it.standing, Standing::Damaged(_)));
+        if is_good || !levels::is_wanted(shelf, wishes.keep, *number) || shelf.built_on(*number).next().is_some() {
+            return Ok(());
+        }
+        let began_ms = copies.began_ms(*number, url).unwrap_or_default();
+        Images::of(&self.record, &self.verbs).replace(*number, came)?;
+        self.record.shelf.fetched(*number, began_ms);
+        self.record.shelf.verified(*number, now_ms());
+        self.note(format!("image {number} has come back from {url}"));
+        Ok(())
+    }
+
     fn restore(&mut self) {
         if let Some(left) = self.not_before.checked_duration_since(Instant::now()).filter(|it| !it.is_zero()) {
             if self.container.is_some() && self.looked_for_user.elapsed() > USER {
@@ -409,6 +459,7 @@ impl Supervisor {
     fn fetch(&mut self, copy: Copy) {
         let Copy { number, url } = &copy;
         let name = uploads::stored_name(&self.folder.name(), *number);
+        self.checks.was_replaced(*number);
         match Images::of(&self.record, &self.verbs).fetch(*number, url, &name) {
             Ok(()) => {
                 let began_ms = self.record.copies.began_ms(*number, url).unwrap_or_default();
@@ -614,6 +665,9 @@ impl Supervisor {
     fn finish(&mut self) {
         if let Some(done) = self.uploads.wait() {
             self.uploaded(done);
+        }
+        if let Some(done) = self.checks.wait_received() {
+            self.checked(done);
         }
         while self.unwritten && !self.save() {
             std::thread::sleep(LOOK);

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 
 use rekindle_images::Image as OnDisk;
 use rekindle_protect::{Level, Record};
+use rekindle_stores::Archive;
 
 use super::images::Images;
 use super::verbs::Verbs;
@@ -104,9 +105,12 @@ fn is_there(verbs: &Verbs, dir: &Path, url: &str, name: &str) -> bool {
     verbs.stored(url).is_ok_and(|it| it.get(name) == Some(&checkpoint))
 }
 
-/// The name of the checkpoint in a directory.
+/// The name of the checkpoint in a directory, which has an image or an archive.
 pub(super) fn checkpoint_in(dir: &Path) -> Option<String> {
-    Some(OnDisk::open(dir).ok()?.manifest().id.to_string())
+    match Archive::at(dir) {
+        Some(archive) => Some(Archive::open(&archive).ok()?.checkpoint().to_owned()),
+        None => Some(OnDisk::open(dir).ok()?.manifest().id.to_string()),
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, anyhow};
 use rekindle_protect::record::Wishes;
@@ -98,6 +98,17 @@ impl Verbs {
         Ok(archive::note_hash(dir)?)
     }
 
+    /// As [`verify`](Self::verify), for an image that is kept and beside the job: it is read from the disk, and no other supervisor
+    /// waits for it.
+    pub(super) fn verify_again(&self, dir: &Path) -> Result<(), Failed> {
+        forget_cached(dir);
+        if self.wishes.container.is_some() {
+            return Ok(archive::has_its_hash(dir).unwrap_or(Ok(()))?);
+        }
+        let verify: [OsString; 3] = ["verify".into(), dir.into(), "--json".into()];
+        self.run_with(&verify, Stdio::null()).map(drop)
+    }
+
     /// Whether an image is good that the former supervisor has not noted. An archive that was never verified is not: a crash of the machine
     /// may have left it with a part of its bytes, which only its hash would tell.
     pub(super) fn verify_unknown(&self, dir: &Path) -> Result<(), Failed> {
@@ -123,9 +134,16 @@ impl Verbs {
     }
 
     /// Copies an image of a store into this directory, which must not be there, and returns where in it the image is: one that builds on
-    /// others comes with them.
+    /// others comes with them. An archive is in the directory itself.
     pub(super) fn fetch(&self, url: &str, name: &str, dir: &Path) -> Result<PathBuf, Failed> {
         let said = self.images(&["copy".as_ref(), format!("{url}/{name}").as_ref(), dir.as_os_str()])?;
+        if let Some(container) = &self.wishes.container {
+            if said["container"]["id"] != container.id.as_str() {
+                let why = format!("{url}/{name} is no archive of container {}", container.name);
+                return Err(Failed { bad_image: true, why });
+            }
+            return Ok(dir.to_owned());
+        }
         Ok(said["image"].as_str().map_or_else(|| dir.to_owned(), PathBuf::from))
     }
 
@@ -166,12 +184,31 @@ impl Verbs {
     }
 
     fn run(&self, arguments: &[OsString]) -> Result<Value, Failed> {
+        let lock = self.lock().map_err(|error| Failed { bad_image: false, why: format!("{error:#}") })?;
+        self.run_with(arguments, lock.into())
+    }
+
+    fn run_with(&self, arguments: &[OsString], stdin: Stdio) -> Result<Value, Failed> {
         let ran = || -> anyhow::Result<Output> {
-            self.command(arguments)?.stdin(self.lock()?).output().context("cannot run rekindle")
+            self.command(arguments)?.stdin(stdin).output().context("cannot run rekindle")
         };
         let output = ran().map_err(|error| Failed { bad_image: false, why: format!("{error:#}") })?;
         let said = serde_json::from_slice(&output.stdout).unwrap_or_default();
         if output.status.success() { Ok(said) } else { Err(failed(&output, &said)) }
+    }
+}
+
+/// Has the kernel forget what it keeps in memory of the files in a directory, so that who reads them next reads the disk. What is not on
+/// the disk yet stays in memory.
+fn forget_cached(dir: &Path) {
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    for path in entries.flatten().map(|it| it.path()) {
+        // Pipes and the like are opened by nobody here.
+        if path.is_file()
+            && let Ok(file) = File::open(path)
+        {
+            let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+        }
     }
 }
 

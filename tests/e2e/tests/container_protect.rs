@@ -1,8 +1,7 @@
 //! `rekindle protect --container`: a container that is checkpointed again and again ends with the right result, whoever is killed, and
 //! is left alone when a user has podman end it.
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -14,11 +13,12 @@ use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{Node, Result, process, stage, until};
 use serde_json::Value;
 
-use crate::protect::{good, hold_supervisor, kept, newest, pid, rekindle, shown, wait_for};
+use crate::protect::{flip, good, has, hold_supervisor, kept, newest, pid, rekindle, shown, spoil, wait_for};
 
 const ANNOTATION: [&str; 2] = ["--annotation", "dev.rekindle/enable=true"];
 /// How the program works: it compares all that it has computed in each step, and writes its result at its end.
-const STEADY: [&str; 7] = ["steady", "--sleep-us", "2000", "--ballast-kib", "1024", "--until", "/shared/end"];
+pub(crate) const STEADY: [&str; 7] =
+    ["steady", "--sleep-us", "2000", "--ballast-kib", "1024", "--until", "/shared/end"];
 
 /// Where the records and images of these tests are: the default is the host's own folder. It is used by one test at a time.
 const PROTECTIONS: &str = "/tmp/rekindle-e2e-protections";
@@ -42,16 +42,16 @@ pub(crate) fn program(node: &Node, runtime: &str) -> Result<String> {
 }
 
 /// A container with a program that works until it may end.
-struct Container<'a> {
+pub(crate) struct Container<'a> {
     node: &'a Node,
-    podman: Podman,
+    pub(crate) podman: Podman,
     /// The podman program with the options that this machine needs.
-    program: String,
+    pub(crate) program: String,
     shared: PathBuf,
 }
 
 impl<'a> Container<'a> {
-    fn prepare(node: &'a Node) -> Result<Self> {
+    pub(crate) fn prepare(node: &'a Node) -> Result<Self> {
         Self::with_runtime(node, "runc")
     }
 
@@ -63,7 +63,7 @@ impl<'a> Container<'a> {
     }
 
     /// Runs a program in the container `job`, and waits until it uses its GPU.
-    fn run(&self, options: &[&str], program: &[&str]) -> Result {
+    pub(crate) fn run(&self, options: &[&str], program: &[&str]) -> Result {
         let volume = format!("{}:/shared", self.shared.display());
         self.podman.run("job", &[&ANNOTATION, &["--volume", &volume][..], options].concat(), program)?;
         let root = self.pid()?;
@@ -85,7 +85,7 @@ impl<'a> Container<'a> {
         self.podman.pid("job")
     }
 
-    fn inspect(&self, what: &str) -> Result<String> {
+    pub(crate) fn inspect(&self, what: &str) -> Result<String> {
         Ok(self.podman.call(&["container", "inspect", "--format", what, "job"])?.trim().to_owned())
     }
 
@@ -100,7 +100,7 @@ impl<'a> Container<'a> {
         Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
     }
 
-    fn end(&self) -> Result {
+    pub(crate) fn end(&self) -> Result {
         Ok(fs::write(self.shared.join("end"), "")?)
     }
 }
@@ -111,6 +111,19 @@ fn images() -> PathBuf {
 
 fn archive(number: u64) -> PathBuf {
     images().join(format!("image-{number:06}/container.tar"))
+}
+
+/// Changes a byte in the middle of an archive, whatever is there.
+fn damage(number: u64) -> Result {
+    let archive = archive(number);
+    flip(&archive, archive.metadata()?.len() / 2)
+}
+
+/// A new store.
+fn store(node: &Node, name: &str) -> Result<String> {
+    let store = node.path(name).display().to_string();
+    rekindle(node, &["images", "init", &store])?;
+    Ok(store)
 }
 
 #[test]
@@ -329,11 +342,7 @@ fn the_newest_archives_are_kept_and_one_that_is_bad_is_left_out() -> Result {
     }
     let (supervisor, before) = hold_supervisor(&node, "job")?;
     let bad = newest(&before);
-    // In the middle of podman's file, whatever is there.
-    let data = File::options().read(true).write(true).open(archive(bad))?;
-    let (at, mut byte) = (data.metadata()?.len() / 2, [0]);
-    data.read_exact_at(&mut byte, at)?;
-    data.write_all_at(&[!byte[0]], at)?;
+    damage(bad)?;
     process::signal(container.pid()?, libc::SIGKILL)?;
     process::signal(supervisor, libc::SIGCONT)?;
     let after = wait_for(&node, "job", "the container is restored", |it| it["restores"] == 1 && it["runs"] == true)?;
@@ -351,6 +360,126 @@ fn the_newest_archives_are_kept_and_one_that_is_bad_is_left_out() -> Result {
     container.podman.call(&["rm", "job"])?;
     let by_hand = archive(newest(&stopped)).display().to_string();
     rekindle(&node, &["restore", "--podman", &container.program, "--ignore-volumes", "--import", &by_hand])?;
+    assert_eq!(container.podman.output("job")?, "steady ok\n");
+    drop(container);
+    node.finish()
+}
+
+/// The archive here has another byte, and so has the nearer store: the container comes back from the other one. If no store has a whole
+/// one, the one before is taken.
+#[test]
+fn a_container_comes_back_from_the_nearest_level_that_is_whole() -> Result {
+    let node = node()?;
+    let container = Container::prepare(&node)?;
+    let [near, far] = [store(&node, "near")?, store(&node, "far")?];
+    container.run(&[], &STEADY)?;
+    let was = container.inspect("{{.Id}} {{.Config.Env}}")?;
+    let (to_near, to_far) = (format!("file://{near},keep=1"), format!("{far},every=10ms"));
+    container.protect(&["--every", "1500ms", "--keep", "2", "--to", &to_near, "--to", &to_far])?;
+    // Collections take nothing that uploads need.
+    wait_for(&node, "job", "three images are stored", |it| {
+        let gone = [&near, &far].iter().try_for_each(|it| rekindle(&node, &["images", "gc", it]).map(drop));
+        gone.is_ok() && it["events"].to_string().matches("has image").count() >= 6
+    })?;
+    let held = || {
+        until("both stores have an image, and the supervisor rests", || {
+            let (supervisor, now) = hold_supervisor(&node, "job")?;
+            let all_have = now["levels"].as_array().is_some_and(|all| all.iter().all(|it| has(it, newest(&now))));
+            if !all_have {
+                process::signal(supervisor, libc::SIGCONT)?;
+            }
+            Ok(all_have.then_some((supervisor, now)))
+        })
+    };
+    let (supervisor, before) = held()?;
+    let number = newest(&before);
+    for store in [&near, &far] {
+        rekindle(&node, &["images", "gc", store])?;
+        rekindle(&node, &["images", "verify", store])?;
+        let listed: Vec<Value> = serde_json::from_str(&rekindle(&node, &["images", "ls", store, "--json"])?)?;
+        ensure!(!listed.is_empty() && listed.iter().all(|it| it["container"]["name"] == "job"), "{listed:#?}");
+        let shown = rekindle(&node, &["images", "show", &format!("{store}/job-{number:06}")])?;
+        ensure!(shown.contains("an archive of podman's container job"), "{shown}");
+    }
+    damage(number)?;
+    spoil(Path::new(&near))?;
+    process::signal(container.pid()?, libc::SIGKILL)?;
+    process::signal(supervisor, libc::SIGCONT)?;
+    let after = wait_for(&node, "job", "the container is restored", |it| it["restores"] == 1 && it["runs"] == true)?;
+    let said = after["events"].to_string();
+    for expected in [
+        format!("image {number} is set aside, for it is damaged"),
+        format!("image {number} does not come back from {near}: "),
+        format!("image {number} has come back from {far}"),
+        format!("restored from image {number}\""),
+    ] {
+        ensure!(said.contains(&expected), "{expected}: {said}");
+    }
+    assert_eq!(container.inspect("{{.Id}} {{.Config.Env}}")?, was);
+    let back = node.path("back").display().to_string();
+    let said = rekindle(&node, &["images", "copy", &format!("{far}/job-{number:06}"), &back])?;
+    ensure!(said.contains("in an archive of container job"), "{said}");
+
+    wait_for(&node, "job", "another image", |it| newest(it) > number)?;
+    let (supervisor, before) = held()?;
+    let number = newest(&before);
+    damage(number)?;
+    [&near, &far].iter().try_for_each(|it| spoil(Path::new(it)))?;
+    process::signal(container.pid()?, libc::SIGKILL)?;
+    process::signal(supervisor, libc::SIGCONT)?;
+    let after = wait_for(&node, "job", "the container is restored", |it| it["restores"] == 2 && it["runs"] == true)?;
+    let said = after["events"].to_string();
+    let older = good(&before)[good(&before).len() - 2];
+    for expected in [
+        format!("image {number} does not come back from {near}: "),
+        format!("image {number} does not come back from {far}: "),
+        format!("restored from image {older}\""),
+    ] {
+        ensure!(said.contains(&expected), "{expected}: {said}");
+    }
+    rekindle(&node, &["protect", "--stop", "job"])?;
+    wait_for(&node, "job", "the last upload is over", |it| it["supervisor"].is_null() && it["guard"].is_null())?;
+
+    // Nobody needs the protection, nor its directory, to restore what came from the store.
+    rekindle(&node, &["protect", "--forget", "job"])?;
+    container.podman.call(&["rm", "--force", "--time", "0", "job"])?;
+    container.end()?;
+    rekindle(
+        &node,
+        &["restore", "--podman", &container.program, "--ignore-volumes", &format!("{back}/container.tar")],
+    )?;
+    assert_eq!(container.podman.output("job")?, "steady ok\n");
+    assert_eq!(container.inspect("{{.Id}} {{.Config.Env}}")?, was);
+    drop(container);
+    node.finish()
+}
+
+#[test]
+fn a_bit_of_an_archive_that_rots_is_found_while_the_container_runs() -> Result {
+    let node = node()?;
+    let container = Container::prepare(&node)?;
+    let store = store(&node, "store")?;
+    container.run(&[], &STEADY)?;
+    container.protect(&["--every", "1h", "--verify-every", "20ms", "--to", &store])?;
+    let verified = |it: &Value| it["images"][0]["verified_ms"].as_u64().unwrap_or(0);
+    wait_for(&node, "job", "the image is stored, and was verified again", |it| {
+        it["events"].to_string().contains("has image 1") && verified(it) > 0
+    })?;
+    let whole = fs::read(archive(1))?;
+    damage(1)?;
+    let came = format!("image 1 has come back from {store}");
+    let now = wait_for(&node, "job", "it has come back", |it| it["events"].to_string().contains(&came))?;
+    ensure!(now["events"].to_string().contains("image 1 is set aside, for it is damaged"), "{now:#}");
+    ensure!(fs::read(archive(1))? == whole && good(&now).contains(&1), "{now:#}");
+    wait_for(&node, "job", "it is verified again and again", |it| verified(it) > verified(&now))?;
+    // As long as no archive was good, one was due.
+    let now = wait_for(&node, "job", "another image", |it| newest(it) == 2)?;
+    assert_eq!((&now["restores"], &now["runs"]), (&Value::from(0), &Value::from(true)), "{now:#}");
+    process::signal(container.pid()?, libc::SIGKILL)?;
+    let after = wait_for(&node, "job", "the container is restored", |it| it["restores"] == 1 && it["runs"] == true)?;
+    ensure!(after["events"].to_string().contains("restored from image 2\""), "{after:#}");
+    container.end()?;
+    wait_for(&node, "job", "the container is over", |it| it["phase"] == "over" && it["supervisor"].is_null())?;
     assert_eq!(container.podman.output("job")?, "steady ok\n");
     drop(container);
     node.finish()
@@ -526,7 +655,7 @@ fn a_container_that_would_fight_its_protection_is_refused_with_the_reason() -> R
     podman.call(&["rm", "--force", "--time", "0", "needs"])?;
     container.run(&[], &STEADY)?;
     let store = node.path("store").display().to_string();
-    refused("job", &["--to", &store], "stores hold none")?;
+    refused("job", &["--to", &store], "there is no store")?;
     for option in [["--chain", "2"], ["--criu", "/bin/criu"]] {
         let (code, why) = container.refused("job", &option)?;
         ensure!(code == Some(2) && why.contains(option[0]), "{why}");

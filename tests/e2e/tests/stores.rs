@@ -1,14 +1,16 @@
 //! `rekindle checkpoint --to` and `rekindle restore --into`: from a program into a store, and from there into a program.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::{App, Node, Result, process};
 use serde_json::Value;
+
+use crate::container_protect::{self, Container, STEADY};
+use crate::protect::flip;
 
 const ARGUMENTS: [&str; 4] = ["--iterations", "600", "--sleep-us", "2000"];
 
@@ -74,11 +76,8 @@ fn a_program_is_checkpointed_into_a_store_and_restored_from_there() -> Result {
     let objects = content(&store)?;
     ensure!(objects.len() > 1, "{objects:?}");
     for object in [objects.first(), objects.last()].into_iter().flatten() {
-        let file = File::options().read(true).write(true).open(object)?;
-        let middle = file.metadata()?.len() / 2;
-        let mut byte = [0];
-        file.read_exact_at(&mut byte, middle)?;
-        file.write_all_at(&[byte[0] ^ 1], middle)?;
+        let middle = object.metadata()?.len() / 2;
+        flip(object, middle)?;
         let into = node.fresh("bad");
         let (code, _, err) = restore(&into)?;
         ensure!(code == Some(4), "{}: {code:?}: {err}", object.display());
@@ -86,7 +85,7 @@ fn a_program_is_checkpointed_into_a_store_and_restored_from_there() -> Result {
         let (code, out, _) = rekindle(&node, &["images".as_ref(), "verify".as_ref(), url.as_ref()])?;
         let name = object.file_name().and_then(OsStr::to_str).context("no name")?;
         ensure!(code == Some(4) && out.contains(name), "{code:?}: {out}");
-        file.write_all_at(&byte, middle)?;
+        flip(object, middle)?;
     }
     let (code, out, err) = rekindle(&node, &["images".as_ref(), "verify".as_ref(), url.as_ref()])?;
     ensure!(code == Some(0), "{out} {err}");
@@ -95,5 +94,75 @@ fn a_program_is_checkpointed_into_a_store_and_restored_from_there() -> Result {
     let (code, out, err) = restore(&into)?;
     ensure!(code == Some(0) && out.contains("restored"), "{out} {err}");
     assert_eq!(App::adopt(identity).finish()?, expected);
+    node.finish()
+}
+
+#[test]
+fn a_container_is_checkpointed_into_a_store_and_restored_from_there() -> Result {
+    let node = container_protect::node()?;
+    let container = Container::prepare(&node)?;
+    let Container { podman, program, .. } = &container;
+    let store = node.path("store");
+    let url = format!("file://{}", store.display());
+    container.run(&[], &STEADY)?;
+    let id = container.inspect("{{.Id}}")?;
+    let archive = node.path("job.tar.zst");
+    let of_job = ["checkpoint", "--container", "job", "--podman", program, "--to"].map(OsStr::new);
+    let exported = [&of_job[..], &[url.as_ref(), "--export".as_ref(), archive.as_os_str()]].concat();
+
+    // What stands in the way is said before the checkpoint.
+    let (code, _, err) = rekindle(&node, &[&of_job[..], &[url.as_ref()]].concat())?;
+    ensure!(code == Some(2) && err.contains("--export"), "{code:?}: {err}");
+    let (code, _, err) = rekindle(&node, &exported)?;
+    ensure!(code == Some(3) && err.contains("store") && !archive.exists(), "{code:?}: {err}");
+    let (code, _, err) = rekindle(&node, &["images", "init", &url].map(OsStr::new))?;
+    ensure!(code == Some(0), "{err}");
+    let (code, out, err) = rekindle(&node, &[&exported[..], &["--json".as_ref()]].concat())?;
+    ensure!(code == Some(0), "{err}");
+    let said: Value = serde_json::from_str(&out)?;
+    assert_eq!((&said["outcome"], &said["stored"]["name"]), (&"done".into(), &"job".into()), "{said}");
+    assert_eq!(said["stored"]["container"]["id"], id.as_str(), "{said}");
+    let (code, _, err) = rekindle(&node, &exported)?;
+    ensure!(code == Some(3) && err.contains("already"), "{code:?}: {err}");
+    podman.call(&["rm", "--force", "--time", "0", "job"])?;
+
+    // A second name by way of the archive itself, for which nothing is sent.
+    let again = ["images".as_ref(), "copy".as_ref(), archive.as_os_str(), OsStr::new(&url)];
+    let (code, _, err) = rekindle(&node, &again)?;
+    ensure!(code == Some(3) && err.contains("\"job\" already"), "{code:?}: {err}");
+    let second = format!("{url}/second");
+    let again = ["images".as_ref(), "copy".as_ref(), archive.as_os_str(), second.as_ref(), "--json".as_ref()];
+    let (code, out, err) = rekindle(&node, &again)?;
+    ensure!(code == Some(0), "{err}");
+    assert_eq!(serde_json::from_str::<Value>(&out)?["sent_bytes"], 0, "{out}");
+    let (code, out, err) = rekindle(&node, &["images", "ls", &url].map(OsStr::new))?;
+    ensure!(
+        code == Some(0) && out.contains("CONTAINER") && out.lines().skip(1).all(|it| it.contains(" job ")),
+        "{out}{err}"
+    );
+    fs::remove_file(&archive)?;
+
+    let named = format!("{url}/job");
+    let restore = |into: &Path| {
+        let arguments = ["restore".as_ref(), named.as_ref(), "--into".as_ref(), into.as_os_str()];
+        rekindle(&node, &[&arguments[..], &["--podman".as_ref(), program.as_ref()]].concat())
+    };
+    let objects = content(&store)?;
+    for object in [objects.first(), objects.last()].into_iter().flatten() {
+        let at = object.metadata()?.len() / 2;
+        flip(object, at)?;
+        let into = node.fresh("bad");
+        let (code, _, err) = restore(&into)?;
+        ensure!(code == Some(4) && !into.exists(), "{}: {code:?}: {err}", object.display());
+        flip(object, at)?;
+    }
+    ensure!(podman.call(&["container", "exists", "job"]).is_err());
+    let (code, out, err) = restore(&node.path("back"))?;
+    ensure!(code == Some(0) && out.contains("restored container"), "{out} {err}");
+    assert_eq!(container.inspect("{{.Id}}")?, id);
+    container.end()?;
+    assert_eq!(podman.output("job")?, "steady ok\n");
+    podman.call(&["rm", "job"])?;
+    drop(container);
     node.finish()
 }
