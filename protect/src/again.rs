@@ -22,8 +22,9 @@ pub fn due(shelf: &Shelf, every: Duration, now_ms: u64, suspects: &BTreeSet<u64>
     }
     let last = |number: u64| shelf.get(number).map_or(0, |it| it.verified_ms.max(it.began_ms));
     let oldest = shelf.good().map(|it| it.number).min_by_key(|it| (last(*it), *it))?;
-    let since = Duration::from_millis(now_ms.saturating_sub(last(oldest)));
-    (since >= every).then_some(oldest)
+    // A clock that was ahead says nothing.
+    let since = now_ms.checked_sub(last(oldest)).map(Duration::from_millis);
+    since.is_none_or(|it| it >= every).then_some(oldest)
 }
 
 /// How long the others wait after a verification that took so long.

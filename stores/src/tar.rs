@@ -291,6 +291,13 @@ impl<'a> Header<'a> {
         if number(&block[own]) != Some(sum) {
             return Err(bad("it does not look like a tar archive, or a header in it was changed"));
         }
+        // Go's reader, podman's, takes these for headers with other prefixes of the name: of GNU where the times are none, and of `star`.
+        let is_time = |field: &[u8]| field[0] == 0 || number(field).is_some();
+        let is_gnu = &block[257..265] == b"ustar  \0";
+        let is_star = &block[257..263] == b"ustar\0" && &block[508..512] == b"tar\0";
+        if is_star || (is_gnu && !(is_time(&block[345..357]) && is_time(&block[357..369]))) {
+            return Err(bad("a member's name can be read in two ways"));
+        }
         let size = number(&block[124..136]).filter(|it| *it <= i64::MAX as u64);
         let size = size.ok_or_else(|| bad("a member has a length that cannot be"))?;
         Ok(Self { block, kind: block[156], size })
@@ -549,6 +556,23 @@ mod tests {
         refused(&[file("a", b'0', b""), vec![0; BLOCK], file("b", b'0', b"")], "ends in its middle");
         let behind = [ended(&[file("a", b'0', b"")]), file("b", b'0', b"")].concat();
         assert!(members(&behind).unwrap_err().contains("behind its end"));
+    }
+
+    /// Go's reader takes what is there for a part of the name.
+    #[test]
+    fn a_name_that_another_reader_would_begin_otherwise_is_refused() {
+        let with = |changes: &[(usize, &[u8])]| {
+            let mut block = header("a", 0, b'0', "");
+            changes.iter().for_each(|(at, bytes)| block[*at..at + bytes.len()].copy_from_slice(bytes));
+            of(&[summed(block)])
+        };
+        let (gnu, time): ((usize, &[u8]), &[u8]) = ((257, b"ustar  \0"), b"14712345671\0");
+        assert!(with(&[]).is_ok() && with(&[gnu]).is_ok() && with(&[gnu, (345, time), (357, time)]).is_ok());
+        let ambiguous: [&[(usize, &[u8])]; 3] =
+            [&[gnu, (345, b"../../etc")], &[gnu, (345, time), (357, b"d/link")], &[(345, b"d/"), (508, b"tar\0")]];
+        for changes in ambiguous {
+            assert!(with(changes).is_err_and(|it| it.contains("in two ways")), "{changes:?}");
+        }
     }
 
     proptest::proptest! {

@@ -58,13 +58,13 @@ pub(super) fn make_dir(dir: &Path) -> Result<(), Wrong> {
 
 /// Whether the archive has its hash. None if it was never verified.
 pub(super) fn has_its_hash(dir: &Path) -> Option<Result<(), Wrong>> {
-    let noted = match fs::read_to_string(dir.join(HASH)) {
-        Ok(noted) => noted,
+    let noted = match fs::read(dir.join(HASH)) {
+        Ok(noted) => hash_in(&noted)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         Err(error) => return Some(Err(failed("cannot read the hash of the archive", &error))),
     };
     Some(match hash(&archive(dir)) {
-        Ok(found) if found == noted.trim() => Ok(()),
+        Ok(found) if found == noted => Ok(()),
         Ok(_) => Err(Wrong::Damaged("the archive has another hash than when it was made".to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Err(Wrong::Damaged("the archive is not there any more".to_owned()))
@@ -76,12 +76,28 @@ pub(super) fn has_its_hash(dir: &Path) -> Option<Result<(), Wrong>> {
 /// Takes the hash of a damaged archive along to the copy that has come from a store, so that the copy has to be the same. Without it,
 /// the copy is verified like an archive that was just made.
 pub(super) fn hand_hash_on(from: &Path, to: &Path) -> Result<(), Wrong> {
-    match fs::copy(from.join(HASH), to.join(HASH)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(failed("cannot copy the hash of the archive", &error))
-        }
-        _ => Ok(()),
-    }
+    let handed = || match fs::read(from.join(HASH)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(noted) => hash_in(&noted).map_or(Ok(()), |hash| write_hash(to, &hash)),
+    };
+    handed().map_err(|error| failed("cannot copy the hash of the archive", &error))
+}
+
+/// The hash in its file. None if the file has none, as after a crash of the machine.
+fn hash_in(noted: &[u8]) -> Option<String> {
+    let hash = std::str::from_utf8(noted).ok()?.strip_suffix('\n')?;
+    (hash.len() == 32 && hash.bytes().all(|it| it.is_ascii_hexdigit())).then(|| hash.to_owned())
+}
+
+/// Writes the hash, so that it is whole on the disk or not there.
+fn write_hash(dir: &Path, hash: &str) -> io::Result<()> {
+    let new = dir.join(HASH).with_extension("new");
+    let mut file = File::create(&new)?;
+    writeln!(file, "{hash}")?;
+    file.sync_all()?;
+    fs::rename(&new, dir.join(HASH))?;
+    File::open(dir)?.sync_all()
 }
 
 /// Notes the hash of an archive that was verified, after both are on the disk.
@@ -90,12 +106,7 @@ pub(super) fn note_hash(dir: &Path) -> Result<(), Wrong> {
         let path = archive(dir);
         let hash = hash(&path)?;
         File::open(&path)?.sync_all()?;
-        let new = dir.join(HASH).with_extension("new");
-        let mut file = File::create(&new)?;
-        writeln!(file, "{hash}")?;
-        file.sync_all()?;
-        fs::rename(&new, dir.join(HASH))?;
-        File::open(dir)?.sync_all()
+        write_hash(dir, &hash)
     };
     noted().map_err(|error| failed("cannot note the hash of the archive", &error))
 }

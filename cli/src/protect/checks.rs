@@ -76,13 +76,16 @@ impl Checks {
                 None => return,
             },
         };
-        let dir = Images::of(record, verbs).dir(number);
+        let images = Images::of(record, verbs);
+        let dir = images.dir(number);
+        let others = record.shelf.good().map(|it| it.number).filter(|it| *it != number);
+        let others = others.map(|it| images.dir(it)).collect::<Vec<_>>();
         let (verbs, mended) = (Arc::clone(verbs), mended(record));
         let name = stored_name(protection, number);
         let thread = std::thread::spawn(move || {
             let began = Instant::now();
             let done = match copy {
-                None => Checked::Verified { number, result: verify(&verbs, &dir) },
+                None => Checked::Verified { number, result: verify(&verbs, &dir, &others) },
                 Some(copy) => {
                     let came = receive(&verbs, &dir, &mended, &copy.url, &name);
                     let result = came.and_then(|came| verbs.verify(&came).map(|()| came));
@@ -146,9 +149,16 @@ pub(super) fn clear_mended(record: &Record) -> Result<(), Failed> {
     clear(&record.wishes.images.join(MENDED_ABOVE))
 }
 
-fn verify(verbs: &Verbs, dir: &Path) -> Result<(), Failed> {
-    if !dir.exists() {
-        return Err(Failed { bad_image: true, why: GONE.to_owned() });
+/// Verifies an image. It is damaged only if it is so twice: nothing needs it now, and a disk or a server may have been away for a moment. It
+/// is gone only if others are there: otherwise the file system may be gone.
+fn verify(verbs: &Verbs, dir: &Path, others: &[PathBuf]) -> Result<(), Failed> {
+    let is_there = |dir: &Path| dir.try_exists().map_err(|error| Failed { bad_image: false, why: error.to_string() });
+    if !is_there(dir)? {
+        let bad_image = others.iter().any(|it| is_there(it).is_ok_and(|it| it));
+        return Err(Failed { bad_image, why: GONE.to_owned() });
     }
-    verbs.verify_again(dir)
+    match verbs.verify_again(dir) {
+        Err(Failed { bad_image: true, .. }) => verbs.verify_again(dir),
+        verified => verified,
+    }
 }

@@ -136,6 +136,8 @@ struct Supervisor {
 impl Supervisor {
     /// Goes on where the former supervisor was.
     fn begin(&mut self) {
+        // What a former supervisor has not brought to its end.
+        let _ = checks::clear_mended(&self.record);
         for found in Images::of(&self.record, &self.verbs).settle() {
             match found {
                 Found::Good(image) => {
@@ -396,6 +398,10 @@ impl Supervisor {
             }
             std::thread::sleep(left.min(LOOK));
             return;
+        }
+        // An image may have come back by now.
+        if let Some(done) = self.checks.ended() {
+            self.checked(done);
         }
         // The store may have by now what is damaged here.
         if let Some(done) = self.uploads.ended() {

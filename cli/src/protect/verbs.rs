@@ -103,7 +103,8 @@ impl Verbs {
     pub(super) fn verify_again(&self, dir: &Path) -> Result<(), Failed> {
         forget_cached(dir);
         if self.wishes.container.is_some() {
-            return Ok(archive::has_its_hash(dir).unwrap_or(Ok(()))?);
+            let unknown = || Err(Wrong::Failed("it has no hash to compare with".to_owned()));
+            return Ok(archive::has_its_hash(dir).unwrap_or_else(unknown)?);
         }
         let verify: [OsString; 3] = ["verify".into(), dir.into(), "--json".into()];
         self.run_with(&verify, Stdio::null()).map(drop)
