@@ -47,6 +47,9 @@ const MOST_MADE: usize = 16 * MAX_PIECES;
 /// The most pieces of a template. Each takes a descriptor of the daemon.
 const MOST_PIECES: usize = 1 << 16;
 
+/// A template: the physical pieces behind a client's content. Their descriptors keep the memory.
+pub(crate) type Pieces = Vec<(TemplatePiece, OwnedFd)>;
+
 /// The largest part of a manifest that a worker may send.
 const MAX_BLOB: usize = rekindle_images::limits::MAX_MANIFEST as usize;
 /// How long a worker may take to describe itself, or to report its devices' memory.
@@ -566,8 +569,8 @@ impl Worker {
     }
 
     /// Descriptors of the memory that has the content of the worker's client, which is loaded: a template.
-    pub(crate) fn export_template(&self, timeout: Timeout) -> Result<Vec<(TemplatePiece, OwnedFd)>, WorkerError> {
-        let mut all: Vec<(TemplatePiece, OwnedFd)> = Vec::new();
+    pub(crate) fn export_template(&self, timeout: Timeout) -> Result<Pieces, WorkerError> {
+        let mut all = Pieces::new();
         loop {
             let request = WorkerRequest::ExportTemplate { first: all.len() };
             let answered = self.call(&request, &[], &[], timeout)?;
@@ -867,6 +870,6 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Borrow => "Borrow",
         WorkerRequest::ExportTemplate { .. } => "ExportTemplate",
         WorkerRequest::TakeTemplate { .. } => "TakeTemplate",
-        WorkerRequest::CopyTemplate { .. } => "CopyTemplate",
+        WorkerRequest::CopyTemplate => "CopyTemplate",
     }
 }

@@ -1,21 +1,20 @@
 //! Workers that load clients of an image before a restore of it begins.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rekindle_images::Manifest;
-use rekindle_wire::control::{LoadTimes, TemplatePiece};
+use rekindle_wire::control::LoadTimes;
 use tracing::debug;
 
 use super::super::Daemon;
 use super::super::content::wait_for_content;
 use super::super::grants::Uuid;
-use super::super::worker::{Timeout, Worker};
+use super::super::worker::{Pieces, Timeout, Worker};
 use super::check;
 use super::error::RestoreError;
 use super::load::{self, Files, How, Load, Mode};
-use super::preload::ToCopy;
+use super::preloads::ToCopy;
 
 /// How long workers that were killed may take to end, and how often this looks.
 const ENDS: Duration = Duration::from_secs(2);
@@ -27,9 +26,6 @@ pub(super) struct Workers {
     /// The GPUs that were chosen for each client; none where a worker sees all.
     pub(super) gpus: Vec<Option<Vec<Uuid>>>,
 }
-
-/// The physical pieces behind a client's content. Their descriptors keep the memory.
-pub(super) type Pieces = Vec<(TemplatePiece, OwnedFd)>;
 
 impl Workers {
     /// Workers that have nothing of the clients yet.

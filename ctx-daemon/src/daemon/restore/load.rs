@@ -18,7 +18,7 @@ use super::super::spawn::Settings;
 use super::super::worker::{Timeout, Worker, WorkerError};
 use super::super::{Daemon, at_once, sys, thread};
 use super::error::RestoreError;
-use super::preload::ToCopy;
+use super::preloads::ToCopy;
 use super::state::Restore;
 use super::warm::{Content, Loading};
 use super::{check, place};

@@ -15,126 +15,29 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rekindle_images::{Checksum, Client as Record, Image, ImageDir, Manifest};
-use rekindle_wire::control::{Failure, PreloadInfo, Reply, Request, WorkerRequest};
+use rekindle_images::{Image, ImageDir, Manifest};
+use rekindle_wire::control::{Failure, PreloadInfo, Reply, Request};
 use rekindle_wire::frame;
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use super::super::grants::Uuid;
 use super::super::message::{self, MAX_REQUEST};
-use super::super::worker::{Timeout, Worker, WorkerError};
-use super::super::{Daemon, lock, sys};
-use super::advance::{Pieces, Workers};
+use super::super::worker::Worker;
+use super::super::{Daemon, sys};
+use super::advance::Workers;
 use super::check;
 use super::error::RestoreError;
 use super::load::Mode;
+use super::preloads::{ClientMemory, Preloaded, ToCopy, pids};
 
 /// How often a load looks whether anybody still waits for it.
 const LOOK: Duration = Duration::from_millis(20);
 /// Bytes of a GPU that are left for what the list of allocations does not tell: rounding, arrays, the driver's own.
 const MARGIN: u64 = 64 << 20;
-
-/// What is loaded for restores to come, by the connections that have asked for it.
-#[derive(Default)]
-pub(in crate::daemon) struct Preloads(Mutex<Vec<Preloaded>>);
-
-/// The GPU memory of an image.
-struct Preloaded {
-    /// The number of the connection that has asked for it.
-    asker: u64,
-    manifest_hash: Checksum,
-    clients: Vec<Arc<ClientMemory>>,
-}
-
-/// The GPU memory of one client.
-struct ClientMemory {
-    /// The client, by its number here and by its own, on the host of the dump.
-    pids: (u32, u32),
-    /// The GPUs that have it; none where a worker sees all.
-    gpus: Option<Vec<Uuid>>,
-    pieces: Pieces,
-}
-
-/// What a worker is to copy, if it has the wanted content.
-pub(in crate::daemon) struct ToCopy(Arc<ClientMemory>);
-
-impl ToCopy {
-    /// Tells a worker that is about to load. A worker that cannot copy it loads all.
-    pub(super) fn tell(&self, worker: &Worker, timeout: Timeout) -> Result<(), WorkerError> {
-        let told = worker.ask(&WorkerRequest::CopyTemplate, &[], timeout);
-        match told.and_then(|()| worker.take_template(&self.0.pieces, timeout)) {
-            Err(WorkerError::Failed(why)) => {
-                warn!(worker = worker.pid(), "what was loaded in advance is loaded once more: {why}");
-                Ok(())
-            }
-            told => told,
-        }
-    }
-
-    fn bytes_on(&self, device: usize) -> u64 {
-        let here = self.0.pieces.iter().filter(|(piece, _)| piece.device as usize == device);
-        here.map(|(piece, _)| piece.size).sum()
-    }
-}
-
-impl Preloads {
-    /// What the workers of a restore of this image with these GPUs can copy, by the places of its clients. It is theirs.
-    fn take(&self, image: &Image, gpus: &[Option<Vec<Uuid>>]) -> Vec<Option<ToCopy>> {
-        let mut all = lock(&self.0);
-        let found = of(&all, image, gpus);
-        all.retain(|it| image.depth_of(it.manifest_hash).is_none());
-        found
-    }
-
-    /// The same; it stays.
-    fn find(&self, image: &Image, gpus: &[Option<Vec<Uuid>>]) -> Vec<Option<ToCopy>> {
-        of(&lock(&self.0), image, gpus)
-    }
-
-    /// Puts this in the place of what the same connection has asked for before.
-    fn put(&self, preloaded: Preloaded) {
-        let mut all = lock(&self.0);
-        all.retain(|it| it.asker != preloaded.asker);
-        all.push(preloaded);
-    }
-
-    fn forget(&self, asker: u64) {
-        lock(&self.0).retain(|it| it.asker != asker);
-    }
-
-    /// A program finds no memory: all that is loaded in advance goes. Returns whether there was any.
-    pub(in crate::daemon) fn give_way(&self) -> bool {
-        let all = std::mem::take(&mut *lock(&self.0));
-        if !all.is_empty() {
-            info!("what was loaded in advance goes: a program needs the memory");
-        }
-        !all.is_empty()
-    }
-}
-
-/// What the clients of an image can copy, by their places: of the nearest image that it builds on.
-fn of(all: &[Preloaded], image: &Image, gpus: &[Option<Vec<Uuid>>]) -> Vec<Option<ToCopy>> {
-    let below = all.iter().filter_map(|it| Some((image.depth_of(it.manifest_hash)?, it)));
-    let Some((_, preloaded)) = below.min_by_key(|(depth, _)| *depth) else { return Vec::new() };
-    let clients = check::attached(image.manifest()).zip(gpus);
-    clients.map(|(record, gpus)| preloaded.of(record, gpus.as_deref())).collect()
-}
-
-impl Preloaded {
-    fn of(&self, record: &Record, gpus: Option<&[Uuid]>) -> Option<ToCopy> {
-        // Content on other GPUs would cross a link as well.
-        let is_it = |it: &&Arc<ClientMemory>| it.pids == pids(record) && it.gpus.as_deref() == gpus;
-        self.clients.iter().find(is_it).map(|it| ToCopy(Arc::clone(it)))
-    }
-}
-
-fn pids(record: &Record) -> (u32, u32) {
-    (record.pid, record.namespace_pid)
-}
 
 /// What the workers of a restore, which see these GPUs, copy. None of it if they would find no room beside it.
 pub(super) fn take(

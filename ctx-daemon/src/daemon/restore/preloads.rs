@@ -1,0 +1,112 @@
+//! What is loaded for restores to come (`preload.rs`), and what workers copy of it.
+
+use std::sync::{Arc, Mutex};
+
+use rekindle_images::{Checksum, Client as Record, Image};
+use rekindle_wire::control::WorkerRequest;
+use tracing::{info, warn};
+
+use super::super::grants::Uuid;
+use super::super::lock;
+use super::super::worker::{Pieces, Timeout, Worker, WorkerError};
+use super::check;
+
+/// What is loaded for restores to come, by the connections that have asked for it.
+#[derive(Default)]
+pub(in crate::daemon) struct Preloads(Mutex<Vec<Preloaded>>);
+
+/// The GPU memory of an image.
+pub(super) struct Preloaded {
+    /// The number of the connection that has asked for it.
+    pub(super) asker: u64,
+    pub(super) manifest_hash: Checksum,
+    pub(super) clients: Vec<Arc<ClientMemory>>,
+}
+
+/// The GPU memory of one client.
+pub(super) struct ClientMemory {
+    /// The client, by its number here and by its own, on the host of the dump.
+    pub(super) pids: (u32, u32),
+    /// The GPUs that have it; none where a worker sees all.
+    pub(super) gpus: Option<Vec<Uuid>>,
+    pub(super) pieces: Pieces,
+}
+
+/// What a worker is to copy, if it has the wanted content.
+pub(in crate::daemon) struct ToCopy(Arc<ClientMemory>);
+
+impl ToCopy {
+    /// Tells a worker that is about to load. A worker that cannot copy it loads all.
+    pub(super) fn tell(&self, worker: &Worker, timeout: Timeout) -> Result<(), WorkerError> {
+        let told = worker.ask(&WorkerRequest::CopyTemplate, &[], timeout);
+        match told.and_then(|()| worker.take_template(&self.0.pieces, timeout)) {
+            Err(WorkerError::Failed(why)) => {
+                warn!(worker = worker.pid(), "what was loaded in advance is loaded once more: {why}");
+                Ok(())
+            }
+            told => told,
+        }
+    }
+
+    /// Bytes of physical memory on a device.
+    pub(super) fn bytes_on(&self, device: usize) -> u64 {
+        let here = self.0.pieces.iter().filter(|(piece, _)| piece.device as usize == device);
+        here.map(|(piece, _)| piece.size).sum()
+    }
+}
+
+impl Preloads {
+    /// What the workers of a restore of this image with these GPUs can copy, by the places of its clients. It is theirs.
+    pub(super) fn take(&self, image: &Image, gpus: &[Option<Vec<Uuid>>]) -> Vec<Option<ToCopy>> {
+        let mut all = lock(&self.0);
+        let found = of(&all, image, gpus);
+        all.retain(|it| image.depth_of(it.manifest_hash).is_none());
+        found
+    }
+
+    /// The same; it stays.
+    pub(super) fn find(&self, image: &Image, gpus: &[Option<Vec<Uuid>>]) -> Vec<Option<ToCopy>> {
+        of(&lock(&self.0), image, gpus)
+    }
+
+    /// Puts this in the place of what the same connection has asked for before.
+    pub(super) fn put(&self, preloaded: Preloaded) {
+        let mut all = lock(&self.0);
+        all.retain(|it| it.asker != preloaded.asker);
+        all.push(preloaded);
+    }
+
+    pub(super) fn forget(&self, asker: u64) {
+        lock(&self.0).retain(|it| it.asker != asker);
+    }
+
+    /// A program finds no memory: all that is loaded in advance goes. Returns whether there was any.
+    pub(in crate::daemon) fn give_way(&self) -> bool {
+        let all = std::mem::take(&mut *lock(&self.0));
+        if !all.is_empty() {
+            info!("what was loaded in advance goes: a program needs the memory");
+        }
+        !all.is_empty()
+    }
+}
+
+/// What the clients of an image can copy, by their places: of the nearest image that it builds on.
+fn of(all: &[Preloaded], image: &Image, gpus: &[Option<Vec<Uuid>>]) -> Vec<Option<ToCopy>> {
+    let below = all.iter().filter_map(|it| Some((image.depth_of(it.manifest_hash)?, it)));
+    let Some((_, preloaded)) = below.min_by_key(|(depth, _)| *depth) else { return Vec::new() };
+    let clients = check::attached(image.manifest()).zip(gpus);
+    clients.map(|(record, gpus)| preloaded.of(record, gpus.as_deref())).collect()
+}
+
+impl Preloaded {
+    fn of(&self, record: &Record, gpus: Option<&[Uuid]>) -> Option<ToCopy> {
+        // Content on other GPUs would cross a link as well.
+        let is_it = |it: &&Arc<ClientMemory>| it.pids == pids(record) && it.gpus.as_deref() == gpus;
+        self.clients.iter().find(is_it).map(|it| ToCopy(Arc::clone(it)))
+    }
+}
+
+/// By which a client is known.
+pub(super) fn pids(record: &Record) -> (u32, u32) {
+    (record.pid, record.namespace_pid)
+}
