@@ -37,7 +37,8 @@ pub(super) struct Job {
     root: Option<Watched>,
     workers: Vec<Watched>,
     looked: Option<Instant>,
-    /// Whether it was restored, and the daemon has not told its workers since then.
+    /// Whether one of its workers may have died unseen: it was restored, and the daemon has told no workers since then, or one that is none
+    /// any more.
     is_unknown: bool,
     /// Whether one of its processes had lost its worker at the last look.
     has_lost: bool,
@@ -163,7 +164,8 @@ impl Job {
         let clients = Clients::of(socket, tree)?;
         let watched = |pid: &i32| Watched::new(ended::process(*pid)?);
         self.workers = clients.workers.iter().filter_map(watched).collect();
-        (self.is_unknown, self.has_lost) = (false, clients.lost);
+        // One that has just ended, which the daemon does not know yet, may have been lost.
+        (self.is_unknown, self.has_lost) = (self.workers.len() < clients.workers.len(), clients.lost);
         Some(clients)
     }
 

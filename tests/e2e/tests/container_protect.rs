@@ -375,7 +375,8 @@ fn a_container_comes_back_from_the_nearest_level_that_is_whole() -> Result {
     container.run(&[], &STEADY)?;
     let was = container.inspect("{{.Id}} {{.Config.Env}}")?;
     let (to_near, to_far) = (format!("file://{near},keep=1"), format!("{far},every=10ms"));
-    container.protect(&["--every", "1500ms", "--keep", "2", "--to", &to_near, "--to", &to_far])?;
+    // Long enough that both stores have an image before the next one is made, also on a busy machine.
+    container.protect(&["--every", "6s", "--keep", "2", "--to", &to_near, "--to", &to_far])?;
     // Collections take nothing that uploads need.
     wait_for(&node, "job", "three images are stored", |it| {
         let gone = [&near, &far].iter().try_for_each(|it| rekindle(&node, &["images", "gc", it]).map(drop));
