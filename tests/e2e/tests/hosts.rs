@@ -20,7 +20,14 @@ fn directly(turns: &str) -> Result<[String; 2]> {
     let mut listens = Command::new(stage::app("talk")?);
     stage::clean_environment(&mut listens);
     listens.args(["--listen", PORT, "--turns", turns]).env("LD_LIBRARY_PATH", stage::software_gpu()?);
-    let listens = listens.stdout(std::process::Stdio::piped()).spawn()?;
+    let mut listens = listens.stdout(std::process::Stdio::piped()).spawn()?;
+    // If it ended, the other one would look for it for ever.
+    let table = format!("/proc/{}/net/tcp", listens.id());
+    let row = format!(":{:04X} 00000000:0000 0A", PORT.parse::<u16>()?);
+    until("the program listens", || {
+        ensure!(listens.try_wait()?.is_none(), "the program that listens has ended: is its port still in use?");
+        Ok(fs::read_to_string(&table)?.contains(&row).then_some(()))
+    })?;
     let connects = undisturbed("talk", &["--connect", "127.0.0.1", "--port", PORT, "--turns", turns])?;
     let listens = listens.wait_with_output()?;
     ensure!(listens.status.success());

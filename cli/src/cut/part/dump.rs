@@ -71,6 +71,7 @@ pub(super) fn dump(socket: &Path, make: &Make) -> Result<(), Failure> {
     }
     make_directory(&make.dir)?;
     let guard = Guarded::start(make.pid)?;
+    let before = before.now(make.pid)?.noting_connections();
     let mut dump = Dump { make, events, place: &place, guard, before, criu_runs: false, is_lost: false };
     let made = dump.until_durable(socket);
     let ended = match &made {
@@ -91,7 +92,7 @@ impl Dump<'_> {
         command.arg("--action-script").arg(self.place.script()).env("REKINDLE_SOCKET", socket);
         let criu = self.events.start(command)?;
         self.criu_runs = true;
-        self.guard.knows_criu(criu)?;
+        self.guard.knows_criu(criu, &self.before)?;
         let gate = self.until_gate(&log)?;
         let dumped = self.until_go(gate, &log)?;
         self.until_criu_ends(&log)?;
@@ -223,7 +224,7 @@ impl Dump<'_> {
             self.criu_runs = !matches!(self.events.next(), Event::Ended(_));
         }
         // Before it runs. A CRIU that was not killed has left nothing to mend.
-        let mended = mend(self.make.pid);
+        let mended = mend(self.make.pid, &self.before);
         self.before.now(self.make.pid)?.go_on();
         let _ = fs::remove_dir_all(&self.make.dir);
         mended

@@ -11,8 +11,8 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
+use super::firewall;
 use super::tree::Tree;
-use super::{firewall, sockets};
 use crate::failure::Failure;
 use crate::migrate::talk;
 use crate::process;
@@ -29,8 +29,8 @@ pub(crate) struct Guard {
 /// What the guard is told.
 #[derive(Debug, Serialize, Deserialize)]
 enum Said {
-    /// CRIU has started, and this is its process.
-    Criu(i32),
+    /// CRIU has started: its process, and the tree as it was before.
+    Criu(i32, Tree),
     /// The tree is about to stand still.
     Stands(Tree),
     /// Nobody needs the guard any more.
@@ -56,8 +56,8 @@ impl Guarded {
         Ok(Self { to, child })
     }
 
-    pub(super) fn knows_criu(&mut self, pid: i32) -> Result<(), Failure> {
-        self.say(&Said::Criu(pid))
+    pub(super) fn knows_criu(&mut self, pid: i32, before: &Tree) -> Result<(), Failure> {
+        self.say(&Said::Criu(pid, before.clone()))
     }
 
     /// The tree is about to stand still. An error means that it must not.
@@ -82,10 +82,13 @@ impl Guarded {
 pub(crate) fn guard(options: &Guard) -> Result<(), Failure> {
     // What ends the other by its group or its terminal does not end this one.
     let _ = rustix::process::setsid();
-    let (mut criu, mut stands) = (None, None);
+    let (mut criu, mut before, mut stands) = (None, Tree::default(), None);
     loop {
         match talk::receive(&mut io::stdin().lock()) {
-            Ok(Said::Criu(pid)) => criu = process::start_of(pid).map(|start| (pid, start)),
+            Ok(Said::Criu(pid, tree)) => {
+                criu = process::start_of(pid).map(|start| (pid, start));
+                before = tree;
+            }
             Ok(Said::Stands(tree)) => stands = Some(tree),
             Ok(Said::Over) => return Ok(()),
             Err(_) => break,
@@ -95,15 +98,16 @@ pub(crate) fn guard(options: &Guard) -> Result<(), Failure> {
     while criu.is_some_and(|(pid, start)| process::start_of(pid) == Some(start)) {
         std::thread::sleep(POLL_INTERVAL);
     }
-    mend(options.root)?;
+    let mended = mend(options.root, &before);
     stands.iter().for_each(Tree::go_on);
-    Ok(())
+    mended
 }
 
 /// Undoes what a CRIU leaves behind that is killed while it dumps a tree: connections that are locked, and in repair mode.
-pub(super) fn mend(root: i32) -> Result<(), Failure> {
-    let tree = Tree::of(root)?;
+/// `before` is the tree as it was before the dump.
+pub(super) fn mend(root: i32, before: &Tree) -> Result<(), Failure> {
+    let tree = before.now(root)?;
     firewall::remove_those_of_criu(&tree.connections()?);
-    sockets::unmute(&tree.pids());
+    tree.unmute();
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The TCP sockets of processes.
 //!
 //! CRIU dumps and restores a connection in the kernel's repair mode (`TCP_REPAIR`, tcp(7)). In this mode a socket sends nothing, also when
-//! it is closed.
+//! it is closed. The mode takes the place of SO_REUSEADDR: the kernel turns that option off when a socket leaves it.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
@@ -20,7 +20,10 @@ use crate::failure::Failure;
 /// The state of a listening socket, in `/proc/net/tcp`.
 const LISTENS: &str = "0A";
 
-/// The values of `TCP_REPAIR` (linux/tcp.h).
+/// Options of sockets, by level and name.
+const REPAIR: (i32, i32) = (libc::IPPROTO_TCP, libc::TCP_REPAIR);
+const REUSE: (i32, i32) = (libc::SOL_SOCKET, libc::SO_REUSEADDR);
+/// Their values.
 const ON: i32 = 1;
 const OFF: i32 = 0;
 /// The inode of a socket that no process has.
@@ -60,24 +63,40 @@ pub(super) fn is_own_network(pids: &[i32]) -> bool {
     pids.iter().filter_map(|pid| of(&pid.to_string())).all(|it| Some(it) == own)
 }
 
+/// The connections of these processes that do not have SO_REUSEADDR, by the socket's inode.
+pub(super) fn exclusive(pids: &[i32]) -> BTreeSet<u64> {
+    let is_exclusive = |socket: &OwnedFd| option(socket, REUSE).is_ok_and(|it| it == OFF);
+    connected(pids).filter(|(_, socket)| is_exclusive(socket)).map(|(inode, _)| inode).collect()
+}
+
 /// From now on the connections of these processes say nothing, also when the processes end.
 pub(super) fn mute(pids: &[i32]) {
-    repair(pids, ON, |_| true);
+    for (_, socket) in connected(pids) {
+        // It may have been reset meanwhile.
+        let _ = set_option(&socket, REPAIR, ON);
+    }
 }
 
-/// Takes out of repair mode what a CRIU has left in it that was killed.
-pub(super) fn unmute(pids: &[i32]) {
-    repair(pids, OFF, |socket| repairs(socket).unwrap_or(false));
-}
-
-fn repair(pids: &[i32], mode: i32, filter: impl Fn(&OwnedFd) -> bool) {
-    let connected: HashSet<u64> = rows(pids).unwrap_or_default().into_iter().map(|(inode, _)| inode).collect();
-    for (_, (pid, fd)) in sockets(pids).into_iter().filter(|(inode, _)| connected.contains(inode)) {
-        // A process or a socket may have gone meanwhile.
-        if let Some(socket) = socket(pid, fd).filter(&filter) {
-            let _ = set_repair(&socket, mode);
+/// Takes out of repair mode what a CRIU has left in it that was killed. `exclusive` is what had no SO_REUSEADDR before.
+pub(super) fn unmute(pids: &[i32], exclusive: &BTreeSet<u64>) {
+    for (inode, socket) in connected(pids) {
+        if option(&socket, REPAIR).is_ok_and(|it| it == ON) {
+            let _ = set_option(&socket, REPAIR, OFF);
+            // Without it nobody could listen at the port for a minute after the connection's end. A connection that was made when it
+            // had been noted which ones are exclusive gets it, too.
+            if !exclusive.contains(&inode) {
+                let _ = set_option(&socket, REUSE, ON);
+            }
         }
     }
+}
+
+/// The sockets of these processes that are connections, by inode.
+fn connected(pids: &[i32]) -> impl Iterator<Item = (u64, OwnedFd)> {
+    let connected: HashSet<u64> = rows(pids).unwrap_or_default().into_iter().map(|(inode, _)| inode).collect();
+    let own = sockets(pids).into_iter().filter(move |(inode, _)| connected.contains(inode));
+    // A process or a socket may have gone meanwhile.
+    own.filter_map(|(inode, (pid, fd))| Some((inode, socket(pid, fd)?)))
 }
 
 /// The sockets of processes.
@@ -170,22 +189,21 @@ fn socket(pid: i32, fd: i32) -> Option<OwnedFd> {
     pidfd_getfd(process, fd, PidfdGetfdFlags::empty()).ok()
 }
 
-/// Whether a socket is in repair mode.
-fn repairs(socket: &OwnedFd) -> io::Result<bool> {
+fn option(socket: &OwnedFd, (level, name): (i32, i32)) -> io::Result<i32> {
     let (mut value, mut length) = (0_i32, size_of::<i32>() as libc::socklen_t);
     // SAFETY: the pointers are to live locals, and the length is that of the value.
     let got = unsafe {
         let (value, length) = ((&raw mut value).cast(), &raw mut length);
-        libc::getsockopt(socket.as_fd().as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, value, length)
+        libc::getsockopt(socket.as_fd().as_raw_fd(), level, name, value, length)
     };
-    if got == 0 { Ok(value != 0) } else { Err(io::Error::last_os_error()) }
+    if got == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
-fn set_repair(socket: &OwnedFd, mode: i32) -> io::Result<()> {
+fn set_option(socket: &OwnedFd, (level, name): (i32, i32), to: i32) -> io::Result<()> {
     // SAFETY: the pointer is to a live local, and the length is its own.
     let set = unsafe {
-        let (value, length) = ((&raw const mode).cast(), size_of::<i32>() as libc::socklen_t);
-        libc::setsockopt(socket.as_fd().as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, value, length)
+        let (value, length) = ((&raw const to).cast(), size_of::<i32>() as libc::socklen_t);
+        libc::setsockopt(socket.as_fd().as_raw_fd(), level, name, value, length)
     };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -219,5 +237,28 @@ mod tests {
         let one = Connection { own: stream.local_addr().unwrap(), other: stream.peer_addr().unwrap() };
         assert!(found.contains(&one) && found.contains(&one.turned()), "{found:?}");
         assert!(is_own_network(&[std::process::id() as i32]));
+    }
+
+    #[test]
+    fn a_connection_that_leaves_repair_mode_has_the_option_that_it_had() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connect = || OwnedFd::from(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let (reusing, not) = (connect(), connect());
+        set_option(&reusing, REUSE, ON).unwrap();
+        let inode = |it: &OwnedFd| rustix::fs::fstat(it).unwrap().st_ino;
+        let own = [std::process::id() as i32];
+        let exclusive = exclusive(&own);
+        assert!(exclusive.contains(&inode(&not)) && !exclusive.contains(&inode(&reusing)), "{exclusive:?}");
+        for socket in [&reusing, &not] {
+            match set_option(socket, REPAIR, ON) {
+                // Only root may.
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return,
+                set => set.unwrap(),
+            }
+        }
+        unmute(&own, &exclusive);
+        for (socket, expected) in [(&reusing, ON), (&not, OFF)] {
+            assert_eq!((option(socket, REPAIR).unwrap(), option(socket, REUSE).unwrap()), (OFF, expected));
+        }
     }
 }

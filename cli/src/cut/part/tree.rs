@@ -1,5 +1,6 @@
 //! A process tree that stands still or ends.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,8 @@ pub(super) struct Tree {
     processes: Vec<Dumped>,
     /// Those that somebody had stopped.
     stopped: Vec<i32>,
+    /// Their connections that had no SO_REUSEADDR, by the socket's inode.
+    exclusive: BTreeSet<u64>,
 }
 
 impl Tree {
@@ -31,12 +34,12 @@ impl Tree {
     pub(super) fn of(root: i32) -> Result<Self, Failure> {
         let pids = Process::trees_of(&[root]).context("cannot list processes")?;
         let dumped = |pid| Some(Dumped { pid, start: process::start_of(pid)? });
-        Ok(Self { processes: pids.into_iter().filter_map(dumped).collect(), stopped: Vec::new() })
+        Ok(Self { processes: pids.into_iter().filter_map(dumped).collect(), ..Self::default() })
     }
 
     /// Those of these processes that a dump has named.
     pub(super) fn of_dumped(processes: &[Dumped]) -> Self {
-        Self { processes: processes.to_vec(), stopped: Vec::new() }
+        Self { processes: processes.to_vec(), ..Self::default() }
     }
 
     /// Notes which of its processes somebody has stopped.
@@ -46,9 +49,15 @@ impl Tree {
         self
     }
 
-    /// The same tree, which has grown since it was noted who is stopped.
+    /// Notes what its connections are like before CRIU dumps them.
+    pub(super) fn noting_connections(mut self) -> Self {
+        self.exclusive = sockets::exclusive(&self.pids());
+        self
+    }
+
+    /// The same tree, which has grown since something was noted of it.
     pub(super) fn now(&self, root: i32) -> Result<Self, Failure> {
-        Ok(Self { stopped: self.stopped.clone(), ..Self::of(root)? })
+        Ok(Self { processes: Self::of(root)?.processes, ..self.clone() })
     }
 
     pub(super) fn processes(&self) -> &[Dumped] {
@@ -74,8 +83,13 @@ impl Tree {
         while self.processes.iter().any(|it| is_same(it) && process::is_traced(it.pid)) {
             std::thread::sleep(NOTICE);
         }
-        sockets::unmute(&self.pids());
+        self.unmute();
         self.go_on();
+    }
+
+    /// Takes its connections out of repair mode if a CRIU has left them in it that was killed.
+    pub(super) fn unmute(&self) {
+        sockets::unmute(&self.pids(), &self.exclusive);
     }
 
     /// Kills it. Its connections end as those of any process that is killed.
