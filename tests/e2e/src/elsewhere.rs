@@ -46,6 +46,7 @@ impl Elsewhere {
     }
 
     fn start(here: &Node, mut node: Node, namespace: Namespace) -> Result<Self> {
+        leave_small_numbers()?;
         node.lives_in(namespace.entry());
         node.start_daemon(&[])?;
         let mut serve = command(&stage::helper("remote")?);
@@ -126,6 +127,17 @@ fn command(program: &Path) -> Command {
     let mut command = Command::new(program);
     stage::clean_environment(&mut command);
     command
+}
+
+/// From now on processes of this host get larger numbers than those of the other host and their threads have, of which each needs one: a
+/// program that moves there keeps its number.
+fn leave_small_numbers() -> Result {
+    const LAST: &str = "/proc/sys/kernel/ns_last_pid";
+    const SMALL: u32 = 20_000;
+    if fs::read_to_string(LAST)?.trim().parse::<u32>()? < SMALL {
+        fs::write(LAST, SMALL.to_string())?;
+    }
+    Ok(())
 }
 
 /// The number that a process has in its own pid namespace.
