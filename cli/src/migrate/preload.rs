@@ -22,7 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Loads rounds in a thread of its own.
 pub(super) struct Preloads {
-    rounds: Sender<PathBuf>,
+    /// The directories of rounds, and then nothing: no more come.
+    rounds: Sender<Option<PathBuf>>,
     ended: Receiver<Option<Session>>,
     connection: Connection,
 }
@@ -52,13 +53,13 @@ impl Preloads {
     /// A round has come, whose image is in this directory.
     pub(super) fn round(&self, dir: PathBuf) {
         // A thread that has ended takes no more.
-        let _ = self.rounds.send(dir);
+        let _ = self.rounds.send(Some(dir));
     }
 
     /// No more rounds come. Waits for what is being loaded, but not for long: then it is given up.
     pub(super) fn end(self) -> Preloaded {
         // The thread finds the end of the rounds before those that wait.
-        let _ = self.rounds.send(PathBuf::new());
+        let _ = self.rounds.send(None);
         let session = self.ended.recv_timeout(PATIENCE).unwrap_or_default();
         if session.is_none()
             && let Some(stream) = &*self.connection.lock().unwrap_or_else(PoisonError::into_inner)
@@ -70,13 +71,10 @@ impl Preloads {
 }
 
 /// Loads the newest round, again and again, until no more come.
-fn load(socket: &Path, rounds: &Receiver<PathBuf>, connection: &Connection) -> Option<Session> {
+fn load(socket: &Path, rounds: &Receiver<Option<PathBuf>>, connection: &Connection) -> Option<Session> {
     let mut session: Option<Session> = None;
     while let Ok(first) = rounds.recv() {
-        let newest = rounds.try_iter().last().unwrap_or(first);
-        if newest.as_os_str().is_empty() {
-            break;
-        }
+        let Some(newest) = rounds.try_iter().last().unwrap_or(first) else { break };
         let Ok(opened) = File::open(&newest) else { continue };
         let fd = opened.as_raw_fd();
         // The daemon's log has the reason of a refusal. An earlier round stays loaded then, as long as the connection is open.

@@ -79,6 +79,22 @@ fn a_program_moves_to_another_host_and_ends_there_as_it_would_have_here() -> Res
     here.finish()
 }
 
+/// Moves a program there and back. It goes on at each host; `look` is called while it is there.
+fn to_and_fro(here: &Node, app: App, there: &Elsewhere, server: &Server, look: impl FnOnce() -> Result) -> Result<App> {
+    report(&migrate(here, app.pid(), there, &[])?)?;
+    let identity = handed_over(app)?;
+    let moved = there.app(&identity)?;
+    moved.advances()?;
+    look()?;
+    let tree = process::tree(moved.pid());
+    report(&migrate_back(there, identity.pid, here, server)?)?;
+    tree.iter().try_for_each(|pid| process::wait_gone("a process of a tree that has moved", *pid))?;
+    std::mem::forget(moved);
+    let app = App::adopt(identity);
+    app.advances()?;
+    Ok(app)
+}
+
 #[test]
 fn a_program_moves_to_and_fro() -> Result {
     let expected = undisturbed("globals", &ARGUMENTS)?;
@@ -87,16 +103,7 @@ fn a_program_moves_to_and_fro() -> Result {
     let mut app = here.run("globals", &ARGUMENTS)?;
     for round in 1..=4 {
         app.reaches(round * 150)?;
-        report(&migrate(&here, app.pid(), &there, &[])?)?;
-        let identity = handed_over(app)?;
-        let moved = there.app(&identity)?;
-        moved.advances()?;
-        let tree = process::tree(moved.pid());
-        report(&migrate_back(&there, identity.pid, &here, &server)?)?;
-        tree.iter().try_for_each(|pid| process::wait_gone("a process of a tree that has moved", *pid))?;
-        std::mem::forget(moved);
-        app = App::adopt(identity);
-        app.advances()?;
+        app = to_and_fro(&here, app, &there, &server, || Ok(()))?;
     }
     assert_eq!(app.finish()?, expected);
     drop(server);
@@ -124,17 +131,11 @@ fn moves_until_copied(program: &str, arguments: &[&str], bytes: u64) -> Result {
     let (mut moves, mut is_copied) = (0, false);
     while moves < 3 || (!is_copied && moves < 12) {
         moves += 1;
-        report(&migrate(&here, app.pid(), &there, &[])?)?;
-        let identity = handed_over(app)?;
-        let moved = there.app(&identity)?;
-        moved.advances()?;
-        is_copied |= copied(there.node())?.last().is_some_and(|it| *it >= bytes);
-        let tree = process::tree(moved.pid());
-        report(&migrate_back(&there, identity.pid, &here, &server)?)?;
-        tree.iter().try_for_each(|pid| process::wait_gone("a process of a tree that has moved", *pid))?;
-        std::mem::forget(moved);
-        app = App::adopt(identity);
-        app.advances()?;
+        app = to_and_fro(&here, app, &there, &server, || {
+            // The last load is the restore's.
+            is_copied |= copied(there.node())?.last().is_some_and(|it| *it >= bytes);
+            Ok(())
+        })?;
     }
     ensure!(is_copied, "{:?}", copied(there.node())?);
     fs::write(&end, "")?;

@@ -11,7 +11,8 @@ use super::super::lock;
 use super::super::worker::{Pieces, Timeout, Worker, WorkerError};
 use super::check;
 
-/// What is loaded for restores to come, by the connections that have asked for it.
+/// What is loaded for restores to come, by the connections that have asked for it. The driver takes a while to free what goes: nobody holds
+/// the lock meanwhile.
 #[derive(Default)]
 pub(in crate::daemon) struct Preloads(Mutex<Vec<Preloaded>>);
 
@@ -60,7 +61,8 @@ impl Preloads {
     pub(super) fn take(&self, image: &Image, gpus: &[Option<Vec<Uuid>>]) -> Vec<Option<ToCopy>> {
         let mut all = lock(&self.0);
         let found = of(&all, image, gpus);
-        all.retain(|it| image.depth_of(it.manifest_hash).is_none());
+        let _taken: Vec<_> = all.extract_if(.., |it| image.depth_of(it.manifest_hash).is_some()).collect();
+        drop(all);
         found
     }
 
@@ -72,12 +74,13 @@ impl Preloads {
     /// Puts this in the place of what the same connection has asked for before.
     pub(super) fn put(&self, preloaded: Preloaded) {
         let mut all = lock(&self.0);
-        all.retain(|it| it.asker != preloaded.asker);
+        let _former: Vec<_> = all.extract_if(.., |it| it.asker == preloaded.asker).collect();
         all.push(preloaded);
+        drop(all);
     }
 
     pub(super) fn forget(&self, asker: u64) {
-        lock(&self.0).retain(|it| it.asker != asker);
+        let _all: Vec<_> = lock(&self.0).extract_if(.., |it| it.asker == asker).collect();
     }
 
     /// A program finds no memory: all that is loaded in advance goes. Returns whether there was any.

@@ -9,17 +9,16 @@
 //! ```
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rekindle_images::{Checksum, Image, Manifest};
-use rekindle_wire::control::{Learned, Resident, TemplatePiece, WarmInfo};
+use rekindle_wire::control::{Learned, Resident, WarmInfo};
 use tracing::{info, warn};
 
 use super::super::super::grants::Uuid;
-use super::super::super::worker::Worker;
+use super::super::super::worker::{Pieces, Worker};
 use super::super::super::{lock, wait_timeout};
 use super::super::check;
 use super::content::Content;
@@ -187,7 +186,7 @@ pub(super) struct Set {
 
 /// The content of GPU memory on the GPU, for each client: pieces whose descriptors keep the memory.
 pub(super) struct Template {
-    pub(super) clients: Vec<Vec<(TemplatePiece, OwnedFd)>>,
+    pub(super) clients: Vec<Pieces>,
     /// The GPUs that have the content, as in [`Set`].
     pub(super) gpus: Vec<Option<Vec<Uuid>>>,
 }
