@@ -87,11 +87,20 @@ impl Drop for Namespace {
     }
 }
 
-/// The mounts of a host with a podman of its own.
+/// The mounts of a host with a podman of its own. What tests use may lie below /run, and stays there.
 const MOUNTS: &str = r#"
     umount /sys/fs/cgroup
     mount -t cgroup2 none /sys/fs/cgroup
+    kept=$(mktemp -d)
+    mount --move /run "$kept"
     mount -t tmpfs -o mode=755 tmpfs /run
+    for each in "$REKINDLE_SOURCE" "$REKINDLE_STAGE" "$REKINDLE_APPS" "$REKINDLE_IMAGES"; do
+        case $each in
+            /run/*) mkdir -p "$each" && mount --rbind "$kept/${each#/run/}" "$each" ;;
+        esac
+    done
+    umount --lazy "$kept"
+    rmdir "$kept"
     mkdir /run/rekindle
     mount --bind "$2" /run/rekindle
     mount -t tmpfs -o mode=1777 tmpfs /dev/shm
