@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 
 use anyhow::{Context, bail, ensure};
 use rekindle_e2e::app::undisturbed;
@@ -13,7 +13,9 @@ use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{Node, Result, process, stage, until};
 use serde_json::Value;
 
-use crate::protect::{flip, good, has, hold_supervisor, kept, newest, pid, rekindle, shown, spoil, wait_for};
+use crate::protect::{
+    flip, good, has, hold_supervisor, kept, newest, pid, rekindle, shown, spoil, supervise, wait_for,
+};
 
 const ANNOTATION: [&str; 2] = ["--annotation", "dev.rekindle/enable=true"];
 /// How the program works: it compares all that it has computed in each step, and writes its result at its end.
@@ -559,11 +561,7 @@ fn supervise_in_another_boot(node: &Node) -> Result<Child> {
     ensure!(record["version"] == 2, "{record:#}");
     record["boot"] = "another".into();
     fs::write(&file, serde_json::to_vec(&record)?)?;
-    // What rekindle-protect@job.service runs.
-    let mut service = Command::new(stage::program("rekindle")?);
-    stage::clean_environment(&mut service);
-    service.args(["protect", "--supervise", "job"]).env("REKINDLE_SOCKET", node.socket()).stderr(Stdio::null());
-    Ok(service.spawn()?)
+    supervise(node)
 }
 
 /// The machine was started again: nobody has seen the end of the container, and podman has no word on it.

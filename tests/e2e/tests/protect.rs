@@ -47,6 +47,16 @@ pub(crate) fn wait_for(node: &Node, name: &str, what: &str, is_so: impl Fn(&Valu
     found.with_context(|| format!("{last:#}"))
 }
 
+/// Starts what `rekindle-protect@job.service` runs. A shell is its parent: [`shown`] reaps those that a protection names, and a test
+/// wants the exit status.
+pub(crate) fn supervise(node: &Node) -> Result<Child> {
+    let mut service = Command::new("sh");
+    service.args(["-c", "\"$0\" \"$@\"; exit $?"]).arg(stage::program("rekindle")?);
+    stage::clean_environment(&mut service);
+    service.args(["protect", "--supervise", "job"]).env("REKINDLE_SOCKET", node.socket()).stderr(Stdio::null());
+    Ok(service.spawn()?)
+}
+
 pub(crate) fn pid(shown: &Value, of: &str) -> Result<i32> {
     Ok(i32::try_from(shown[of].as_i64().with_context(|| format!("no {of}: {shown:#}"))?)?)
 }
@@ -392,13 +402,7 @@ fn a_protection_is_found_again_by_another_daemon_and_another_supervisor() -> Res
     wait_for(&node, "job", "nobody supervises it", |it| it["guard"].is_null() && it["supervisor"].is_null())?;
     let listed = rekindle(&node, &["protect", "--list"])?;
     ensure!(listed.contains("watching, unsupervised"), "{listed}");
-    // What rekindle-protect@job.service runs. A shell is its parent: `shown` reaps those that a protection names, and this
-    // test wants the exit status.
-    let mut service = Command::new("sh");
-    service.args(["-c", "\"$0\" \"$@\"; exit $?"]).arg(stage::program("rekindle")?);
-    stage::clean_environment(&mut service);
-    service.args(["protect", "--supervise", "job"]).env("REKINDLE_SOCKET", node.socket()).stderr(Stdio::null());
-    let mut service = service.spawn()?;
+    let mut service = supervise(&node)?;
     wait_for(&node, "job", "an image by the next supervisor", |it| newest(it) > newest(&before))?;
     fs::write(&end, "")?;
     assert_eq!(app.finish()?, "steady ok\n");
