@@ -24,8 +24,13 @@ impl Limit {
 
     /// Starts the limit now.
     pub(crate) fn begins(self) -> Deadline {
+        self.began(Instant::now())
+    }
+
+    /// Starts the limit at this moment.
+    pub(crate) fn began(self, since: Instant) -> Deadline {
         // A time too long to be added never ends.
-        Deadline { at: Instant::now().checked_add(self.time), limit: self }
+        Deadline { at: since.checked_add(self.time), limit: self }
     }
 }
 
@@ -75,5 +80,8 @@ mod tests {
         assert_eq!(Limit::fixed(Duration::from_secs(1)).to_string(), "1000 ms");
         assert!(Limit::fixed(Duration::ZERO).begins().is_over());
         assert!(!Limit::fixed(Duration::MAX).begins().is_over());
+        let (limit, now) = (Limit::fixed(Duration::from_secs(60)), Instant::now());
+        assert!(limit.began(now).left() > Duration::from_secs(50));
+        assert!(now.checked_sub(limit.time).is_some_and(|since| limit.began(since).is_over()));
     }
 }

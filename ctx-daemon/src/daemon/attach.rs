@@ -23,6 +23,7 @@ use tracing::{debug, error, info, warn};
 use super::clients::{Client, ClientState, PendingGuard};
 use super::grants::{GrantError, ShareError};
 use super::memfd::{self, MemfdError};
+use super::oversubscribe::Wish;
 use super::pool::PoolError;
 use super::process::{self, Process};
 use super::worker::{Need, WorkerError};
@@ -185,9 +186,11 @@ pub(crate) fn serve_needs(daemon: &Arc<Daemon>, client: &Client) {
                 worker.say(&WorkerRequest::Room { coming: false, how_much: false, again: true });
             }
             Need::Room => daemon.copying.memory_pressure.needed_by(&worker, makes_room),
-            Need::Free(free) if makes_room => daemon.oversubscription.wish(&worker, free),
+            Need::Free { free, since } if makes_room => {
+                daemon.oversubscription.wish(&worker, Wish { free, since });
+            }
             // Nobody has asked.
-            Need::Free(_) => {}
+            Need::Free { .. } => {}
         }
     });
     let (faulty, command) = (client.process, client.attach.command.clone());

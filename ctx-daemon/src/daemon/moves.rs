@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 use super::process::Process;
 use super::{lock, wait};
 
-/// The pause after a failed attempt, which doubles with each.
+/// The pause after an attempt for which a worker was started.
+const SOON: Duration = Duration::from_secs(5);
+/// The pause after an attempt that failed otherwise, which doubles with each.
 const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
@@ -48,8 +50,18 @@ enum Step {
 /// Why an attempt has failed.
 pub(crate) struct Failed {
     pub(crate) why: String,
-    /// Whether the next attempt may follow soon: this one has cost little.
-    pub(crate) was_cheap: bool,
+    pub(crate) again: Again,
+}
+
+/// When the next attempt may follow: that depends on what one costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Again {
+    /// It has cost next to nothing.
+    AtOnce,
+    /// A worker was started for it, only to see that there is no room.
+    Soon,
+    /// It has failed for a reason that is likely to stay.
+    Later,
 }
 
 impl Moves {
@@ -84,15 +96,19 @@ impl Moves {
     /// The move of a client is over.
     pub(crate) fn over(&self, client: Process, failed: Option<Failed>) {
         let mut clients = lock(&self.clients);
-        let Some(Failed { why, was_cheap }) = failed else {
+        let Some(Failed { why, again }) = failed else {
             clients.remove(&client);
             return;
         };
         if let Some(it) = clients.get_mut(&client) {
-            it.failures = if was_cheap { 0 } else { it.failures.saturating_add(1) };
+            it.failures = if again == Again::Later { it.failures.saturating_add(1) } else { 0 };
             it.why = Some(why);
-            let pause = if was_cheap { Duration::ZERO } else { PAUSE.saturating_mul(1 << it.failures.min(10)) };
-            it.step = Step::Failed { again: Instant::now() + pause.min(PAUSE_MAX) };
+            let pause = match again {
+                Again::AtOnce => Duration::ZERO,
+                Again::Soon => SOON,
+                Again::Later => PAUSE.saturating_mul(1 << it.failures.min(10)).min(PAUSE_MAX),
+            };
+            it.step = Step::Failed { again: Instant::now() + pause };
         }
     }
 
@@ -110,8 +126,8 @@ mod tests {
         Process::with_pid(std::process::id() as i32).unwrap()
     }
 
-    fn failed(was_cheap: bool) -> Option<Failed> {
-        Some(Failed { why: "no".to_owned(), was_cheap })
+    fn failed(again: Again) -> Option<Failed> {
+        Some(Failed { why: "no".to_owned(), again })
     }
 
     #[test]
@@ -122,12 +138,14 @@ mod tests {
         // It asks again and again.
         moves.want(own());
         assert_eq!(lock(&moves.clients)[&own()].step, Step::UnderWay);
-        moves.over(own(), failed(false));
-        assert_eq!(moves.why(own()).as_deref(), Some("no"));
-        moves.want(own());
-        assert_eq!(lock(&moves.clients)[&own()].failures, 1);
-        assert!(matches!(lock(&moves.clients)[&own()].step, Step::Failed { .. }));
-        moves.over(own(), failed(true));
+        for (again, failures) in [(Again::Later, 1), (Again::Later, 2), (Again::Soon, 0)] {
+            moves.over(own(), failed(again));
+            assert_eq!(moves.why(own()).as_deref(), Some("no"));
+            moves.want(own());
+            assert_eq!(lock(&moves.clients)[&own()].failures, failures);
+            assert!(matches!(lock(&moves.clients)[&own()].step, Step::Failed { .. }));
+        }
+        moves.over(own(), failed(Again::AtOnce));
         moves.want(own());
         assert_eq!((moves.next(), moves.why(own()).as_deref()), (own(), Some("no")));
         moves.over(own(), None);

@@ -225,8 +225,11 @@ type StepAction = Arc<dyn Fn(&str) + Send + Sync>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     Room,
-    /// The bytes that must be free on each device, by the worker's numbers.
-    Free(Vec<u64>),
+    /// The bytes that must be free on each device, by the worker's numbers, and since when.
+    Free {
+        free: Vec<u64>,
+        since: Instant,
+    },
 }
 
 /// Whether the log says that an answer came late.
@@ -730,7 +733,11 @@ impl Worker {
             let message = Message { body, blob: message.blob, fds: message.fds };
             let need = match &message.body {
                 WorkerReply::NeedsRoom => Some(Need::Room),
-                WorkerReply::Needs { free } => Some(Need::Free(free.clone())),
+                WorkerReply::Needs { free, waited_ms } => {
+                    let now = Instant::now();
+                    let since = now.checked_sub(Duration::from_millis(*waited_ms)).unwrap_or(now);
+                    Some(Need::Free { free: free.clone(), since })
+                }
                 _ => None,
             };
             if let Some(need) = need {

@@ -81,6 +81,19 @@ fn nobody_is_suspended_unless_that_is_configured() {
 }
 
 #[test]
+fn a_command_waits_for_room_no_longer_than_is_configured_however_often_it_asks() {
+    let daemon = daemon("room_timeout_ms = 60000\n");
+    let old = idle_client(&daemon, "old", 90);
+    fs::write(daemon.dir.path().join("waited-needs-room"), "60001").unwrap();
+    let _asker = Client::attached(&daemon, "needs-room");
+    daemon.wait_for_event("needs-room Room false");
+    assert!(runs(&daemon, &old) && !has(&daemon, "old Quiesce"));
+    fs::write(daemon.dir.path().join("waited-needs-room-less"), "20").unwrap();
+    let _asker = Client::attached(&daemon, "needs-room-less");
+    daemon.wait_for_event("needs-room-less Room again");
+}
+
+#[test]
 fn nobody_is_suspended_in_vain() {
     let daemon = daemon("");
     let old = idle_client(&daemon, "old", 90);

@@ -488,7 +488,7 @@ impl Worker {
             WorkerRequest::GiveWay => self.note("GiveWay"),
             WorkerRequest::Room { how_much: true, .. } => {
                 let free = vec![self.number("needs", MEMORY as u64)];
-                self.reply(&WorkerReply::Needs { free });
+                self.reply(&WorkerReply::Needs { free, waited_ms: self.number("waited", 0) });
             }
             WorkerRequest::Room { again: true, .. } => self.note("Room again"),
             WorkerRequest::Room { coming, .. } => self.note(&format!("Room {coming}")),

@@ -18,7 +18,7 @@ use crate::resources::shortage::{Shortage, bytes_to_be_free};
 use crate::session::Session;
 use crate::session::call::Call;
 use crate::session::outcome::{Outcome, Refused, check};
-use crate::session::share::Share;
+use crate::session::share::{Share, Withdrawn};
 
 const OUT_OF_MEMORY: Refused = Refused::Code(CUDA_ERROR_OUT_OF_MEMORY);
 
@@ -56,10 +56,10 @@ impl Memory {
         Ok(())
     }
 
-    /// Counts no memory of this worker's any more: another worker takes the client over, and counts it.
-    pub(crate) fn count_no_more(&mut self) {
-        self.devices.iter_mut().for_each(|device| device.memory.count_no_more());
-        self.pinned.count_no_more();
+    /// Counts no memory of this worker's any more: another worker is to take the client over, and counts it.
+    pub(crate) fn count_no_more(&self) -> Vec<Withdrawn> {
+        let devices = self.devices.iter().filter_map(|device| device.memory.count_no_more());
+        devices.chain(self.pinned.count_no_more()).collect()
     }
 
     /// Makes an object that takes memory on a device and is not mapped there, where the client may have so many more bytes.

@@ -25,7 +25,7 @@ use thiserror::Error;
 
 use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::shortage::Shortage;
-use crate::session::share::{Share, What};
+use crate::session::share::{Share, What, Withdrawn};
 use crate::session::state;
 
 /// Allocations up to this size share slabs.
@@ -186,10 +186,9 @@ impl DeviceMemory {
     }
 
     /// Counts no memory of this worker's any more together with that of others: another worker counts it.
-    pub(crate) fn count_no_more(&mut self) {
-        if let Some((share, what)) = self.share.take() {
-            share.set(what, 0);
-        }
+    pub(crate) fn count_no_more(&self) -> Option<Withdrawn> {
+        let (share, what) = self.share.as_ref()?;
+        share.withdraw(*what)
     }
 
     /// The most memory that the client may have.

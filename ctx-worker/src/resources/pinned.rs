@@ -15,7 +15,7 @@ use tracing::warn;
 
 use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::not_loaded::NotLoaded;
-use crate::session::share::{Share, What};
+use crate::session::share::{Share, What, Withdrawn};
 use crate::session::state::{self, State};
 
 /// Memfds that have arrived but are not mapped yet. The thread that reads the connection adds them.
@@ -192,10 +192,8 @@ impl PinnedMemory {
     }
 
     /// Counts no memory of this worker's any more together with that of others: another worker counts it.
-    pub(crate) fn count_no_more(&mut self) {
-        if let Some(share) = self.share.take() {
-            share.set(What::Pinned, 0);
-        }
+    pub(crate) fn count_no_more(&self) -> Option<Withdrawn> {
+        self.share.as_ref()?.withdraw(What::Pinned)
     }
 
     /// Unregisters and unmaps an allocation that the device no longer uses.

@@ -147,8 +147,9 @@ impl Channel {
                 Ok(Message { body: WorkerRequest::Cancel, .. }) => self.cancel.fire(),
                 Ok(Message { body: WorkerRequest::Alive, .. }) => {}
                 Ok(Message { body: WorkerRequest::Room { coming, how_much, again }, .. }) => {
-                    if let Some(free) = self.memory_pressure.said(Room { coming, how_much, again }) {
-                        self.answer(&asker, WorkerReply::Needs { free }, Vec::new());
+                    if let Some((free, waited)) = self.memory_pressure.said(Room { coming, how_much, again }) {
+                        let waited_ms = waited.as_millis() as u64;
+                        self.answer(&asker, WorkerReply::Needs { free, waited_ms }, Vec::new());
                     }
                     // A suspended client takes the room before others do.
                     if again && !self.tell(Event::RoomMade) {

@@ -31,7 +31,8 @@ use crate::checkpoint::suspend::Kept;
 use crate::serve::channel::{Asker, Event};
 use crate::serve::refusal::Refusal;
 use crate::serve::request_loop::{News, Server};
-use crate::serve::state::{Closed, Keeper, State};
+use crate::serve::state::{Closed, Heir, Keeper, State};
+use crate::session::share::Withdrawn;
 
 /// How often a keeper whose client has a command asks for another worker.
 const ASK_INTERVAL: Duration = Duration::from_millis(500);
@@ -43,11 +44,11 @@ const ASKS: u8 = b'?';
 const YOURS: u8 = b'!';
 
 /// The worker that is to take the client over: the latest that the daemon has named.
-type Heir = Arc<Mutex<Option<Arc<UnixStream>>>>;
+type Named = Arc<Mutex<Option<Heir>>>;
 
 impl Keeper {
     pub(super) fn new(consumer: Consumer, kept: Kept, bytes: u64, hold: bool) -> Box<Self> {
-        Box::new(Self { consumer, kept, bytes, hold, asked: None, heir: Heir::default() })
+        Box::new(Self { consumer, kept, bytes, hold, asked: None, heir: Named::default() })
     }
 
     /// For listings.
@@ -55,26 +56,42 @@ impl Keeper {
         Suspension { bytes: self.bytes, hold: self.hold, waits_for_room: self.asked.is_some(), deep: true }
     }
 
-    /// Has the worker at the other end of this socket become the client's, once it asks.
-    fn name_heir(&self, socket: UnixStream) -> io::Result<()> {
+    /// Has the worker at the other end of this socket become the client's, once it asks. It counts the memory from here on,
+    /// which `withdraw` withdraws.
+    fn name_heir(&self, socket: UnixStream, withdraw: impl FnOnce() -> Vec<Withdrawn>) -> io::Result<()> {
         let (socket, heir) = (Arc::new(socket), Arc::clone(&self.heir));
-        *heir.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&socket));
-        small_thread("heir").spawn(move || give_to(&socket, &heir)).map(drop)
+        let mut current = heir.lock().unwrap_or_else(PoisonError::into_inner);
+        // An earlier one, whose end its thread has not seen yet.
+        forget(&mut current);
+        *current = Some(Heir { socket: Arc::clone(&socket), memory: withdraw() });
+        drop(current);
+        let waiting = Arc::clone(&heir);
+        let begun = small_thread("heir").spawn(move || give_to(&socket, &waiting));
+        begun.map(drop).inspect_err(|_| forget(&mut heir.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+/// A worker that does not come for the client: its keeper counts the memory again.
+fn forget(heir: &mut Option<Heir>) {
+    if let Some(heir) = heir.take() {
+        heir.memory.iter().for_each(Withdrawn::put_back);
     }
 }
 
 /// Waits until the worker asks for the client. If it is still to have the client, gives the client away, and ends this process.
-fn give_to(socket: &Arc<UnixStream>, heir: &Heir) {
-    if !matches!((&**socket).read(&mut [0]), Ok(1)) {
+fn give_to(socket: &Arc<UnixStream>, heir: &Named) {
+    let asks = matches!((&**socket).read(&mut [0]), Ok(1));
+    // Held until the process has ended: nobody else becomes the heir meanwhile.
+    let mut current = heir.lock().unwrap_or_else(PoisonError::into_inner);
+    if !current.as_ref().is_some_and(|it| Arc::ptr_eq(&it.socket, socket)) {
         return;
     }
-    // Held until the process has ended: nobody else becomes the heir meanwhile.
-    let current = heir.lock().unwrap_or_else(PoisonError::into_inner);
-    if current.as_ref().is_some_and(|it| Arc::ptr_eq(it, socket)) && (&**socket).write_all(&[YOURS]).is_ok() {
+    if asks && (&**socket).write_all(&[YOURS]).is_ok() {
         info!("another worker has taken the client over");
         // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
         unsafe { libc::_exit(0) }
     }
+    forget(&mut current);
 }
 
 /// Takes a client over from its keeper, and waits until that has ended: none of its threads touches the ring any more.
@@ -172,10 +189,9 @@ impl Server {
     fn hand_over(&mut self, keeper: &Keeper, fds: Vec<OwnedFd>) -> Result<Answer, Refusal> {
         let socket =
             fds.into_iter().next().ok_or(Refusal::Lacks("no socket of another worker came with the request"))?;
-        // From here on another worker counts the memory.
-        self.executor.memory.count_no_more();
         let connection = self.channel.hand_over().map_err(Refusal::Io)?;
-        keeper.name_heir(socket.into()).map_err(Refusal::Io)?;
+        let withdraw = || self.executor.memory.count_no_more();
+        keeper.name_heir(socket.into(), withdraw).map_err(Refusal::Io)?;
         Ok((WorkerReply::HandedOver, Vec::new(), vec![connection]))
     }
 }
@@ -198,15 +214,20 @@ mod tests {
 
     use super::*;
 
+    fn heir(socket: &Arc<UnixStream>) -> Heir {
+        Heir { socket: Arc::clone(socket), memory: Vec::new() }
+    }
+
     #[test]
     fn a_worker_that_is_not_the_heir_any_more_gets_no_client() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (_other, later) = UnixStream::pair().unwrap();
-        let heir = Heir::default();
-        *heir.lock().unwrap() = Some(Arc::new(later));
+        let named = Named::default();
+        *named.lock().unwrap() = Some(heir(&Arc::new(later)));
         let asking = std::thread::spawn(move || take_over(&theirs));
         // It returns: this process has not ended.
-        give_to(&Arc::new(ours), &heir);
+        give_to(&Arc::new(ours), &named);
+        assert!(named.lock().unwrap().is_some());
         assert_eq!(asking.join().unwrap().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
 
@@ -236,8 +257,10 @@ mod tests {
     fn a_worker_that_dies_before_it_asks_changes_nothing() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let ours = Arc::new(ours);
-        let heir: Heir = Arc::new(Mutex::new(Some(Arc::clone(&ours))));
+        let named = Named::default();
+        *named.lock().unwrap() = Some(heir(&ours));
         drop(theirs);
-        give_to(&ours, &heir);
+        give_to(&ours, &named);
+        assert!(named.lock().unwrap().is_none());
     }
 }

@@ -54,6 +54,7 @@ use crate::checkpoint::borrowing::Borrowing;
 use crate::checkpoint::suspend::Kept;
 use crate::checkpoint::template::Imported;
 use crate::schedule::rest;
+use crate::session::share::Withdrawn;
 use crate::transition::machine;
 
 /// The state of a worker. See the table above.
@@ -196,8 +197,16 @@ pub(crate) struct Keeper {
     pub(crate) hold: bool,
     /// When another worker was last asked for, since the client has had a command.
     pub(crate) asked: Option<Instant>,
-    /// Leads to the worker that takes the client over when it asks for it.
-    pub(crate) heir: Arc<Mutex<Option<Arc<UnixStream>>>>,
+    /// The worker that takes the client over when it asks for it.
+    pub(crate) heir: Arc<Mutex<Option<Heir>>>,
+}
+
+/// A worker that the daemon has named to take a client over from its keeper.
+pub(crate) struct Heir {
+    /// Leads to that worker.
+    pub(crate) socket: Arc<UnixStream>,
+    /// The memory that it counts, and the keeper again if it does not come.
+    pub(crate) memory: Vec<Withdrawn>,
 }
 
 #[cfg(test)]

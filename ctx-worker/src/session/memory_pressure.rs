@@ -42,8 +42,9 @@ pub(crate) struct MemoryPressure {
 #[derive(Default)]
 struct Inner {
     state: State,
-    /// How often the command under way has asked.
+    /// How often the command under way has asked, and when first.
     asked: u32,
+    since: Option<Instant>,
     /// When a suspended client has asked last.
     asked_beside: Option<Instant>,
     /// Bytes that must be free on each device, as of the last time that the daemon was asked.
@@ -69,8 +70,8 @@ enum State {
 
 impl MemoryPressure {
     /// The daemon says whether memory is coming, whether or not it was asked. A daemon that is gone says that none is
-    /// coming. Returns the bytes that must be free, where the daemon wants to know.
-    pub(crate) fn said(&self, room: Room) -> Option<Vec<u64>> {
+    /// coming. Where the daemon wants to know, returns the bytes that must be free, and for how long the command has waited.
+    pub(crate) fn said(&self, room: Room) -> Option<(Vec<u64>, Duration)> {
         let mut inner = self.lock();
         let since = Instant::now();
         inner.state = match (room, inner.state) {
@@ -81,7 +82,7 @@ impl MemoryPressure {
             (Room { again: true, .. }, _) => State::Made,
             _ => State::Nothing,
         };
-        let needs = room.how_much.then(|| inner.needs.clone());
+        let needs = room.how_much.then(|| (inner.needs.clone(), inner.since.map_or(Duration::ZERO, |it| it.elapsed())));
         drop(inner);
         self.changed.notify_all();
         needs
@@ -93,6 +94,7 @@ impl MemoryPressure {
         let mut inner = self.lock();
         if first {
             inner.asked = 0;
+            inner.since = Some(Instant::now());
         }
         // The room that was made was not enough, or others have taken it.
         let again = inner.state == State::Made && inner.asked < MOST_ASKED;
@@ -145,6 +147,7 @@ impl MemoryPressure {
             return;
         }
         inner.asked_beside = Some(Instant::now());
+        inner.since = None;
         inner.needs = needs;
         drop(inner);
         ask();
@@ -217,11 +220,13 @@ mod tests {
         let began = Instant::now();
         assert!(room.wait(true, || vec![7, 0], daemon));
         assert!(began.elapsed() >= Duration::from_millis(30));
-        assert_eq!(told.take(), Some(vec![7, 0]));
+        assert!(matches!(told.take(), Some((needs, _)) if needs == [7, 0]));
         // The attempt has failed.
         let again = || told.set(room.said(LOOKS).inspect(|_| says(&room, NO)));
         assert!(!room.wait(false, || vec![8, 0], again));
-        assert_eq!(told.take(), Some(vec![8, 0]));
+        // The time that the daemon has began with the first attempt.
+        let (needs, waited) = told.take().unwrap();
+        assert!(needs == [8, 0] && waited >= Duration::from_millis(30), "{waited:?}");
         // The next command asks anew, however the last one ended.
         says(&room, MADE);
         assert!(!room.wait(true, Vec::new, || says(&room, NO)));
@@ -247,10 +252,10 @@ mod tests {
         let room = MemoryPressure::default();
         let told = Cell::new(None);
         room.ask_beside(vec![3], || told.set(room.said(LOOKS)));
-        assert_eq!(told.take(), Some(vec![3]));
+        assert_eq!(told.take(), Some((vec![3], Duration::ZERO)));
         room.ask_beside(vec![3], asks_nothing);
         room.lock().asked_beside = Instant::now().checked_sub(ASK_INTERVAL);
         room.ask_beside(vec![4], || told.set(room.said(LOOKS)));
-        assert_eq!(told.take(), Some(vec![4]));
+        assert_eq!(told.take(), Some((vec![4], Duration::ZERO)));
     }
 }

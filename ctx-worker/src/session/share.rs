@@ -87,6 +87,21 @@ pub struct Share {
     columns: Vec<Option<usize>>,
 }
 
+/// An amount that a worker has withdrawn from its container's table: another worker counts it, or is to.
+#[derive(Debug)]
+pub(crate) struct Withdrawn {
+    share: Arc<Share>,
+    what: What,
+    own: u64,
+}
+
+impl Withdrawn {
+    /// Counts it here again.
+    pub(crate) fn put_back(&self) {
+        self.share.set(self.what, self.own);
+    }
+}
+
 /// The resource that an amount is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
@@ -152,6 +167,15 @@ impl Share {
         }
     }
 
+    /// Withdraws this worker's amount.
+    pub(crate) fn withdraw(self: &Arc<Self>, what: What) -> Option<Withdrawn> {
+        let (column, _) = self.column(what)?;
+        let own = rows(&self.file).map(|rows| rows.get(self.row).and_then(|row| row.get(column).copied()));
+        let own = own.inspect_err(|error| warn!("cannot read what the container uses: {error}")).ok()??;
+        self.set(what, 0);
+        Some(Withdrawn { share: Arc::clone(self), what, own })
+    }
+
     fn put(&self, column: usize, own: u64) -> io::Result<()> {
         write(&self.file, self.row, column, &[own])
     }
@@ -190,6 +214,10 @@ mod tests {
         assert_eq!(second.room(What::Device(0), 40), 0);
         assert!(first.take(What::Pinned, 0, 10) && !second.take(What::Pinned, 0, 1));
         first.set(What::Device(1), 10);
+        assert_eq!(second.room(What::Device(0), 40), 50);
+        let withdrawn = first.withdraw(What::Device(1)).unwrap();
+        assert_eq!(second.room(What::Device(0), 40), 60);
+        withdrawn.put_back();
         assert_eq!(second.room(What::Device(0), 40), 50);
         release(&file, 7).unwrap();
         assert!(second.take(What::Pinned, 0, 10));

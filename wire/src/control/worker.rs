@@ -515,6 +515,10 @@ pub enum WorkerReply {
         /// Bytes that must be free on each device, by the worker's numbers; 0 where it needs none. Empty where no memory of
         /// other clients would help.
         free: Vec<u64>,
+        /// How long the command that needs them has asked and tried already, in milliseconds: the time that the daemon has for it
+        /// began then.
+        #[serde(default)]
+        waited_ms: u64,
     },
     /// The request was done.
     Done,

@@ -28,7 +28,7 @@ use thiserror::Error;
 use tracing::{debug, info, warn};
 
 use self::programs::{Program, free_on, programs};
-pub(crate) use self::records::{Oversubscription, SuspendedFor};
+pub(crate) use self::records::{Oversubscription, SuspendedFor, Wish};
 use self::victims::{Candidate, Choice, Gpu, choose};
 use super::clients::{Client, Holder};
 use super::metrics::Suspended;
@@ -69,24 +69,24 @@ pub(super) fn serve_wishes(daemon: &Arc<Daemon>) -> std::io::Result<()> {
     let daemon = Arc::clone(daemon);
     thread("rooms", move || {
         loop {
-            let (worker, free) = daemon.oversubscription.next_wish();
-            begin(&daemon, &worker, free);
+            let (worker, wish) = daemon.oversubscription.next_wish();
+            begin(&daemon, &worker, wish);
         }
     })
     .map(drop)
 }
 
 /// Begins to make room for a worker, unless that goes on already.
-fn begin(daemon: &Arc<Daemon>, worker: &Arc<Worker>, free: Vec<u64>) {
-    let Some(asking) = daemon.oversubscription.begin(worker.pid(), &free) else { return };
-    debug!(worker = worker.pid(), ?free, "its client needs GPU memory: looking for programs that are idle");
+fn begin(daemon: &Arc<Daemon>, worker: &Arc<Worker>, wish: Wish) {
+    let Some(asking) = daemon.oversubscription.begin(worker.pid(), &wish) else { return };
+    debug!(worker = worker.pid(), free = ?wish.free, "its client needs GPU memory: looking for programs that are idle");
     let (making, asker) = (Arc::clone(daemon), Arc::clone(worker));
     let begun = thread("room", move || {
-        let (mut free, mut made) = (free, false);
+        let (mut wish, mut made) = (wish, false);
         loop {
-            made |= make_and_renew(&making, &asker, &free);
-            match asking.next(&free) {
-                Some(other) => free = other,
+            made |= make_and_renew(&making, &asker, &wish);
+            match asking.next(&wish) {
+                Some(other) => wish = other,
                 None => break,
             }
         }
@@ -99,9 +99,9 @@ fn begin(daemon: &Arc<Daemon>, worker: &Arc<Worker>, free: Vec<u64>) {
 }
 
 /// Makes room, and tells the worker meanwhile that it is being made. Returns whether there is room now.
-fn make_and_renew(daemon: &Arc<Daemon>, worker: &Arc<Worker>, free: &[u64]) -> bool {
+fn make_and_renew(daemon: &Arc<Daemon>, worker: &Arc<Worker>, wish: &Wish) -> bool {
     let (over, end) = channel::<()>();
-    let deadline = daemon.config.gpu.room_timeout.begins();
+    let deadline = daemon.config.gpu.room_timeout.began(wish.since);
     let renew = move || {
         let coming = WorkerRequest::Room { coming: true, how_much: false, again: false };
         // The worker of an idle program may hang. This one gives up then, since it hears nothing more.
@@ -111,7 +111,7 @@ fn make_and_renew(daemon: &Arc<Daemon>, worker: &Arc<Worker>, free: &[u64]) -> b
     };
     std::thread::scope(|scope| {
         scope.spawn(renew);
-        let made = make(daemon, worker, free, deadline);
+        let made = make(daemon, worker, &wish.free, deadline);
         drop(over);
         made
     })

@@ -25,9 +25,9 @@ pub(crate) struct Oversubscription {
 #[derive(Default)]
 struct Inner {
     /// The workers whose clients find no memory and that nobody has looked after yet, with what must be free on each device.
-    wishes: VecDeque<(Arc<Worker>, Vec<u64>)>,
+    wishes: VecDeque<(Arc<Worker>, Wish)>,
     /// The workers that room is being made for, by their pids, with what they have said meanwhile that they need.
-    askers: HashMap<i32, Option<Vec<u64>>>,
+    askers: HashMap<i32, Option<Wish>>,
     /// The GPUs on which room is being made.
     taken: Vec<Gpu>,
     /// The clients that the daemon has suspended, by their workers' pids.
@@ -36,6 +36,15 @@ struct Inner {
     ending: Vec<(Process, Vec<Gpu>)>,
     /// When the log has last said that there is no room for a worker.
     said: HashMap<i32, Instant>,
+}
+
+/// The memory that a worker's client needs.
+#[derive(Clone, Debug)]
+pub(crate) struct Wish {
+    /// The bytes that must be free on each device, by the worker's numbers.
+    pub(crate) free: Vec<u64>,
+    /// Since when the client has waited for them.
+    pub(crate) since: Instant,
 }
 
 /// For whom a client was suspended.
@@ -48,14 +57,14 @@ pub(crate) struct SuspendedFor {
 }
 
 impl Oversubscription {
-    /// A worker's client finds no memory: so many bytes must be free on each device.
-    pub(crate) fn wish(&self, worker: &Arc<Worker>, free: Vec<u64>) {
-        lock(&self.inner).wishes.push_back((Arc::clone(worker), free));
+    /// A worker's client finds no memory.
+    pub(crate) fn wish(&self, worker: &Arc<Worker>, wish: Wish) {
+        lock(&self.inner).wishes.push_back((Arc::clone(worker), wish));
         self.changed.notify_all();
     }
 
     /// Waits for a worker whose client finds no memory.
-    pub(super) fn next_wish(&self) -> (Arc<Worker>, Vec<u64>) {
+    pub(super) fn next_wish(&self) -> (Arc<Worker>, Wish) {
         let mut inner = lock(&self.inner);
         loop {
             match inner.wishes.pop_front() {
@@ -65,12 +74,11 @@ impl Oversubscription {
         }
     }
 
-    /// Begins to make room for a worker that needs so many bytes on each device. If room is being made for it already, the need
-    /// is kept until then.
-    pub(super) fn begin(self: &Arc<Self>, worker: i32, free: &[u64]) -> Option<Asking> {
+    /// Begins to make room for a worker. If room is being made for it already, the wish is kept until then.
+    pub(super) fn begin(self: &Arc<Self>, worker: i32, wish: &Wish) -> Option<Asking> {
         let mut inner = lock(&self.inner);
         if let Some(meanwhile) = inner.askers.get_mut(&worker) {
-            *meanwhile = Some(free.to_vec());
+            *meanwhile = Some(wish.clone());
             return None;
         }
         inner.askers.insert(worker, None);
@@ -152,12 +160,12 @@ pub(super) struct Asking {
 }
 
 impl Asking {
-    /// Room was made for a need, or was not. Returns another need that the worker has stated meanwhile; without one the worker
-    /// asks no more.
-    pub(super) fn next(&self, need: &[u64]) -> Option<Vec<u64>> {
+    /// Room was made for a wish, or was not. Returns one for other amounts that the worker has stated meanwhile; without one the
+    /// worker asks no more.
+    pub(super) fn next(&self, wish: &Wish) -> Option<Wish> {
         let mut inner = lock(&self.all.inner);
         let meanwhile = inner.askers.get_mut(&self.worker).and_then(Option::take);
-        let other = meanwhile.filter(|it| it != need);
+        let other = meanwhile.filter(|it| it.free != wish.free);
         if other.is_none() {
             inner.askers.remove(&self.worker);
             self.is_over.store(true, Ordering::Relaxed);
@@ -192,6 +200,10 @@ impl Drop for Turn {
 mod tests {
     use super::*;
 
+    fn wish(bytes: u64) -> Wish {
+        Wish { free: vec![bytes], since: Instant::now() }
+    }
+
     #[test]
     fn room_is_made_for_one_at_a_time_on_each_gpu() {
         let all = Arc::new(Oversubscription::default());
@@ -206,13 +218,13 @@ mod tests {
     #[test]
     fn a_worker_asks_once_at_a_time_and_that_there_is_no_room_is_said_once() {
         let all = Arc::new(Oversubscription::default());
-        let asking = all.begin(7, &[1]).unwrap();
-        assert!(all.begin(7, &[1]).is_none() && all.is_asking(7) && !all.is_asking(8));
-        assert!(all.begin(7, &[2]).is_none());
-        assert_eq!(asking.next(&[1]), Some(vec![2]));
-        assert!(all.is_asking(7) && all.begin(7, &[2]).is_none());
-        assert_eq!(asking.next(&[2]), None);
-        assert!(!all.is_asking(7) && all.begin(7, &[2]).is_some());
+        let asking = all.begin(7, &wish(1)).unwrap();
+        assert!(all.begin(7, &wish(1)).is_none() && all.is_asking(7) && !all.is_asking(8));
+        assert!(all.begin(7, &wish(2)).is_none());
+        assert_eq!(asking.next(&wish(1)).map(|it| it.free), Some(vec![2]));
+        assert!(all.is_asking(7) && all.begin(7, &wish(2)).is_none());
+        assert!(asking.next(&wish(2)).is_none());
+        assert!(!all.is_asking(7) && all.begin(7, &wish(2)).is_some());
         assert!(all.is_news(7) && !all.is_news(7) && all.is_news(8));
         all.made(7);
         assert!(all.is_news(7));

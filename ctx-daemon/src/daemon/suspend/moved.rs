@@ -32,7 +32,7 @@ use super::super::clients::{Client, ClientState, Held, HoldGuard, Holder};
 use super::super::content::wait_for_content;
 use super::super::dump::{describe_client, describe_host, gpu};
 use super::super::grants::{ShareError, Uuid};
-use super::super::moves::Failed;
+use super::super::moves::{Again, Failed};
 use super::super::pool::PoolError;
 use super::super::process::Process;
 use super::super::restore::{self, CheckError, CodeFile, Load, LoadHow, LoadMode, SharedError};
@@ -59,6 +59,8 @@ pub(crate) enum MoveError {
     Held { pid: i32, other: Held },
     #[error("no GPU of its kind has room for its {bytes} bytes now")]
     NoRoom { bytes: u64 },
+    #[error("the GPUs of a worker that was started for it have no room for its {bytes} bytes now")]
+    NoRoomThere { bytes: u64 },
     #[error("its keeper: {0}")]
     Keeper(WorkerError),
     #[error("what its keeper has saved is unusable: {0}")]
@@ -85,11 +87,24 @@ pub(crate) enum MoveError {
     Io(#[from] io::Error),
 }
 
+impl MoveError {
+    /// When the move is to be tried again.
+    fn again(&self) -> Again {
+        match self {
+            Self::NoRoom { .. } | Self::Held { .. } => Again::AtOnce,
+            Self::NoRoomThere { .. } => Again::Soon,
+            _ => Again::Later,
+        }
+    }
+}
+
 impl Failing for MoveError {
     fn kind(&self) -> FailureKind {
         match self {
             Self::Gone => FailureKind::LostPeer,
-            Self::Held { .. } | Self::NoRoom { .. } | Self::OtherGpus => FailureKind::Refused,
+            Self::Held { .. } | Self::NoRoom { .. } | Self::NoRoomThere { .. } | Self::OtherGpus => {
+                FailureKind::Refused
+            }
             Self::Keeper(error) | Self::Worker(error) => error.kind(),
             Self::Saved(_) | Self::Connection(_) => FailureKind::Internal,
             Self::Check(error) => error.kind(),
@@ -117,12 +132,12 @@ pub(in crate::daemon) fn serve_wishes(daemon: &Arc<Daemon>) -> io::Result<()> {
                     if of_move.moves.why(process).as_ref() != Some(&why) {
                         warn!(pid = process.pid, "it needs a worker, and stays suspended: {why}");
                     }
-                    Failed { why, was_cheap: matches!(error, MoveError::NoRoom { .. } | MoveError::Held { .. }) }
+                    Failed { why, again: error.again() }
                 });
                 of_move.moves.over(process, failed);
             });
             if let Err(error) = begun {
-                daemon.moves.over(process, Some(Failed { why: error.to_string(), was_cheap: false }));
+                daemon.moves.over(process, Some(Failed { why: error.to_string(), again: Again::Later }));
             }
         }
     })
@@ -348,7 +363,7 @@ fn take_worker(daemon: &Daemon, client: &Client, kept: &Kept) -> Result<New, Mov
     if let Ok(memory) = new.worker.memory()
         && needs.iter().zip(&memory).any(|(needs, memory)| memory.free < *needs)
     {
-        return Err(MoveError::NoRoom { bytes: needs.iter().sum() });
+        return Err(MoveError::NoRoomThere { bytes: needs.iter().sum() });
     }
     Ok(new)
 }
