@@ -125,6 +125,25 @@ fn workers_in_use_survive_a_daemon_that_is_killed() {
 }
 
 #[test]
+fn a_worker_that_was_taken_over_and_fails_to_open_its_ring_hears_no_other_answer() {
+    let mut daemon = Daemon::start();
+    let mut client = Client::attached(&daemon, "app");
+    std::fs::write(daemon.dir.path().join("opens-badly"), "").unwrap();
+    daemon.kill(libc::SIGKILL);
+    daemon.start_again();
+    let log = daemon.dir.path().join("log");
+    let failed = "taken over, but the worker does not open the ring";
+    eventually(failed, || std::fs::read_to_string(&log).unwrap().contains(failed).then_some(()));
+    // It takes what comes to it for requests, and a message that is none would end it.
+    let protocol = Request::Protocol { pid: client.pid, change: ProtocolChange::Choose("recopy".to_owned()) };
+    assert!(matches!(ask(&daemon.socket(), &protocol, &[]), Reply::Protocol { .. }));
+    assert_eq!(daemon.clients()[0].commands, 42);
+    client.tell("wait");
+    client.kill();
+    daemon.wait_for_state(&client, None);
+}
+
+#[test]
 fn spare_workers_end_with_their_daemon() {
     for signal in [libc::SIGTERM, libc::SIGKILL] {
         let mut daemon = Daemon::start();

@@ -274,6 +274,9 @@ impl Worker {
             }
             WorkerRequest::Open => {
                 self.note("Open");
+                if self.dir.join("opens-badly").exists() {
+                    return self.failed("its ring does not open");
+                }
                 if self.kept.is_none()
                     && let Some(mut keeper) = self.other.take()
                 {
