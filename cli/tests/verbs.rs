@@ -24,6 +24,12 @@ fn rekindle() -> Command {
     command
 }
 
+/// Writes a program, by another process: one that another test starts meanwhile would inherit the file while it is open for writing.
+fn write_program(path: &Path, script: &str) {
+    let writes = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
+    assert!(Command::new("sh").args(["-c", writes]).arg(path).arg(script).status().unwrap().success());
+}
+
 fn ran(command: &mut Command) -> (i32, String, String) {
     // A program that was just written is busy as long as a process that another test forks meanwhile has it open.
     let output = loop {
@@ -184,8 +190,7 @@ fn a_dump_that_fails_by_a_mispredicted_write_is_made_once_more_by_stop() {
             dir.path().display(),
             failures.len()
         );
-        std::fs::write(&criu, script).unwrap();
-        std::fs::set_permissions(&criu, PermissionsExt::from_mode(0o755)).unwrap();
+        write_program(&criu, &script);
         let daemon = dumps(dir.path(), &failures);
         let mut command = Command::new(dir.path().join("bin/rekindle"));
         command.args(["checkpoint", "1", "--json", "--socket"]).arg(dir.path().join("s"));
@@ -297,8 +302,7 @@ esac
 "#,
         dir.display()
     );
-    std::fs::write(dir.join(name), script).unwrap();
-    std::fs::set_permissions(dir.join(name), PermissionsExt::from_mode(0o755)).unwrap();
+    write_program(&dir.join(name), &script);
     let mut command = rekindle();
     let path = format!("{}:{}", dir.display(), std::env::var("PATH").unwrap());
     command.env("PATH", path).env("REKINDLE_SOCKET", dir.join("s"));

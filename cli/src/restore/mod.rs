@@ -32,6 +32,7 @@ use self::report::{Report, Restored};
 use self::watch::Watch;
 use crate::bar::Bar;
 use crate::failure::Failure;
+use crate::process::Process;
 use crate::{cpu_image, criu, daemon, image, images, output, span};
 
 /// CRIU's log, in the image's directory.
@@ -40,6 +41,10 @@ const LOG: &str = "restore.log";
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How many such pauses the daemon may take to notice that CRIU has ended.
 const POLLS: u32 = 200;
+
+/// How often a restore is tried at most, and the pause in between, while a number is in use that no process has.
+const TRIES: u32 = 10;
+const LINGERS: Duration = Duration::from_millis(20);
 
 /// A restore that has failed.
 struct Failed {
@@ -134,12 +139,31 @@ fn conclude<T: serde::Serialize>(
 
 /// Restores the image in a directory. There is no report of processes that were waited for.
 fn directory(options: &Options, dir: &Path) -> (Option<Report>, Result<(), Failure>) {
-    match run(options, dir) {
+    let mut result = run(options, dir);
+    for _ in 1..TRIES {
+        if !result.as_ref().is_err_and(|it| finds_numbers_in_use(&it.errors)) {
+            break;
+        }
+        std::thread::sleep(LINGERS);
+        result = run(options, dir);
+    }
+    match result {
         Ok(restored) => (options.restore_detached.then(|| Report::done(dir, restored)), Ok(())),
         Err(Failed { kind, failure, reason, errors }) => {
             (Some(Report::failed(dir, kind, reason, errors)), Err(failure))
         }
     }
+}
+
+/// Whether a restore has failed because a number was in use that no process has now. Linux 6.15 and later free the numbers of a process and
+/// its threads a moment after it has been waited for.
+fn finds_numbers_in_use(errors: &[String]) -> bool {
+    errors.iter().any(|line| {
+        // CRIU does not name the thread, whose number is one of a process that it has made itself.
+        let forked = line.split_once("Can't fork for ").and_then(|(_, rest)| rest.strip_suffix(": File exists"));
+        let is_free = |pid: &str| pid.parse().is_ok_and(|pid| Process::find(pid).is_none());
+        line.contains("Unable to create a thread: -17") || forked.is_some_and(is_free)
+    })
 }
 
 fn run(options: &Options, dir: &Path) -> Result<Restored, Failed> {
@@ -266,4 +290,20 @@ fn judge(dir: &Path, status: ExitStatus, info: Option<&RestoreInfo>, log: &Path)
     };
     let failure = Failure::of_kind(kind, anyhow!("cannot restore the image in {}: {reason}", dir.display()));
     Err(Failed { kind, failure, reason, errors })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_are_free_by_now_are_told_from_those_of_others() {
+        let finds = |line: &str| finds_numbers_in_use(&[line.to_owned()]);
+        assert!(finds("Error (pie/restorer.c:2089): Unable to create a thread: -17"));
+        assert!(!finds("Error (pie/restorer.c:2089): Unable to create a thread: -12"));
+        let forked = |pid: u32| finds(&format!("Error (criu/cr-restore.c:1228): 7: Can't fork for {pid}: File exists"));
+        assert!(!forked(std::process::id()), "it is somebody's");
+        assert!(forked(i32::MAX as u32), "no process has so high a number");
+        assert!(!finds("Error (criu/cr-restore.c:1228): 7: Can't fork for 7: Permission denied"));
+    }
 }

@@ -1,7 +1,6 @@
 //! A store on another host: `ssh` is a script here that runs the command on this one.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -18,8 +17,9 @@ fn fake_ssh(place: &Path, before: &str) {
         place.join("calls").display()
     );
     let path = bin.join("ssh");
-    fs::write(&path, script).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    // By another process: one that another test starts meanwhile would inherit the file while it is open for writing.
+    let writes = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
+    assert!(Command::new("sh").args(["-c", writes]).arg(&path).arg(script).status().unwrap().success());
 }
 
 fn images(place: &Path) -> Command {

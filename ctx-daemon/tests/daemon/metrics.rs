@@ -368,7 +368,8 @@ fn a_suspended_client_is_shown_and_all_of_a_client_ends_with_it() {
 
     let request = Request::Suspend { pid: client.pid, hold: true, deep: false };
     let Reply::Suspended(all) = ask(&daemon.socket(), &request, &[]) else { panic!("not suspended") };
-    let suspended = Scrape::of(&daemon);
+    // The scrape waits but a moment for a worker, and shows what it said before.
+    let suspended = shows(&daemon, "it is suspended", |it| all_told(it) && it.get(&clients("suspended")) == 1.0);
     assert_eq!((suspended.get(&clients("running")), suspended.get(&clients("suspended"))), (1.0, 1.0));
     assert_eq!(of_client(&suspended, "rekindle_client_suspended_bytes", &client), Some(all[0].bytes as f64));
     assert_eq!(suspended.get("rekindle_suspended_bytes"), all[0].bytes as f64);

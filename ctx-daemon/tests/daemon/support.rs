@@ -2,7 +2,6 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -50,8 +49,10 @@ impl Daemon {
             std::env::current_exe().unwrap().display()
         );
         let program = dir.path().join("worker");
-        std::fs::write(&program, script).unwrap();
-        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        // By another process: one that another test starts meanwhile would inherit the file while it is open for writing.
+        let writes = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
+        let written = Command::new("sh").args(["-c", writes]).arg(&program).arg(script).status().unwrap();
+        assert!(written.success());
         let process = spawn(dir.path());
         let daemon = Self { dir, process };
         daemon.wait_until_up();

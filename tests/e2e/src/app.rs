@@ -141,9 +141,9 @@ impl App {
         })
     }
 
-    /// Waits until the program advances beyond its present progress.
+    /// Waits until the program advances beyond its present progress. Lifts the hold only if the program stands still there: what comes
+    /// next may need a program that runs, however long it takes.
     pub fn advances(&self) -> Result {
-        self.lift();
         let now = self.progress()?;
         self.reaches(now + 1)
     }

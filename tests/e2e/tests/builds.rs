@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, ensure};
 use rekindle_builds::{BuildId, Library, Store};
-use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::app::{Hold, undisturbed};
 use rekindle_e2e::{App, Node, Result, stage};
 use serde_json::Value;
 
@@ -67,7 +67,10 @@ impl Host {
         let mut command = self.node.command(&stage::program("rekindle")?)?;
         command.env_remove("LD_LIBRARY_PATH").args(["run", "--lib"]).arg(&self.libraries).arg("--");
         command.arg(stage::app("globals")?);
-        let app = self.node.run_command("globals", command, &ARGUMENTS)?;
+        let hold = Hold::new(self.node.fresh("hold"), 450)?;
+        let (name, file) = hold.variable();
+        command.env(name, file);
+        let app = self.node.run_command("globals", command, &ARGUMENTS)?.held(Some(hold));
         app.reaches(100)?;
         Ok(app)
     }

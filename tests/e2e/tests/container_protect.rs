@@ -184,7 +184,7 @@ fn whoever_is_killed_a_container_ends_with_the_right_result() -> Result {
             "conmon and the container" => {
                 let conmon = podman.call(&["inspect", "--format", "{{.State.ConmonPid}}", "job"])?.trim().parse()?;
                 [conmon, root].into_iter().try_for_each(|it| process::signal(it, libc::SIGKILL))?;
-                process::reap(conmon);
+                until_true("conmon is gone", || Ok(process::is_gone(conmon)))?;
                 restores += 1;
             }
             "worker" => {
@@ -332,7 +332,7 @@ fn the_newest_archives_are_kept_and_one_that_is_bad_is_left_out() -> Result {
     wait_for(&node, "other", "nobody guards it", |it| it["guard"].is_null() && it["phase"] == "stopped")?;
     rekindle(&node, &["protect", "--forget", "other"])?;
 
-    container.protect(&["--every", "1500ms", "--keep", "2"])?;
+    container.protect(&["--every", "6s", "--keep", "2"])?;
     let images = images();
     for number in 1..=4 {
         // The oldest one goes when the newest is complete.
@@ -580,8 +580,7 @@ fn a_container_is_restored_after_the_machine_was_started_again() -> Result {
     let (root, conmon) = (container.pid()?, container.inspect("{{.State.ConmonPid}}")?.parse()?);
     // Nobody is left who would tell podman.
     [conmon, root].into_iter().try_for_each(|it| process::signal(it, libc::SIGKILL))?;
-    process::reap(conmon);
-    until_true("the container is gone", || Ok(process::is_gone(root)))?;
+    until_true("the container is gone", || Ok(process::is_gone(root) && process::is_gone(conmon)))?;
     have_podman_begin_anew()?;
     let said = container.inspect("{{.State.Status}} {{.State.ExitCode}} {{.State.StoppedByUser}}")?;
     assert_eq!(said, "exited 0 false");

@@ -87,11 +87,14 @@ impl Plan {
         if !has_come {
             return Ok(());
         }
+        if action != "cut" {
+            Command::new("sh").arg("-c").arg(action).stdin(Stdio::null()).stdout(Stdio::null()).status()?;
+        }
+        // Only now: who reads this expects that it has happened.
         fs::write(&self.0, "over")?;
         if action == "cut" {
             std::process::exit(1);
         }
-        Command::new("sh").arg("-c").arg(action).stdin(Stdio::null()).stdout(Stdio::null()).status()?;
         Ok(())
     }
 
