@@ -23,6 +23,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const SSH: [&str; 8] =
     ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"];
 
+/// The direction of a connection that leads to the other host.
+pub(super) type Output = BufWriter<ChildStdin>;
+
 /// A way to open connections to another host.
 pub(super) trait Way: Sync {
     /// Opens one more connection.
@@ -106,7 +109,7 @@ impl Link {
     }
 
     /// Both directions, for content.
-    pub(super) fn ends(&mut self) -> Option<(&mut BufWriter<ChildStdin>, &mut BufReader<ChildStdout>)> {
+    pub(super) fn ends(&mut self) -> Option<(&mut Output, &mut BufReader<ChildStdout>)> {
         Some((self.to.as_mut()?, &mut self.from))
     }
 }

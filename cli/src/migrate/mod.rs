@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   source (source.rs)                                        target (target.rs)
+//!   its own memory (memory.rs), while it runs  ── streams ──► pages, which the last image need not bring again
 //!   rounds (rounds.rs): pre-copy while it runs ── streams ──► images that build on each other, loaded meanwhile (preload.rs)
 //!   criu dump: it stands still                 ── streams ──► the last one ─► criu restore: it is held
 //!   the daemon hands it over                   ── Own ──────► it runs
@@ -23,6 +24,7 @@ mod freezer;
 mod held;
 mod imported;
 mod link;
+mod memory;
 #[cfg(test)]
 mod model;
 mod options;

@@ -15,7 +15,9 @@ pub(super) struct Report {
     host: String,
     /// Whether the processes were handed over.
     moved: bool,
-    /// The copies of GPU memory while the processes ran.
+    /// The copies of the processes' own memory while they ran.
+    pub(super) memory: Vec<Round>,
+    /// The copies of GPU memory while they ran.
     pub(super) rounds: Vec<Round>,
     /// Bytes that were sent while the processes stood still.
     pub(super) last_sent: u64,
@@ -25,7 +27,7 @@ pub(super) struct Report {
     pub(super) total_ms: u64,
 }
 
-/// A copy of GPU memory while the processes ran.
+/// A copy of memory while the processes ran.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Round {
     /// Bytes that had changed since the one before.
@@ -49,6 +51,10 @@ impl Report {
 
     /// The report for people, of a migration that has succeeded.
     pub(super) fn text(&self) -> String {
+        let memory = self
+            .memory
+            .iter()
+            .map(|Round { sent, ms, .. }| format!("its own memory: {} in {ms} ms, while it ran\n", size(*sent)));
         let rounds = self.rounds.iter().enumerate().map(|(number, it)| {
             let Round { sent, ms, .. } = it;
             format!("round {number}: {} in {ms} ms, while it ran\n", size(*sent))
@@ -58,6 +64,6 @@ impl Report {
         let what =
             self.container.as_ref().map_or_else(|| format!("process {}", self.pid), |it| format!("container {it}"));
         let moved = format!("{what} runs on {}: it stood still for {pause} ms", self.host);
-        rounds.chain([last]).collect::<String>() + &format!("{moved}, of {} ms\n", self.total_ms)
+        memory.chain(rounds).chain([last]).collect::<String>() + &format!("{moved}, of {} ms\n", self.total_ms)
     }
 }

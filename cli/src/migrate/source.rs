@@ -17,6 +17,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
@@ -25,7 +26,8 @@ use rekindle_wire::control::{
 };
 
 use super::container::{self, Container};
-use super::link::{Link, Way};
+use super::link::{Link, Output, Way};
+use super::memory::{self, Known};
 use super::options::{Options, Subject};
 use super::report::{Report, Round};
 use super::rounds::Rounds;
@@ -70,6 +72,8 @@ pub(super) struct Source<'a> {
     /// Its directory, which is removed with this, and which others know by the lock to be in use.
     dir: PathBuf,
     lock: File,
+    /// What the target has of the processes' own memory; none if that has no room for it.
+    known: Option<Known>,
     /// The connection for messages, and those for content.
     link: Link,
     streams: Vec<Link>,
@@ -97,7 +101,7 @@ impl<'a> Source<'a> {
     /// Compares the hosts, and opens the connections.
     pub(super) fn begin(options: &'a Options, way: &'a dyn Way, subject: Subject<'_>) -> Result<Self, Failure> {
         let socket = options.daemon.socket()?;
-        let name = random_name()?;
+        let name = format!("{:032x}", random()?);
         let (container, pid) = match subject {
             Subject::Process(pid) => {
                 criu::program(options.criu.as_deref())?;
@@ -122,8 +126,9 @@ impl<'a> Source<'a> {
             Ok(link)
         };
         let streams = (0..options.streams).map(|_| stream()).collect::<Result<_, _>>()?;
+        let known = Some(Known::new(random()? as u64));
         let report = Report::new(&name, pid, container.as_ref().map(Container::name), way.host());
-        Ok(Self { options, way, socket, pid, container, name, dir, lock, link, streams, report })
+        Ok(Self { options, way, socket, pid, container, name, dir, lock, known, link, streams, report })
     }
 
     /// Moves the processes. The report says where they are, whatever has happened.
@@ -138,8 +143,9 @@ impl<'a> Source<'a> {
         (report, result)
     }
 
-    /// Copies GPU memory to the target while the processes run. Returns the directory of the last copy.
+    /// Copies memory to the target while the processes run. Returns the directory of the last copy of GPU memory.
     fn copy_while_running(&mut self) -> Result<Option<PathBuf>, Failure> {
+        self.copy_memory()?;
         let mut rounds = Rounds::new(Duration::from_millis(self.options.pause_ms));
         let mut before: Option<PathBuf> = None;
         while rounds.goes_on() {
@@ -165,7 +171,42 @@ impl<'a> Source<'a> {
             }
             before = Some(dir);
         }
+        self.copy_memory()?;
         Ok(before)
+    }
+
+    /// Copies what of the processes' own memory the target does not have yet.
+    fn copy_memory(&mut self) -> Result<(), Failure> {
+        let began = Instant::now();
+        let mut extents = memory::extents(self.pid, SHARE);
+        if self.report.memory.is_empty() {
+            let directory = memory::directory(&extents);
+            match self.link.ask(&ToTarget::Directory(directory)) {
+                // Then all of it comes while the processes stand still.
+                Ok(ToSource::Failed { reason, .. }) => {
+                    eprintln!(
+                        "rekindle: the processes' own memory is sent at the end alone: {}: {reason}",
+                        self.way.host()
+                    );
+                    self.known = None;
+                }
+                answer => expect(self.way, answer, &ToSource::Ready)?,
+            }
+            self.known.iter_mut().for_each(|it| it.has_files_for(&extents));
+        }
+        let Some(known) = &mut self.known else { return Ok(()) };
+        extents.retain(|it| known.takes(it));
+        let new = Mutex::new(Vec::new());
+        let sent = send_extents(self.way, &mut self.streams, &extents, |to, extent, piece| {
+            let mut some = Vec::new();
+            let sent = memory::send(to, extent, piece, known, &mut some)?;
+            new.lock().unwrap_or_else(PoisonError::into_inner).extend(some);
+            Ok(sent)
+        })?;
+        known.add(new.into_inner().unwrap_or_else(PoisonError::into_inner));
+        let bytes = extents.iter().map(|it| it.length).sum();
+        self.report.memory.push(Round { bytes, sent, ms: began.elapsed().as_millis() as u64 });
+        Ok(())
     }
 
     /// Dumps the processes, has the target restore them, and hands them over.
@@ -375,19 +416,33 @@ impl<'a> Source<'a> {
         let dir = self.dir.join(name);
         let (directory, extents) = list(name, &dir)?;
         expect(self.way, self.link.ask(&ToTarget::Directory(directory)), &ToSource::Ready)?;
-        let (extents, next) = (&extents, &AtomicUsize::new(0));
-        let results = std::thread::scope(|scope| {
-            let send = |link| scope.spawn(move || send_some(link, extents, next));
-            let senders: Vec<_> = self.streams.iter_mut().map(send).collect();
-            senders.into_iter().map(|it| it.join()).collect::<Vec<_>>()
-        });
-        let lost = |error: &StreamError| Failure::from(anyhow!("{}: {error}", self.way.host()));
-        results.into_iter().try_fold(0, |sum, result| match result {
-            Ok(Ok(sent)) => Ok(sum + sent),
-            Ok(Err(error)) => Err(lost(&error)),
-            Err(_) => Err(anyhow!("a thread that sends has failed").into()),
+        let known = self.known.as_ref();
+        send_extents(self.way, &mut self.streams, &extents, |to, extent, piece| match known {
+            Some(known) if memory::has_pages(extent) => memory::send_dumped(to, extent, piece, known),
+            _ => stream::send(to, extent, piece),
         })
     }
+}
+
+/// Sends extents on all streams. Returns the bytes of their content that were sent.
+fn send_extents(
+    way: &dyn Way,
+    streams: &mut [Link],
+    extents: &[Extent],
+    send: impl Fn(&mut Output, &Extent, &mut Vec<u8>) -> Result<u64, StreamError> + Sync,
+) -> Result<u64, Failure> {
+    let (send, next) = (&send, &AtomicUsize::new(0));
+    let results = std::thread::scope(|scope| {
+        let send = |link| scope.spawn(move || send_some(link, extents, next, send));
+        let senders: Vec<_> = streams.iter_mut().map(send).collect();
+        senders.into_iter().map(|it| it.join()).collect::<Vec<_>>()
+    });
+    let lost = |error: &StreamError| Failure::from(anyhow!("{}: {error}", way.host()));
+    results.into_iter().try_fold(0, |sum, result| match result {
+        Ok(Ok(sent)) => Ok(sum + sent),
+        Ok(Err(error)) => Err(lost(&error)),
+        Err(_) => Err(anyhow!("a thread that sends has failed").into()),
+    })
 }
 
 /// Makes a directory in this one.
@@ -432,12 +487,17 @@ fn said(ended: &mut Child) -> Vec<u8> {
 }
 
 /// Sends extents that no other stream has taken, and waits until they are written.
-fn send_some(link: &mut Link, extents: &[Extent], next: &AtomicUsize) -> Result<u64, StreamError> {
+fn send_some(
+    link: &mut Link,
+    extents: &[Extent],
+    next: &AtomicUsize,
+    send: impl Fn(&mut Output, &Extent, &mut Vec<u8>) -> Result<u64, StreamError>,
+) -> Result<u64, StreamError> {
     let closed = || StreamError::Io(io::ErrorKind::NotConnected.into());
     let (to, from) = link.ends().ok_or_else(closed)?;
     let (mut sent, mut piece) = (0, Vec::new());
     while let Some(extent) = extents.get(next.fetch_add(1, Ordering::Relaxed)) {
-        sent += stream::send(to, extent, &mut piece)?;
+        sent += send(to, extent, &mut piece)?;
     }
     stream::mark(to, from)?;
     Ok(sent)
@@ -528,11 +588,11 @@ pub(super) fn host_name() -> String {
     fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim_end().to_owned()
 }
 
-fn random_name() -> Result<String, Failure> {
+fn random() -> Result<u128, Failure> {
     let mut random = [0; 16];
     let got = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
     got.map_err(io::Error::from).context("cannot get random numbers")?;
-    Ok(format!("{:032x}", u128::from_ne_bytes(random)))
+    Ok(u128::from_ne_bytes(random))
 }
 
 fn progress(order: &Session) -> Option<DumpInfo> {

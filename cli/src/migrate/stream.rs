@@ -1,11 +1,13 @@
 //! A stream of content: pieces of files, in any order.
 //!
 //! ```text
-//!   u16 length of the name | u64 offset | u32 length of the piece | name, DIRECTORY/FILE | piece
-//!   u16 0                                                           all so far: the receiver answers with one byte
+//!   u16 length of the name | u64 offset | u32 length of the piece          | name, DIRECTORY/FILE | piece
+//!   u16 length of the name | u64 offset | u32 length of the piece + 2^31   | name, DIRECTORY/FILE | u32 process | u64 offset there
+//!   u16 0                                    all so far: the receiver answers with one byte
 //! ```
 //!
-//! Numbers are little endian. Holes and pieces of zeros are not sent: the receiver makes files of holes, with their sizes.
+//! Numbers are little endian. Holes and pieces of zeros are not sent: the receiver makes files of holes, with their sizes. The second kind
+//! of piece is of memory that was sent before (`memory.rs`): the receiver has its content in the file `memory/PROCESS`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -16,8 +18,12 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::SeekFrom;
 use thiserror::Error;
 
+use super::talk::MEMORY;
+
 /// The largest piece.
 pub(super) const PIECE: usize = 1 << 20;
+/// Added to the length of a piece whose content the receiver has.
+const THERE: u32 = 1 << 31;
 /// The receiver's answer to the mark.
 const ALL_WRITTEN: u8 = b'w';
 
@@ -94,18 +100,44 @@ pub(super) fn send(to: &mut impl Write, extent: &Extent, piece: &mut Vec<u8>) ->
         let length = (end - offset).min(PIECE as u64) as usize;
         piece.resize(length, 0);
         file.read_exact_at(piece, offset).map_err(failed)?;
-        if piece.iter().any(|it| *it != 0) {
-            let name = u16::try_from(extent.name.len()).map_err(|_| StreamError::Name(extent.name.clone()))?;
-            to.write_all(&name.to_le_bytes())?;
-            to.write_all(&offset.to_le_bytes())?;
-            to.write_all(&(length as u32).to_le_bytes())?;
-            to.write_all(extent.name.as_bytes())?;
-            to.write_all(piece)?;
+        if !is_zeros(piece) {
+            send_piece(to, &extent.name, offset, piece)?;
             sent += length as u64;
         }
         offset += length as u64;
     }
     Ok(sent)
+}
+
+fn begin_piece(to: &mut impl Write, name: &str, offset: u64, length: u32) -> Result<(), StreamError> {
+    let size = u16::try_from(name.len()).map_err(|_| StreamError::Name(name.to_owned()))?;
+    to.write_all(&size.to_le_bytes())?;
+    to.write_all(&offset.to_le_bytes())?;
+    to.write_all(&length.to_le_bytes())?;
+    Ok(to.write_all(name.as_bytes())?)
+}
+
+/// Sends where the receiver has a piece: in the file of this process's memory, at this offset.
+pub(super) fn send_place(
+    to: &mut impl Write,
+    name: &str,
+    offset: u64,
+    length: u32,
+    (pid, there): (u32, u64),
+) -> Result<(), StreamError> {
+    begin_piece(to, name, offset, length | THERE)?;
+    to.write_all(&pid.to_le_bytes())?;
+    Ok(to.write_all(&there.to_le_bytes())?)
+}
+
+/// Sends a piece.
+pub(super) fn send_piece(to: &mut impl Write, name: &str, offset: u64, piece: &[u8]) -> Result<(), StreamError> {
+    begin_piece(to, name, offset, piece.len() as u32)?;
+    Ok(to.write_all(piece)?)
+}
+
+pub(super) fn is_zeros(piece: &[u8]) -> bool {
+    piece.iter().all(|it| *it == 0)
 }
 
 /// Ends what was sent so far, and waits until the receiver has written it.
@@ -120,6 +152,7 @@ pub(super) fn mark(to: &mut impl Write, from: &mut impl Read) -> Result<(), Stre
 /// Writes what comes into files below `dir`, until the stream ends.
 pub(super) fn receive(from: &mut impl Read, to: &mut impl Write, dir: &Path) -> Result<(), StreamError> {
     let mut open: Option<(String, File)> = None;
+    let mut memory = Memory::default();
     let (mut name, mut piece) = (Vec::new(), Vec::new());
     loop {
         let mut length = [0; 2];
@@ -137,14 +170,19 @@ pub(super) fn receive(from: &mut impl Read, to: &mut impl Write, dir: &Path) -> 
         let (mut offset, mut size) = ([0; 8], [0; 4]);
         from.read_exact(&mut offset)?;
         from.read_exact(&mut size)?;
-        let size = u32::from_le_bytes(size) as usize;
+        let (size, is_there) = (u32::from_le_bytes(size) & !THERE, u32::from_le_bytes(size) & THERE != 0);
+        let size = size as usize;
         if size > PIECE {
             return Err(StreamError::Piece(size));
         }
         name.resize(usize::from(length), 0);
         piece.resize(size, 0);
         from.read_exact(&mut name)?;
-        from.read_exact(&mut piece)?;
+        if is_there {
+            memory.read(from, dir, &mut piece)?;
+        } else {
+            from.read_exact(&mut piece)?;
+        }
         let name = String::from_utf8_lossy(&name);
         if open.as_ref().is_none_or(|(before, _)| *before != name) {
             open = Some((name.clone().into_owned(), open_below(dir, &name)?));
@@ -152,6 +190,32 @@ pub(super) fn receive(from: &mut impl Read, to: &mut impl Write, dir: &Path) -> 
         if let Some((_, file)) = &open {
             let written = file.write_all_at(&piece, u64::from_le_bytes(offset));
             written.map_err(|source| StreamError::Write { path: dir.join(&*name), source })?;
+        }
+    }
+}
+
+/// Memory that was received before.
+#[derive(Default)]
+struct Memory {
+    open: Option<(u32, File)>,
+}
+
+impl Memory {
+    /// Fills a piece with the content at the place that comes next.
+    fn read(&mut self, from: &mut impl Read, dir: &Path, piece: &mut [u8]) -> Result<(), StreamError> {
+        let (mut pid, mut offset) = ([0; 4], [0; 8]);
+        from.read_exact(&mut pid)?;
+        from.read_exact(&mut offset)?;
+        let pid = u32::from_le_bytes(pid);
+        let path = dir.join(MEMORY).join(pid.to_string());
+        let failed = |source| StreamError::Read { path: path.clone(), source };
+        if self.open.as_ref().is_none_or(|(before, _)| *before != pid) {
+            let opened = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&path);
+            self.open = Some((pid, opened.map_err(failed)?));
+        }
+        match &self.open {
+            Some((_, file)) => file.read_exact_at(piece, u64::from_le_bytes(offset)).map_err(failed),
+            None => Ok(()),
         }
     }
 }

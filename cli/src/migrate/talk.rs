@@ -5,7 +5,8 @@
 //!   Begin ────────────────────────────────────────────► compares the hosts
 //!         ◄──────────────────────────────── Ready, or Failed
 //!   Directory ─────────────────────────────────────────► makes the files of an image, without content
-//!         ◄──────────────────────────────────────── Ready          (once for each round, for the last dump, and for podman's archive)
+//!         ◄──────────────────────────────────────── Ready          (once for each round, for the last dump, for podman's archive, and
+//!                                                                   for the processes' own memory: Failed if there is no room for that)
 //!   content on the streams ────────────────────────────► writes it, and says so there
 //!   Preload ──────────────────────────────────────────► begins to load a round
 //!         ◄──────────────────────────────────────── Ready
@@ -26,9 +27,11 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The version of these messages and of the streams. Both hosts must have the same.
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 /// The directory of podman's archive of a container among a migration's, and the archive's name there.
 pub(super) const ARCHIVE: &str = "archive";
+/// The directory of memory that was sent while its processes ran among a migration's, and the name of no image.
+pub(super) const MEMORY: &str = "memory";
 /// The longest message: the list of the files of an image.
 const LONGEST: usize = 64 << 20;
 

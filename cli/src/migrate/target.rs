@@ -13,6 +13,7 @@
 //! | | |
 //! |---|---|
 //! | `ID/0`, `ID/1`, ..., `ID/last` | images, each of which builds on the one before |
+//! | `ID/memory/PID` | a process's own memory as it was while it ran, for the last image |
 //! | `ID/archive/archive` | podman's archive of a container |
 //! | `ID/restore` | how the last one is restored: all that is needed for that is here |
 //! | `ID/decision` | the socket by which the process that holds the processes hears of the decision |
@@ -29,6 +30,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
+use rekindle_images::ImageDir;
 use rekindle_wire::control::{FailureKind, Reply, Request};
 
 use super::compare;
@@ -38,9 +40,10 @@ use super::options::Options;
 use super::place::Place;
 use super::preload::Preloads;
 use super::stream;
-use super::talk::{self, Directory, Remedy, Restore, Settle, TalkError, ToSource, ToTarget, VERSION};
+use super::talk::{self, Directory, MEMORY, Remedy, Restore, Settle, TalkError, ToSource, ToTarget, VERSION};
 use crate::daemon;
 use crate::failure::Failure;
+use crate::output::size;
 
 /// How the last image is restored, among a migration's files.
 const RESTORE: &str = "restore";
@@ -57,7 +60,7 @@ pub(super) fn receive(options: &Options) -> Result<(), Failure> {
     match first {
         ToTarget::Begin(begin) => {
             let begun = match begin.version {
-                VERSION => Target::begin(options, &begin.migration, || {
+                VERSION => Target::begin(options, &begin.migration, begin.what.memory, || {
                     let needs = begin.what.container.as_ref();
                     let waiting = needs.and_then(|it| that_waits(&options.dir, &it.id));
                     compare::with(&begin.what, &host(options)?, &options.dir, waiting.as_deref())
@@ -142,6 +145,8 @@ struct Target {
     dir: PathBuf,
     /// The directory's lock: who settles the migration without this process has it alone.
     _lock: File,
+    /// Bytes of GPU memory that move.
+    gpu_memory: u64,
     events: Receiver<Event>,
     preloads: Option<Preloads>,
     held: Option<Held>,
@@ -152,6 +157,7 @@ impl Target {
     fn begin(
         options: &Options,
         migration: &str,
+        gpu_memory: u64,
         compared: impl FnOnce() -> Result<(), Failure>,
     ) -> Result<Self, Failure> {
         let dir = directory(options, migration).ok_or_else(|| Failure::refused(anyhow!("a bad name")))?;
@@ -164,7 +170,7 @@ impl Target {
         let (sender, events) = mpsc::channel();
         let host = host(options)?;
         let preloads = Preloads::start(&host.socket);
-        let target = Self { host, dir, _lock: lock, events, preloads, held: None };
+        let target = Self { host, dir, _lock: lock, gpu_memory, events, preloads, held: None };
         let listening = within(&target.dir, DECISION, UnixListener::bind);
         let listener = listening.with_context(|| format!("cannot listen in {}", target.dir.display()))?;
         let for_settlers = sender.clone();
@@ -209,6 +215,9 @@ impl Target {
     /// Makes the files of an image, without their content.
     fn make(&self, directory: &Directory) -> ToSource {
         let made = || -> Result<(), Failure> {
+            if directory.name == MEMORY {
+                self.has_room_for(directory.files.iter().map(|(_, size)| *size).sum())?;
+            }
             let name = |file: &str| {
                 let name = format!("{}/{file}", directory.name);
                 stream::below(&self.dir, &name).ok_or_else(|| anyhow!("{name} is no name of a file of an image"))
@@ -229,6 +238,17 @@ impl Target {
         made().map_or_else(|failure| failed(&failure, false), |()| ToSource::Ready)
     }
 
+    /// Whether there is room for memory that comes while the processes run, once more for the image that then has it, and for GPU memory.
+    fn has_room_for(&self, memory: u64) -> Result<(), Failure> {
+        let free = ImageDir::open(&self.dir)?.free_space()?;
+        let needed = memory.saturating_mul(2).saturating_add(self.gpu_memory);
+        if free >= needed {
+            return Ok(());
+        }
+        let (dir, free, needed) = (self.dir.display(), size(free), size(needed));
+        Err(Failure::refused(anyhow!("{dir} has {free} free, and that would take {needed}")))
+    }
+
     /// Loads the GPU memory of a round, which is complete, while others come.
     fn preload(&self, name: &str) -> ToSource {
         let file = stream::below(&self.dir, &format!("{name}/x"));
@@ -242,6 +262,8 @@ impl Target {
     /// Restores the processes, and holds them.
     fn hold(&mut self, restore: &Restore) -> ToSource {
         let _preloaded = self.preloads.take().map(Preloads::end);
+        // The image has its content by now. What cannot be removed goes with the migration's directory.
+        let _ = fs::remove_dir_all(self.dir.join(MEMORY));
         let held = write_restore(&self.dir, restore)
             .and_then(|()| Held::restore(&self.dir, restore, &self.host, Attempt::First));
         match held {

@@ -584,7 +584,7 @@ impl Hosts {
         // One round: the conversation is always the same.
         let (status, said) = self.say(&self.arguments(&via, &["--pause-ms", "600000"])?)?;
         let case = format!("{happens}: {status}");
-        ensure!(fs::read_to_string(&plan)? == "over", "{case}: that has not happened");
+        until_true("it has happened", || Ok(fs::read_to_string(&plan)? == "over")).with_context(|| case.clone())?;
         self.heal()?;
         if let Ok(command) = printed(&said) {
             let (status, answer) = self.run_printed(command)?;

@@ -43,6 +43,7 @@ fn relay() -> Result<()> {
     std::thread::spawn(move || pass(&mut io::stdin().lock(), &mut to, &there));
     // The other direction ends with this process.
     pass(&mut from, &mut io::stdout().lock(), &plan);
+    plan.wait();
     Ok(())
 }
 
@@ -60,6 +61,7 @@ fn pass(from: &mut impl Read, to: &mut impl Write, plan: &Plan) {
             .and_then(|()| Ok(to.write_all(bytes).and_then(|()| to.flush())?))
             .and_then(|()| plan.act("after", bytes));
         if passed.is_err() {
+            plan.wait();
             std::process::exit(1);
         }
     }
@@ -96,6 +98,11 @@ impl Plan {
             std::process::exit(1);
         }
         Ok(())
+    }
+
+    /// Waits until what is being done is done. It may end the connection, and with that this process.
+    fn wait(&self) {
+        let _ = File::open(&self.0).and_then(|it| it.lock());
     }
 
     /// Adds bytes to those that have passed.

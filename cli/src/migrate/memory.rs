@@ -1,0 +1,428 @@
+//! The processes' own memory, sent while they run.
+//!
+//! CRIU dumps that memory when the processes stand still. Most of it is then what it was before, so the target has it already, and gets
+//! no more than the place.
+//!
+//! ```text
+//!   they run:          /proc/PID/mem ──┬── a page that is new ─────► its content, at the end of memory/PID
+//!                                      └── known, or of zeros ─────► nothing
+//!   they stand still:  pages-N.img ────┬── a page that is known ───► where it is in memory/PID
+//!                                      └── any other ──────────────► its content
+//! ```
+//!
+//! A page is known by a hash of 128 bits, seeded with a random number of the migration. So it does not matter when a page was written, whose
+//! it was, or whether CRIU dumps it at all: what was sent is only used where the content is the same.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::io::Write;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rekindle_wire::window;
+use xxhash_rust::xxh3::xxh3_128_with_seed;
+
+use super::stream::{self, Extent, PIECE, StreamError, is_zeros};
+use super::talk::{Directory, MEMORY};
+use crate::process::Process;
+
+/// The size of a page, in CRIU's images too.
+const PAGE: usize = 4096;
+/// The beginning of the names of files in which CRIU has pages.
+const PAGES: &str = "pages-";
+/// The bits of `/proc/PID/pagemap` (admin-guide/mm/pagemap): the page is in memory; it is of a file, or shared.
+const PRESENT: u64 = 1 << 63;
+const OF_FILE: u64 = 1 << 61;
+/// How many pages are looked up at a time.
+const LOOKED_UP: usize = 1 << 16;
+/// A mapping that is longer is passed over: to look at each of its pages would take too long.
+const LONGEST: u64 = 64 << 30;
+
+/// A page that was sent: in which process's file, and where in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pid: u32,
+    offset: u64,
+}
+
+/// The pages that the target has.
+#[derive(Debug)]
+pub(super) struct Known {
+    seed: u64,
+    pages: HashMap<u128, Place>,
+    /// The files there, by name, with the end of what each has. Pages follow each other: at their addresses they would be behind the end
+    /// of the largest file that some file systems have.
+    files: BTreeMap<String, AtomicU64>,
+}
+
+/// What of some pages is to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    /// Their content.
+    Content,
+    /// Where they are: the first one there, the others behind it.
+    There(Place),
+}
+
+impl Known {
+    pub(super) fn new(seed: u64) -> Self {
+        Self { seed, pages: HashMap::new(), files: BTreeMap::new() }
+    }
+
+    /// The target has made files for these extents.
+    pub(super) fn has_files_for(&mut self, extents: &[Extent]) {
+        self.files = extents.iter().map(|it| (it.name.clone(), AtomicU64::new(0))).collect();
+    }
+
+    /// Whether the target has a file for an extent: a process may have come since.
+    pub(super) fn takes(&self, extent: &Extent) -> bool {
+        self.files.contains_key(&extent.name)
+    }
+
+    /// The target has these pages now.
+    pub(super) fn add(&mut self, pages: Vec<(u128, Place)>) {
+        self.pages.extend(pages);
+    }
+
+    /// By what a page is known.
+    fn hash(&self, page: &[u8]) -> u128 {
+        xxh3_128_with_seed(page, self.seed)
+    }
+
+    /// What is to be sent of a piece of pages, in ranges of bytes. Pages of zeros are not.
+    fn split(&self, piece: &[u8]) -> Vec<(Range<usize>, What)> {
+        let mut split: Vec<(Range<usize>, What)> = Vec::new();
+        let mut at = 0;
+        for page in piece.chunks(PAGE) {
+            let (from, to) = (at, at + page.len());
+            at = to;
+            if is_zeros(page) {
+                continue;
+            }
+            let place = self.pages.get(&self.hash(page)).filter(|_| page.len() == PAGE);
+            let what = place.map_or(What::Content, |it| What::There(*it));
+            match split.last_mut() {
+                Some((before, of)) if before.end == from && follows(of, before.len(), &what) => before.end = to,
+                _ => split.push((from..to, what)),
+            }
+        }
+        split
+    }
+}
+
+/// Whether pages that begin so many bytes later are to be sent as one with those before.
+fn follows(before: &What, bytes: usize, what: &What) -> bool {
+    match (before, what) {
+        (What::Content, What::Content) => true,
+        (What::There(first), What::There(next)) => {
+            first.pid == next.pid && first.offset.checked_add(bytes as u64) == Some(next.offset)
+        }
+        _ => false,
+    }
+}
+
+/// Sends a part of a process's memory, as far as the receiver does not know it, and adds it to `new`. What the process has unmapped
+/// meanwhile is passed over. Returns the bytes that were sent.
+pub(super) fn send(
+    to: &mut impl Write,
+    extent: &Extent,
+    piece: &mut Vec<u8>,
+    known: &Known,
+    new: &mut Vec<(u128, Place)>,
+) -> Result<u64, StreamError> {
+    let pid = extent.name.rsplit('/').next().and_then(|it| it.parse().ok());
+    let end = known.files.get(&extent.name);
+    let (Some(pid), Some(end), Ok(file)) = (pid, end, File::open(&extent.path)) else { return Ok(0) };
+    let mut sent = 0;
+    for offset in (extent.offset..extent.offset + extent.length).step_by(PIECE) {
+        piece.resize((extent.offset + extent.length - offset).min(PIECE as u64) as usize, 0);
+        if file.read_exact_at(piece, offset).is_err() {
+            continue;
+        }
+        for (range, _) in known.split(piece).into_iter().filter(|(_, what)| *what == What::Content) {
+            let part = &piece[range];
+            let at = end.fetch_add(part.len() as u64, Ordering::Relaxed);
+            stream::send_piece(to, &extent.name, at, part)?;
+            sent += part.len() as u64;
+            let places = (at..).step_by(PAGE).map(|offset| Place { pid, offset });
+            new.extend(part.chunks_exact(PAGE).map(|page| known.hash(page)).zip(places));
+        }
+    }
+    Ok(sent)
+}
+
+/// Sends a part of a file with pages of memory; of those that the receiver knows, where they are. Returns the bytes of content that were
+/// sent.
+pub(super) fn send_dumped(
+    to: &mut impl Write,
+    extent: &Extent,
+    piece: &mut Vec<u8>,
+    known: &Known,
+) -> Result<u64, StreamError> {
+    let failed = |source| StreamError::Read { path: extent.path.clone(), source };
+    let file = File::open(&extent.path).map_err(failed)?;
+    let mut sent = 0;
+    for offset in (extent.offset..extent.offset + extent.length).step_by(PIECE) {
+        piece.resize((extent.offset + extent.length - offset).min(PIECE as u64) as usize, 0);
+        file.read_exact_at(piece, offset).map_err(failed)?;
+        for (range, what) in known.split(piece) {
+            let (at, part) = (offset + range.start as u64, &piece[range]);
+            match what {
+                What::Content => {
+                    stream::send_piece(to, &extent.name, at, part)?;
+                    sent += part.len() as u64;
+                }
+                What::There(place) => {
+                    stream::send_place(to, &extent.name, at, part.len() as u32, (place.pid, place.offset))?;
+                }
+            }
+        }
+    }
+    Ok(sent)
+}
+
+/// The directory of such memory at the target, with the bytes that each process has now.
+pub(super) fn directory(extents: &[Extent]) -> Directory {
+    let mut files = BTreeMap::<String, u64>::new();
+    for Extent { name, length, .. } in extents {
+        let file = name.rsplit('/').next().unwrap_or_default();
+        *files.entry(file.to_owned()).or_default() += length;
+    }
+    Directory { name: MEMORY.to_owned(), files: files.into_iter().collect(), links: Vec::new() }
+}
+
+/// Whether an extent is of a file in which CRIU has pages.
+pub(super) fn has_pages(extent: &Extent) -> bool {
+    extent.name.rsplit('/').next().is_some_and(|it| it.starts_with(PAGES))
+}
+
+/// The memory of a tree that CRIU would dump, none of it longer than `most` bytes. Of processes that end meanwhile there is none.
+pub(super) fn extents(root: i32, most: u64) -> Vec<Extent> {
+    let mut shared = BTreeSet::new();
+    let pids = Process::trees_of(&[root]).unwrap_or_default();
+    let mut found = Vec::new();
+    for pid in pids {
+        let name = format!("{MEMORY}/{pid}");
+        let path = PathBuf::from(format!("/proc/{pid}/mem"));
+        for Range { start, end } in present(pid, &mut shared) {
+            let mut offset = start;
+            while offset < end {
+                let length = most.min(end - offset);
+                found.push(Extent { name: name.clone(), path: path.clone(), offset, length });
+                offset += length;
+            }
+        }
+    }
+    found
+}
+
+/// The ranges of a process's memory that are there and no file's. Shared memory that was seen before is left out.
+fn present(pid: i32, shared: &mut BTreeSet<String>) -> Vec<Range<u64>> {
+    let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let Ok(pagemap) = File::open(format!("/proc/{pid}/pagemap")) else { return Vec::new() };
+    let mut found: Vec<Range<u64>> = Vec::new();
+    for line in String::from_utf8_lossy(&maps).lines() {
+        let Some(mapping) = Mapping::parse(line) else { continue };
+        if let Some(object) = mapping.object
+            && !shared.insert(object.to_owned())
+        {
+            continue;
+        }
+        let unwanted = if mapping.object.is_some() { 0 } else { OF_FILE };
+        let mut at = mapping.range.start;
+        let mut entries = vec![0; LOOKED_UP * size_of::<u64>()];
+        while at < mapping.range.end {
+            let pages = ((mapping.range.end - at) as usize / PAGE).min(LOOKED_UP);
+            let some = &mut entries[..pages * size_of::<u64>()];
+            // It has ended, or the mapping is of a device.
+            if pages == 0 || pagemap.read_exact_at(some, at / PAGE as u64 * size_of::<u64>() as u64).is_err() {
+                break;
+            }
+            for (page, entry) in some.chunks_exact(size_of::<u64>()).enumerate() {
+                let entry = u64::from_ne_bytes(entry.try_into().unwrap_or_default());
+                let from = at + (page * PAGE) as u64;
+                if entry & PRESENT == 0 || entry & unwanted != 0 {
+                    continue;
+                }
+                match found.last_mut() {
+                    Some(before) if before.end == from => before.end += PAGE as u64,
+                    _ => found.push(from..from + PAGE as u64),
+                }
+            }
+            at += (pages * PAGE) as u64;
+        }
+    }
+    found
+}
+
+/// A mapping whose pages CRIU dumps.
+#[derive(Debug, PartialEq, Eq)]
+struct Mapping<'a> {
+    range: Range<u64>,
+    /// The object, as `DEVICE:INODE`, of memory that processes may share.
+    object: Option<&'a str>,
+}
+
+impl<'a> Mapping<'a> {
+    /// From a line of `/proc/PID/maps`: readable memory of the process's own, or that it may share. Not memory of GPUs, which has its own
+    /// way to the target.
+    fn parse(line: &'a str) -> Option<Self> {
+        let mut words = line.splitn(6, ' ').map(str::trim).filter(|it| !it.is_empty());
+        let (range, rights, _offset) = (words.next()?, words.next()?, words.next()?);
+        let (device, rest) = (words.next()?, words.next()?);
+        let (inode, path) = rest.split_once(' ').map_or((rest, ""), |(inode, path)| (inode, path.trim()));
+        let path = words.next().unwrap_or(path);
+        let (start, end) = range.split_once('-')?;
+        let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
+        let is_shared = rights.ends_with('s');
+        let is_memory = ["/memfd:", "/dev/zero", "/SYSV", "/dev/shm/"].iter().any(|it| path.starts_with(it));
+        let is_of_kernel = path.starts_with("[v");
+        let is_gpus = range.start < window::PINNED_BASE && range.end > window::CLONE_BASE && {
+            let devices = window::DEVICE_BASE..window::DEVICE_BASE + window::DEVICE_SIZE * window::MAX_DEVICES as u64;
+            let others = window::reserved().start..window::aliases().end;
+            [devices, others].iter().any(|it| it.contains(&range.start))
+        };
+        let is_wanted = rights.starts_with('r') && !is_of_kernel && !is_gpus && (!is_shared || is_memory);
+        let object = is_shared.then(|| line_part(line, device, inode));
+        (is_wanted && range.end > range.start && range.end - range.start <= LONGEST).then_some(Self { range, object })
+    }
+}
+
+/// The part of a line from one of its words to another.
+fn line_part<'a>(line: &'a str, from: &str, to: &str) -> &'a str {
+    let begin = from.as_ptr() as usize - line.as_ptr() as usize;
+    let end = to.as_ptr() as usize + to.len() - line.as_ptr() as usize;
+    &line[begin..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn pages(of: &[u8]) -> Vec<u8> {
+        of.iter().flat_map(|it| [*it; PAGE]).collect()
+    }
+
+    fn there(page: usize) -> What {
+        What::There(Place { pid: 7, offset: (page * PAGE) as u64 })
+    }
+
+    #[test]
+    fn what_is_known_is_told_from_what_is_not_and_zeros_are_passed_over() {
+        let mut known = Known::new(5);
+        let all = pages(&[1, 2, 3, 4]);
+        let places = all.chunks(PAGE).enumerate();
+        let places = places.map(|(at, page)| (known.hash(page), Place { pid: 7, offset: (at * PAGE) as u64 }));
+        let places = places.collect();
+        known.add(places);
+        let piece = pages(&[2, 3, 9, 9, 0, 4, 1]);
+        let at = |from: usize, to: usize| from * PAGE..to * PAGE;
+        let expected = [(at(0, 2), there(1)), (at(2, 4), What::Content), (at(5, 6), there(3)), (at(6, 7), there(0))];
+        assert_eq!(known.split(&piece), expected);
+        // The end of a file that is no page.
+        assert_eq!(known.split(&piece[..PAGE + 10])[1..], [(PAGE..PAGE + 10, What::Content)]);
+        assert_eq!(Known::new(6).split(&all), [(0..4 * PAGE, What::Content)], "another seed knows nothing");
+    }
+
+    #[test]
+    fn mappings_that_criu_dumps_are_told_from_others() {
+        let wanted = |line: &'static str| Mapping::parse(line).map(|it| (it.range.start, it.object));
+        assert_eq!(
+            wanted("5581a000-5582b000 rw-p 00000000 00:00 0                          [heap]"),
+            Some((0x5581a000, None))
+        );
+        assert_eq!(wanted("7f00-8f00 r--p 00000000 08:01 4242   /usr/lib/a b.so"), Some((0x7f00, None)));
+        assert_eq!(wanted("7f00-8f00 rw-s 00000000 00:01 77   /memfd:x (deleted)"), Some((0x7f00, Some("00:01 77"))));
+        assert_eq!(wanted("7f00-8f00 rw-s 00000000 08:01 4242   /home/data"), None, "the target has the file");
+        assert_eq!(wanted("7f00-8f00 ---p 00000000 00:00 0"), None);
+        assert_eq!(wanted("7ffe0000-7ffe4000 r--p 00000000 00:00 0                  [vvar]"), None);
+        assert_eq!(
+            wanted("7ffe0000-7ffe4000 rw-p 00000000 00:00 0                  [stack]"),
+            Some((0x7ffe0000, None))
+        );
+        assert_eq!(wanted("200000000000-200000200000 rw-p 00000000 00:00 0"), None, "a GPU's");
+        assert_eq!(wanted("1000-7f0000001000 rw-p 00000000 00:00 0"), None);
+        assert_eq!(wanted("nonsense"), None);
+    }
+
+    #[test]
+    fn the_memory_of_this_process_is_found() {
+        let content = pages(&[1, 2, 3, 4, 5]);
+        let found = extents(std::process::id() as i32, 3 * PAGE as u64);
+        assert!(found.iter().all(|it| it.length <= 3 * PAGE as u64 && it.offset.is_multiple_of(PAGE as u64)));
+        let middle = content.as_ptr() as u64 + 2 * PAGE as u64;
+        assert!(found.iter().any(|it| (it.offset..it.offset + it.length).contains(&middle)));
+        assert!(extents(i32::MAX, 1).is_empty());
+    }
+
+    /// Sends extents, and ends with the mark.
+    fn send_all(
+        to: &UnixStream,
+        extents: &[Extent],
+        mut each: impl FnMut(&mut &UnixStream, &Extent, &mut Vec<u8>) -> u64,
+    ) -> u64 {
+        let (mut output, mut piece) = (to, Vec::new());
+        let sent = extents.iter().map(|it| each(&mut output, it, &mut piece)).sum();
+        stream::mark(&mut output, &mut &*to).unwrap();
+        sent
+    }
+
+    #[test]
+    fn a_dump_of_memory_that_was_sent_arrives_whole_and_little_of_it_is_sent_again() {
+        const SENT: usize = 3 * PIECE / PAGE;
+        let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        // Each page is another one.
+        let page = |number: usize| [&number.to_le_bytes()[..], &[7; PAGE - size_of::<usize>()]].concat();
+        let mut buffer = vec![0; (SENT + 1) * PAGE];
+        let begin = buffer.as_ptr().align_offset(PAGE);
+        let content = &mut buffer[begin..begin + SENT * PAGE];
+        content.copy_from_slice(&(0..SENT).flat_map(page).collect::<Vec<_>>());
+        content[5 * PAGE..9 * PAGE].fill(0);
+        let own = std::process::id() as i32;
+        let is_content = |it: &Extent| {
+            let begin = content.as_ptr() as u64;
+            it.offset < begin + content.len() as u64 && it.offset + it.length > begin
+        };
+        let extents: Vec<_> = extents(own, 1 << 20).into_iter().filter(is_content).collect();
+        let mut known = Known::new(3);
+        known.has_files_for(&extents);
+        assert!(extents.iter().all(|it| known.takes(it)));
+        let directory = directory(&extents);
+        assert_eq!(directory.files.len(), 1, "{directory:?}");
+        // What CRIU dumps: other pages, those that were sent in another order and at other offsets, and zeros.
+        let mut dumped: Vec<u8> = (SENT..SENT + 10).flat_map(page).collect();
+        dumped.extend((0..2 * PIECE / PAGE).rev().flat_map(page));
+        dumped.extend(vec![0; 30 * PAGE]);
+        dumped.extend((10..PIECE / PAGE).flat_map(page));
+        for (dir, file, size) in [(MEMORY, own.to_string(), 0), ("last", "pages-1.img".to_owned(), dumped.len())] {
+            fs::create_dir(there.path().join(dir)).unwrap();
+            File::create(there.path().join(dir).join(file)).unwrap().set_len(size as u64).unwrap();
+        }
+        let path = here.path().join("pages-1.img");
+        fs::write(&path, &dumped).unwrap();
+        let pages = stream::extents("last/pages-1.img", &path, 16 << 20).unwrap();
+        assert!(has_pages(&pages[0]) && !has_pages(&extents[0]));
+
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (first, last) = std::thread::scope(|scope| {
+            // Closed when it ends.
+            let (theirs, to) = (theirs, there.path());
+            let receiver = scope.spawn(move || stream::receive(&mut &theirs, &mut &theirs, to));
+            let mut new = Vec::new();
+            let first = send_all(&ours, &extents, |to, it, piece| send(to, it, piece, &known, &mut new).unwrap());
+            known.add(new);
+            let last = send_all(&ours, &pages, |to, it, piece| send_dumped(to, it, piece, &known).unwrap());
+            ours.shutdown(std::net::Shutdown::Write).unwrap();
+            receiver.join().unwrap().unwrap();
+            (first, last)
+        });
+        assert!(fs::read(there.path().join("last/pages-1.img")).unwrap() == dumped);
+        assert!(first >= ((SENT - 4) * PAGE) as u64, "{first}");
+        // Ten that are new, and those that were zeros when they were sent.
+        assert_eq!(last, ((10 + 4) * PAGE) as u64);
+    }
+}
