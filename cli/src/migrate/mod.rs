@@ -22,7 +22,7 @@ mod container;
 mod freezer;
 mod held;
 mod imported;
-mod link;
+pub(crate) mod link;
 #[cfg(test)]
 mod model;
 mod options;
@@ -34,11 +34,11 @@ mod rounds;
 mod settle;
 mod source;
 mod stream;
-mod talk;
+pub(crate) mod talk;
 mod target;
 
 use self::link::Via;
-pub(crate) use self::options::Options;
+pub(crate) use self::options::{Options, quoted};
 use self::source::Source;
 use crate::failure::Failure;
 use crate::output;

@@ -207,7 +207,7 @@ pub(super) enum Remedy {
 
 /// Why the other host cannot be heard.
 #[derive(Debug, Error)]
-pub(super) enum TalkError {
+pub(crate) enum TalkError {
     #[error("the connection to the other host has closed")]
     Closed,
     #[error("the connection to the other host has failed: {0}")]
@@ -221,7 +221,7 @@ pub(super) enum TalkError {
 }
 
 /// Says something.
-pub(super) fn send(to: &mut impl Write, message: &impl Serialize) -> Result<(), TalkError> {
+pub(crate) fn send(to: &mut impl Write, message: &impl Serialize) -> Result<(), TalkError> {
     let json = serde_json::to_vec(message)?;
     let length = u32::try_from(json.len()).map_err(|_| TalkError::TooLong(json.len()))?;
     to.write_all(&length.to_le_bytes())?;
@@ -230,7 +230,7 @@ pub(super) fn send(to: &mut impl Write, message: &impl Serialize) -> Result<(), 
 }
 
 /// Waits for a message.
-pub(super) fn receive<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, TalkError> {
+pub(crate) fn receive<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, TalkError> {
     let mut length = [0; 4];
     from.read_exact(&mut length).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => TalkError::Closed,

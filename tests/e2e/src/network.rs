@@ -12,7 +12,8 @@ use crate::Result;
 
 /// The network's address on the link to the other machine.
 pub const HERE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
-const THERE: &str = "198.51.100.2/24";
+/// The other machine's address there.
+pub const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
 
 /// A network for the thread that made it, and for all processes that the thread starts. Dropping this value returns the
 /// thread to its previous network.
@@ -43,7 +44,8 @@ impl Network {
         ip(&format!("link add cable type veth peer name cable netns {name}"))?;
         ip(&format!("address add {HERE}/24 dev cable"))?;
         ip("link set cable up")?;
-        ip(&format!("-netns {name} address add {THERE} dev cable"))?;
+        ip(&format!("-netns {name} link set lo up"))?;
+        ip(&format!("-netns {name} address add {ELSEWHERE}/24 dev cable"))?;
         ip(&format!("-netns {name} link set cable up"))?;
         Ok(network)
     }

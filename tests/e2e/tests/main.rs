@@ -28,6 +28,7 @@ mod full_disks;
 mod gpu_time;
 mod harness;
 mod host_memory;
+mod hosts;
 mod images;
 mod incremental;
 mod incus;
