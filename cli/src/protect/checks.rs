@@ -5,14 +5,15 @@
 //!   images/mended/image/      what has come, until it was verified
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rekindle_protect::Record;
+use rekindle_protect::again::{self, Findings};
 use rekindle_protect::levels::{self, Copy};
-use rekindle_protect::{Record, again};
 
 use super::images::{GONE, Images, clear, receive};
 use super::uploads::stored_name;
@@ -35,7 +36,8 @@ pub(super) enum Checked {
 /// What is being done.
 struct Running {
     number: u64,
-    is_received: bool,
+    /// The copy, if one comes from a store.
+    copy: Option<Copy>,
     /// Whether the image has been replaced since then.
     is_void: bool,
     thread: JoinHandle<(Checked, Duration)>,
@@ -46,15 +48,14 @@ pub(super) struct Checks {
     running: Option<Running>,
     /// When another image may be verified that is not suspect.
     not_before: Instant,
-    /// Images that build on damaged ones.
-    suspects: BTreeSet<u64>,
+    findings: Findings,
     /// The copies that did not come back, and when they were asked for.
     in_vain: BTreeMap<Copy, Instant>,
 }
 
 impl Checks {
     pub(super) fn new() -> Self {
-        Self { running: None, not_before: Instant::now(), suspects: BTreeSet::new(), in_vain: BTreeMap::new() }
+        Self { running: None, not_before: Instant::now(), findings: Findings::default(), in_vain: BTreeMap::new() }
     }
 
     /// Begins what is due, if nothing is being done.
@@ -68,20 +69,15 @@ impl Checks {
         let in_vain = self.in_vain.keys().cloned().collect();
         let copy = levels::to_mend(&record.wishes.levels, &record.copies, &record.shelf, record.wishes.keep, &in_vain);
         let is_pause = Instant::now() < self.not_before;
-        let due = || again::due(&record.shelf, every, now_ms, &self.suspects, is_pause);
-        let (number, is_received) = match &copy {
-            Some(copy) => (copy.number, true),
-            None => match due() {
-                Some(number) => (number, false),
-                None => return,
-            },
-        };
+        let due = || again::due(&record.shelf, every, now_ms, &self.findings, is_pause);
+        let number = copy.as_ref().map(|it| it.number).or_else(due);
+        let Some(number) = number else { return };
         let images = Images::of(record, verbs);
         let dir = images.dir(number);
         let others = record.shelf.good().map(|it| it.number).filter(|it| *it != number);
         let others = others.map(|it| images.dir(it)).collect::<Vec<_>>();
         let (verbs, mended) = (Arc::clone(verbs), mended(record));
-        let name = stored_name(protection, number);
+        let (name, comes) = (stored_name(protection, number), copy.clone());
         let thread = std::thread::spawn(move || {
             let began = Instant::now();
             let done = match copy {
@@ -94,7 +90,7 @@ impl Checks {
             };
             (done, began.elapsed())
         });
-        self.running = Some(Running { number, is_received, is_void: false, thread });
+        self.running = Some(Running { number, copy: comes, is_void: false, thread });
     }
 
     /// What was done, if it is over and still means something.
@@ -103,9 +99,14 @@ impl Checks {
         self.join()
     }
 
+    /// Whether this copy is coming from its store.
+    pub(super) fn is_receiving(&self, copy: &Copy) -> bool {
+        self.running.as_ref().is_some_and(|it| it.copy.as_ref() == Some(copy))
+    }
+
     /// Waits for an image that is coming from a store. A verification may go on alone.
     pub(super) fn wait_received(&mut self) -> Option<Checked> {
-        self.running.as_ref().filter(|it| it.is_received)?;
+        self.running.as_ref().filter(|it| it.copy.is_some())?;
         self.join()
     }
 
@@ -114,8 +115,13 @@ impl Checks {
         let (done, took) = running.thread.join().ok()?;
         match &done {
             Checked::Verified { number, result } => {
-                self.suspects.remove(number);
                 let has_failed = result.as_ref().is_err_and(|it| !it.bad_image);
+                if has_failed {
+                    self.findings.unread.insert(*number);
+                } else {
+                    self.findings.unread.remove(number);
+                    self.findings.suspects.remove(number);
+                }
                 let pause = again::pause(took).max(if has_failed { AFTER_FAILURE } else { Duration::ZERO });
                 self.not_before = Instant::now() + pause;
             }
@@ -129,14 +135,14 @@ impl Checks {
 
     /// The image was replaced: what is found out about the former one counts no more.
     pub(super) fn was_replaced(&mut self, number: u64) {
-        if let Some(running) = self.running.as_mut().filter(|it| it.number == number && !it.is_received) {
+        if let Some(running) = self.running.as_mut().filter(|it| it.number == number && it.copy.is_none()) {
             running.is_void = true;
         }
     }
 
     /// These images build on one that is damaged: they are verified first, and at once.
     pub(super) fn suspect(&mut self, numbers: impl Iterator<Item = u64>) {
-        self.suspects.extend(numbers);
+        self.findings.suspects.extend(numbers);
     }
 }
 

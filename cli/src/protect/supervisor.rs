@@ -427,7 +427,15 @@ impl Supervisor {
             return self.runs_again(process, RESTORED_BEFORE.to_owned());
         }
         if let Some(copy) = copy {
-            return self.fetch(copy);
+            if !self.checks.is_receiving(&copy) {
+                return self.fetch(copy);
+            }
+            // It need not come twice.
+            if let Some(done) = self.checks.wait_received() {
+                self.checked(done);
+            }
+            self.fetched.insert(copy);
+            return;
         }
         let Some(newest) = newest else {
             // A store may answer later.
