@@ -30,6 +30,7 @@ mod image;
 mod images;
 mod lazy_pages;
 mod migrate;
+mod network;
 mod output;
 mod podman;
 mod pool;

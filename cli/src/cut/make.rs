@@ -9,12 +9,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, anyhow};
 use serde::Serialize;
 
-use super::manifest::{Connection, Entry, Manifest, VERSION};
+use super::manifest::{Entry, Manifest, VERSION};
 use super::options::Make;
 use super::ring::Ring;
 use super::settle;
 use super::talk::{self, FromPart, ToPart};
 use crate::failure::Failure;
+use crate::network::connection::Connection;
 use crate::output;
 
 /// What was made.

@@ -9,7 +9,6 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
@@ -17,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::failure::Failure;
+use crate::network::connection::Connection;
 
 /// The version of manifests and notes, and of the messages about them. All hosts must have the same.
 pub(super) const VERSION: u32 = 1;
@@ -53,20 +53,6 @@ pub(super) struct Entry {
     pub(super) processes: usize,
     /// The hash of its note.
     pub(super) note: u64,
-}
-
-/// A TCP connection of a tree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) struct Connection {
-    pub(super) own: SocketAddr,
-    pub(super) other: SocketAddr,
-}
-
-impl Connection {
-    /// As the other end sees it.
-    pub(super) fn turned(self) -> Self {
-        Self { own: self.other, other: self.own }
-    }
 }
 
 /// A process at the time of its dump.

@@ -9,8 +9,9 @@ use std::time::Duration;
 use rekindle_wire::control::FailureKind;
 use serde::{Deserialize, Serialize};
 
-use super::manifest::{Connection, Entry};
+use super::manifest::Entry;
 use crate::failure::Failure;
+use crate::network::connection::Connection;
 
 /// How often the coordinator says that it lives.
 pub(super) const PING: Duration = Duration::from_secs(3);

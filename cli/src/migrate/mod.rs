@@ -13,15 +13,19 @@
 //! decision the source, after it the target, which has all that it needs by then. `model.rs` checks that for every order of
 //! losses and deaths. Where the decision does not reach the target, `--settle` tells it (`settle.rs`).
 //!
+//! An address may move with processes, and their TCP connections with it (`leaving.rs`, `arriving.rs`).
+//!
 //! A container moves in the same way, with podman in the place of CRIU on both hosts (`container.rs`, `imported.rs`). podman works on
 //! when CRIU has ended, so the container stands still by itself from then on, is frozen once it was handed over (`freezer.rs`), and
 //! podman removes it when it runs elsewhere.
 
+mod arriving;
 mod compare;
 mod container;
 mod freezer;
 mod held;
 mod imported;
+mod leaving;
 pub(crate) mod link;
 #[cfg(test)]
 mod model;

@@ -25,8 +25,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::network::address::Address;
+
 /// The version of these messages and of the streams. Both hosts must have the same.
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 /// The directory of podman's archive of a container among a migration's, and the archive's name there.
 pub(super) const ARCHIVE: &str = "archive";
 /// The longest message: the list of the files of an image.
@@ -98,6 +100,9 @@ pub(super) struct What {
     /// What podman must have, if a container moves.
     #[serde(default)]
     pub(super) container: Option<Box<Needs>>,
+    /// The addresses that move.
+    #[serde(default)]
+    pub(super) addresses: Vec<Address>,
 }
 
 /// What the other host's podman must have for a container.
@@ -160,10 +165,25 @@ pub(super) struct Restore {
     /// The container's restart policy, if podman's archive has `no` in its place: as long as it waits, nobody is to start it.
     #[serde(default)]
     pub(super) restart: Option<String>,
+    /// The addresses that move.
+    #[serde(default)]
+    pub(super) addresses: Vec<Address>,
     /// Whether the driver may be another.
     pub(super) other_driver: bool,
     /// Whether the GPUs may be of another kind.
     pub(super) other_gpu: bool,
+}
+
+impl Restore {
+    /// Whether it is this container's.
+    pub(super) fn has_container(&self, id: &str) -> bool {
+        self.container.as_deref() == Some(id)
+    }
+
+    /// Whether one of these addresses moves with the processes.
+    pub(super) fn has_one_of(&self, addresses: &[Address]) -> bool {
+        self.addresses.iter().any(|it| addresses.iter().any(|other| other.ip == it.ip))
+    }
 }
 
 /// From the target to the source.

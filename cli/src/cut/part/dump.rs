@@ -20,7 +20,7 @@ use std::time::Instant;
 use anyhow::{Context, anyhow};
 use rekindle_wire::control::{CheckInfo, Reply, Request};
 
-use super::super::manifest::{Connection, Note, VERSION, files};
+use super::super::manifest::{Note, VERSION, files};
 use super::super::options::criu;
 use super::super::talk::{FromPart, Make, ToPart, Which};
 use super::events::{Event, Events};
@@ -29,8 +29,9 @@ use super::guard::{Guarded, mend};
 use super::place::Place;
 use super::spoken::answer;
 use super::tree::{Tree, boot};
-use super::{firewall, sockets};
 use crate::failure::Failure;
+use crate::network::connection::Connection;
+use crate::network::{firewall, sockets};
 use crate::{criu as program, daemon, protect};
 
 /// CRIU's log, in the part's directory.

@@ -11,10 +11,10 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use super::firewall;
 use super::tree::Tree;
 use crate::failure::Failure;
 use crate::migrate::talk;
+use crate::network::firewall;
 use crate::process;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);

@@ -2,12 +2,10 @@
 
 mod dump;
 mod events;
-mod firewall;
 mod gate;
 mod guard;
 mod place;
 mod restore;
-mod sockets;
 mod spoken;
 mod tree;
 

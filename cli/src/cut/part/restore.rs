@@ -30,9 +30,9 @@ use super::gate::{self, Waiting};
 use super::place::{self, Place};
 use super::spoken::answer;
 use super::tree::{Tree, boot};
-use super::{firewall, sockets};
 use crate::failure::Failure;
 use crate::migrate::talk;
+use crate::network::{firewall, sockets};
 use crate::process::{self, Process};
 use crate::{cpu_image, criu as program};
 

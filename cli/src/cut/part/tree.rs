@@ -8,9 +8,10 @@ use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
-use super::super::manifest::{Connection, Dumped};
-use super::sockets;
+use super::super::manifest::Dumped;
 use crate::failure::Failure;
+use crate::network::connection::Connection;
+use crate::network::sockets;
 use crate::process::{self, Process};
 
 /// How long killed processes may take to end.

@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use super::super::manifest::Connection;
+use super::connection::Connection;
 use crate::failure::Failure;
 
-/// The state of a listening socket, in `/proc/net/tcp`.
+/// The states of a listening socket and of a connection that begins, in `/proc/net/tcp`.
 const LISTENS: &str = "0A";
+const BEGINS: &str = "03";
 
 /// Options of sockets, by level and name.
 const REPAIR: (i32, i32) = (libc::IPPROTO_TCP, libc::TCP_REPAIR);
@@ -36,14 +37,14 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 type Sockets = HashMap<u64, (i32, i32)>;
 
 /// The connections of these processes, which are in one network namespace.
-pub(super) fn connections(pids: &[i32]) -> Result<Vec<Connection>, Failure> {
+pub(crate) fn connections(pids: &[i32]) -> Result<Vec<Connection>, Failure> {
     let own = sockets(pids);
     let found = rows(pids)?.into_iter().filter(|(inode, _)| own.contains_key(inode)).map(|(_, it)| it);
     Ok(found.collect::<BTreeSet<_>>().into_iter().collect())
 }
 
 /// The ports at which these processes listen.
-pub(super) fn listening(pids: &[i32]) -> Vec<u16> {
+pub(crate) fn listening(pids: &[i32]) -> Vec<u16> {
     let own = sockets(pids);
     let Some(pid) = pids.first() else { return Vec::new() };
     let tables = ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default());
@@ -56,21 +57,62 @@ pub(super) fn listening(pids: &[i32]) -> Vec<u16> {
     tables.iter().flat_map(|it| it.lines()).filter_map(port).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
+/// Whether connections to these addresses begin, or have begun and wait until one of these processes, which listen, takes them.
+pub(crate) fn is_one_beginning(pids: &[i32], addresses: &[IpAddr]) -> bool {
+    pids.first().is_some_and(|pid| is_one_beginning_of(&sockets(pids), &listening(pids), *pid, addresses))
+}
+
+fn is_one_beginning_of(own: &Sockets, ports: &[u16], pid: i32, addresses: &[IpAddr]) -> bool {
+    let tables = ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default());
+    tables.iter().flat_map(|it| it.lines()).any(|line| {
+        let words: Vec<_> = line.split_ascii_whitespace().collect();
+        let [_, local, _, state, queues, ..] = words[..] else { return false };
+        let Some(local) = address(local) else { return false };
+        let is_meant = local.ip().is_unspecified() || addresses.contains(&local.ip());
+        let inode = words.get(9).and_then(|it| it.parse().ok()).unwrap_or(NOBODY);
+        // A listening socket's queue is that of the connections that wait.
+        let waits = || queues.split_once(':').is_some_and(|(_, waiting)| waiting.bytes().any(|it| it != b'0'));
+        match state {
+            LISTENS => is_meant && own.contains_key(&inode) && waits(),
+            BEGINS => is_meant && ports.contains(&local.port()),
+            _ => false,
+        }
+    })
+}
+
+/// From now on the connections of any process from these addresses say nothing, also when the processes end.
+pub(crate) fn mute_those_of(addresses: &[IpAddr]) {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let all: Vec<i32> = entries.filter_map(|it| it.file_name().to_str()?.parse().ok()).collect();
+    let rows = rows(&[std::process::id() as i32]).unwrap_or_default();
+    let ours = rows.into_iter().filter(|(_, it)| addresses.contains(&it.own.ip()));
+    let ours: HashSet<u64> = ours.map(|(inode, _)| inode).collect();
+    for (_, (pid, fd)) in sockets(&all).into_iter().filter(|(inode, _)| ours.contains(inode)) {
+        // It may have ended meanwhile.
+        let _ = socket(pid, fd).map(|it| set_option(&it, REPAIR, ON));
+    }
+}
+
+/// Ends what the kernel has of connections from an address, also such whose processes have ended.
+pub(crate) fn end_those_of(address: IpAddr) {
+    kill(&["src", &address.to_string()]);
+}
+
 /// The namespaces of these processes are that of this one.
-pub(super) fn is_own_network(pids: &[i32]) -> bool {
+pub(crate) fn is_own_network(pids: &[i32]) -> bool {
     let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
     let own = of("self");
     pids.iter().filter_map(|pid| of(&pid.to_string())).all(|it| Some(it) == own)
 }
 
 /// The connections of these processes that do not have SO_REUSEADDR, by the socket's inode.
-pub(super) fn exclusive(pids: &[i32]) -> BTreeSet<u64> {
+pub(crate) fn exclusive(pids: &[i32]) -> BTreeSet<u64> {
     let is_exclusive = |socket: &OwnedFd| option(socket, REUSE).is_ok_and(|it| it == OFF);
     connected(pids).filter(|(_, socket)| is_exclusive(socket)).map(|(inode, _)| inode).collect()
 }
 
 /// From now on the connections of these processes say nothing, also when the processes end.
-pub(super) fn mute(pids: &[i32]) {
+pub(crate) fn mute(pids: &[i32]) {
     for (_, socket) in connected(pids) {
         // It may have been reset meanwhile.
         let _ = set_option(&socket, REPAIR, ON);
@@ -78,7 +120,7 @@ pub(super) fn mute(pids: &[i32]) {
 }
 
 /// Takes out of repair mode what a CRIU has left in it that was killed. `exclusive` is what had no SO_REUSEADDR before.
-pub(super) fn unmute(pids: &[i32], exclusive: &BTreeSet<u64>) {
+pub(crate) fn unmute(pids: &[i32], exclusive: &BTreeSet<u64>) {
     for (inode, socket) in connected(pids) {
         if option(&socket, REPAIR).is_ok_and(|it| it == ON) {
             let _ = set_option(&socket, REPAIR, OFF);
@@ -133,7 +175,7 @@ fn rows(pids: &[i32]) -> Result<Vec<(u64, Connection)>, Failure> {
 
 /// Ends what the kernel has left of connections whose processes have ended: it may be there for a minute, and CRIU cannot restore the
 /// connection as long as it is. Nobody else hears that if packets of these connections are locked.
-pub(super) fn end_what_is_left_of(connections: &[Connection], ports: &[u16]) -> Result<(), Failure> {
+pub(crate) fn end_what_is_left_of(connections: &[Connection], ports: &[u16]) -> Result<(), Failure> {
     let began = Instant::now();
     loop {
         let own = [std::process::id() as i32];
@@ -148,17 +190,17 @@ pub(super) fn end_what_is_left_of(connections: &[Connection], ports: &[u16]) -> 
             )));
         }
         for Connection { own, other } in &left {
-            // Without the program, or in a kernel without this, it ends by itself in time.
-            let words = ["--tcp", "--all", "--kill", "src", &own.to_string(), "dst", &other.to_string()];
-            let _ = Command::new("ss")
-                .args(words)
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .status();
+            kill(&["src", &own.to_string(), "dst", &other.to_string()]);
         }
         std::thread::sleep(POLL_INTERVAL);
     }
+}
+
+/// Ends connections. Without the program, or in a kernel without this, they end by themselves in time.
+fn kill(which: &[&str]) {
+    let mut command = Command::new("ss");
+    command.args(["--tcp", "--all", "--kill"]).args(which);
+    let _ = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
 }
 
 /// A line of `/proc/net/tcp` or `tcp6`, if it is a connection's.
@@ -226,6 +268,24 @@ mod tests {
         assert_eq!(mapped, Some("127.0.0.1:5001".parse().unwrap()));
         assert_eq!(address("00000000000000000000000001000000:1389"), Some("[::1]:5001".parse().unwrap()));
         assert_eq!(address("0100007:1"), None);
+    }
+
+    #[test]
+    fn a_connection_that_waits_until_it_is_taken_is_found() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let pids = [std::process::id() as i32];
+        let addresses = ["127.0.0.1".parse().unwrap()];
+        let inode = rustix::fs::fstat(&listener).unwrap().st_ino;
+        let is_one_of = |addresses: &[IpAddr]| {
+            // Other tests of this process listen, too.
+            let own = Sockets::from([(inode, (pids[0], listener.as_raw_fd()))]);
+            is_one_beginning_of(&own, &[listener.local_addr().unwrap().port()], pids[0], addresses)
+        };
+        assert!(!is_one_of(&addresses));
+        let _stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert!(is_one_of(&addresses) && !is_one_of(&["127.0.0.2".parse().unwrap()]));
+        let _accepted = listener.accept().unwrap();
+        assert!(!is_one_of(&addresses));
     }
 
     #[test]

@@ -3,18 +3,14 @@
 //! CRIU unlocks the connections of a tree that it leaves running. So they are locked anew before a restore: the kernel would answer a
 //! packet of a connection whose socket is not there yet by a reset, which ends it. CRIU's own packets have its mark.
 
-use std::fmt::Write as _;
-use std::io::Write as _;
-use std::net::SocketAddr;
-use std::process::{Command, Stdio};
-
-use anyhow::{Context, anyhow};
-
-use super::super::manifest::Connection;
+use super::connection::Connection;
+use super::tools::{has, nft, run, said};
 use crate::failure::Failure;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
 
 /// The mark of packets that CRIU sends itself (`SOCCR_MARK`).
-const MARK: &str = "0xc114";
+pub(super) const MARK: &str = "0xc114";
 /// The beginning of the names of CRIU's tables.
 const OF_CRIU: &str = "CRIU-";
 
@@ -27,7 +23,7 @@ enum Tool {
 
 /// Connections that are locked until this is dropped.
 #[derive(Debug)]
-pub(super) struct Locked {
+pub(crate) struct Locked {
     tool: Tool,
     name: String,
     connections: Vec<Connection>,
@@ -35,7 +31,7 @@ pub(super) struct Locked {
 
 impl Locked {
     /// Locks connections. Rules of this name that were left are replaced.
-    pub(super) fn new(name: &str, connections: &[Connection]) -> Result<Self, Failure> {
+    pub(crate) fn new(name: &str, connections: &[Connection]) -> Result<Self, Failure> {
         let tool = if has("nft") { Tool::Nft } else { Tool::Iptables };
         let locked = Self { tool, name: name.to_owned(), connections: connections.to_vec() };
         match tool {
@@ -79,12 +75,12 @@ impl Drop for Locked {
 }
 
 /// The option by which CRIU locks in a way that can be undone if it is killed.
-pub(super) fn option() -> Option<&'static str> {
+pub(crate) fn option() -> Option<&'static str> {
     has("nft").then_some("--network-lock=nftables")
 }
 
 /// Removes the rules of a CRIU that was killed, as far as they lock one of these connections.
-pub(super) fn remove_those_of_criu(connections: &[Connection]) {
+pub(crate) fn remove_those_of_criu(connections: &[Connection]) {
     if has("nft") {
         for name in tables(&said("nft", &["list", "tables"])) {
             if locks(&said("nft", &["list", "table", "inet", &name]), connections) {
@@ -157,47 +153,6 @@ fn rule(line: &str, connections: &[Connection]) -> Option<Vec<String>> {
         return None;
     }
     Some(["-w", "-D"].into_iter().chain(words.into_iter().skip(1)).map(str::to_owned).collect())
-}
-
-fn has(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let also = ["/usr/sbin", "/sbin", "/usr/local/sbin"].map(Into::into);
-    std::env::split_paths(&path).chain(also).any(|it| it.join(program).is_file())
-}
-
-fn nft(commands: &str) -> Result<(), Failure> {
-    run("nft", &["-f".to_owned(), "-".to_owned()], Some(commands))
-}
-
-/// Runs a program of the network's administration.
-fn run(program: &str, words: &[String], input: Option<&str>) -> Result<(), Failure> {
-    let done = || -> anyhow::Result<std::process::Output> {
-        let mut child = command(program).args(words).spawn()?;
-        if let (Some(mut to), Some(input)) = (child.stdin.take(), input) {
-            to.write_all(input.as_bytes())?;
-        }
-        Ok(child.wait_with_output()?)
-    };
-    let output = done().with_context(|| format!("cannot run {program}, which keeps packets from sockets"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(anyhow!("{program}: {}", said.lines().next().unwrap_or("it has failed")).into())
-}
-
-/// What a program prints; nothing if it is not there.
-fn said(program: &str, words: &[&str]) -> String {
-    let output = command(program).args(words).output();
-    output.map(|it| String::from_utf8_lossy(&it.stdout).into_owned()).unwrap_or_default()
-}
-
-fn command(program: &str) -> Command {
-    let mut command = Command::new(program);
-    let path = std::env::var("PATH").unwrap_or_default();
-    command.env("PATH", format!("{path}:/usr/sbin:/sbin:/usr/local/sbin"));
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
 }
 
 #[cfg(test)]
