@@ -254,8 +254,8 @@ impl Drop for App {
 }
 
 /// Programs without the option `--progress`, by which all others report their progress.
-const WITHOUT_PROGRESS: [&str; 9] =
-    ["counter", "bad", "broken", "firstkernel", "micro", "moment", "never", "steps", "visible"];
+const WITHOUT_PROGRESS: [&str; 10] =
+    ["answers", "counter", "bad", "broken", "firstkernel", "micro", "moment", "never", "steps", "visible"];
 
 /// Writes into a file that a program has made no progress yet. The file is as long as a program will leave it: CRIU restores a
 /// process only if a file that it had open at the dump has the size of then.

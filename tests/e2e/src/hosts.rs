@@ -34,7 +34,15 @@ pub struct Hosts {
 impl Hosts {
     /// Starts both.
     pub fn start() -> Result<Self> {
-        let network = Network::new()?;
+        Self::on(Network::new()?)
+    }
+
+    /// The same, with a third machine, which has clients.
+    pub fn with_clients() -> Result<Self> {
+        Self::on(Network::with_clients()?)
+    }
+
+    fn on(network: Network) -> Result<Self> {
         let here = Node::start()?;
         let there = Elsewhere::across(&here, &network)?;
         let server = Server::of(&here)?;
@@ -46,6 +54,11 @@ impl Hosts {
         stage::write_script(&hosts.here.path("via"), &format!("#!/bin/sh\ncase $REKINDLE_HOST in\n{cases}esac\n"))?;
         hosts.happens("")?;
         Ok(hosts)
+    }
+
+    /// The option `--via` of commands on either host that reach the other one.
+    pub fn via(&self) -> PathBuf {
+        self.here.path("via")
     }
 
     /// The network between them.

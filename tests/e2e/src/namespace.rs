@@ -49,7 +49,9 @@ impl Namespace {
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--mount-proc", "--uts", "--kill-child=SIGKILL", "sh", "-c"]);
         // Files in memory are each host's own.
-        let first = "hostname \"$1\" && mount -t tmpfs -o mode=1777 tmpfs /dev/shm && exec catatonit -P";
+        let first =
+            "hostname \"$1\" && mount -t tmpfs -o mode=1777 tmpfs /dev/shm && mkdir -p /run/rekindle-migrations &&
+            mount -t tmpfs -o mode=700 tmpfs /run/rekindle-migrations && exec catatonit -P";
         command.args([first, "sh", name]);
         let mut namespace = Self::start(command, None)?;
         namespace.has_network = true;

@@ -2,6 +2,7 @@
 //! is missing here.
 
 mod accesses;
+mod address;
 mod attacks;
 mod builds;
 mod chance;
