@@ -20,7 +20,7 @@ use super::leaving::{announced, are_back, must_have_tools};
 use crate::failure::Failure;
 use crate::network::address::{self, Address, Lifetime};
 use crate::network::announce::Announced;
-use crate::network::{block, sockets};
+use crate::network::{block, firewall, sockets};
 
 /// How long the host has an address if nobody renews that, and how often somebody does.
 const LIFETIME: Lifetime = Lifetime::Seconds(60);
@@ -67,8 +67,9 @@ impl Arriving {
         are_back(addresses);
         for it in addresses {
             let set = block::block(it.ip).and_then(|()| {
-                // A killed receiver's, which would be in the way.
+                // What a killed receiver, or CRIU when the processes were here before, has left would be in the way.
                 sockets::end_those_of(it.ip);
+                firewall::remove_those_of_criu_at(it.ip);
                 it.set(LIFETIME)
             });
             set.map_err(|failure| failure.but(format!("the address {} cannot be brought up there", it.ip)))?;

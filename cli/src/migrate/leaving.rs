@@ -156,6 +156,7 @@ pub(super) fn settle(migration: &str, moved: bool) -> Result<(), Failure> {
     let addresses = place.addresses();
     if moved {
         remove(&addresses)?;
+        addresses.iter().for_each(|it| firewall::remove_those_of_criu_at(it.ip));
     } else {
         drop(announced(&addresses));
     }

@@ -7,7 +7,7 @@ use super::connection::Connection;
 use super::tools::{has, nft, run, said};
 use crate::failure::Failure;
 use std::fmt::Write as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// The mark of packets that CRIU sends itself (`SOCCR_MARK`).
 pub(super) const MARK: &str = "0xc114";
@@ -96,6 +96,16 @@ pub(crate) fn remove_those_of_criu(connections: &[Connection]) {
     }
 }
 
+/// Removes the tables of a CRIU that has ended and that lock connections of an address which this host does not have.
+pub(crate) fn remove_those_of_criu_at(address: IpAddr) {
+    for name in tables(&said("nft", &["list", "tables"])) {
+        if names(&said("nft", &["list", "table", "inet", &name]), &format!("{address} . ")) {
+            // Another may have removed it.
+            let _ = nft(&format!("delete table inet {name}\n"));
+        }
+    }
+}
+
 /// A table that drops all packets of connections but CRIU's.
 fn table(name: &str, connections: &[Connection]) -> String {
     // A table is made before it is deleted, so that it may be missing.
@@ -127,16 +137,19 @@ fn tables(said: &str) -> Vec<String> {
 
 /// Whether a table of CRIU's locks one of these connections: it has sets of addresses with ports.
 fn locks(table: &str, connections: &[Connection]) -> bool {
-    let flat: String = table.split_ascii_whitespace().collect::<Vec<_>>().join(" ");
-    let has = |it: &SocketAddr| {
-        let element = format!("{} . {}", it.ip(), it.port());
-        flat.match_indices(&element).any(|(at, _)| {
-            let next = flat[at + element.len()..].chars().next();
-            let before = flat[..at].chars().next_back();
-            next.is_none_or(|it| !it.is_ascii_digit()) && before.is_none_or(|it| !it.is_ascii_hexdigit() && it != '.')
-        })
-    };
+    let has = |it: &SocketAddr| names(table, &format!("{} . {}", it.ip(), it.port()));
     connections.iter().any(|it| has(&it.own) || has(&it.other))
+}
+
+/// Whether a set of a table has an element that begins with this: an address and perhaps a port.
+fn names(table: &str, beginning: &str) -> bool {
+    let flat: String = table.split_ascii_whitespace().collect::<Vec<_>>().join(" ");
+    flat.match_indices(beginning).any(|(at, _)| {
+        let next = flat[at + beginning.len()..].chars().next();
+        let before = flat[..at].chars().next_back();
+        let is_whole = beginning.ends_with(' ') || next.is_none_or(|it| !it.is_ascii_digit());
+        is_whole && before.is_none_or(|it| !it.is_ascii_hexdigit() && it != '.' && it != ':')
+    })
 }
 
 /// The words that remove a rule of CRIU's for one of these connections.
@@ -181,6 +194,9 @@ mod tests {
             let other = Connection { own: own.parse().unwrap(), other: other.parse().unwrap() };
             assert!(!locks(table, &[other]), "{other:?}");
         }
+        assert!(names(table, "10.0.0.1 . ") && !names(table, "0.0.0.1 . ") && !names(table, "10.0.0.11 . "));
+        let six = "elements = { fd00::3 . 35936 . fd00::9 . 7500 }";
+        assert!(names(six, "fd00::9 . ") && !names(six, "::9 . ") && !names(six, "fd00::93 . "));
     }
 
     #[test]

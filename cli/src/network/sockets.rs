@@ -95,7 +95,12 @@ pub(crate) fn mute_those_of(addresses: &[IpAddr]) {
 
 /// Ends what the kernel has of connections from an address, also such whose processes have ended.
 pub(crate) fn end_those_of(address: IpAddr) {
-    kill(&["src", &address.to_string()]);
+    let from = match address {
+        IpAddr::V4(address) => address.to_string(),
+        // Its last part would be a port.
+        IpAddr::V6(address) => format!("[{address}]"),
+    };
+    kill(&["src", &from]);
 }
 
 /// The namespaces of these processes are that of this one.

@@ -19,6 +19,8 @@ use rekindle_e2e::{App, Result, process, stage, until};
 use serde_json::Value;
 
 const PORT: u16 = 7500;
+/// The port of the program that runs directly, which may be on the same host.
+const PORT_OF_DIRECT: u16 = 7501;
 /// The addresses that move.
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 9));
 const ADDRESS_6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 9));
@@ -42,8 +44,8 @@ fn request(client: u64, number: u64) -> u64 {
 struct Connection(TcpStream);
 
 impl Connection {
-    fn open(address: IpAddr, client: u64) -> Result<Self> {
-        let stream = TcpStream::connect_timeout(&SocketAddr::new(address, PORT), PATIENCE).context("cannot connect")?;
+    fn open(to: SocketAddr, client: u64) -> Result<Self> {
+        let stream = TcpStream::connect_timeout(&to, PATIENCE).context("cannot connect")?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_nodelay(true)?;
         let mut connection = Self(stream);
@@ -130,7 +132,7 @@ impl Clients {
 
 /// A client that stays connected.
 fn asks(address: IpAddr, client: u64, is_over: &AtomicBool, answered: &AtomicU64) -> Result<Vec<u64>> {
-    let mut connection = Connection::open(address, client)?;
+    let mut connection = Connection::open(SocketAddr::new(address, PORT), client)?;
     let mut answers = Vec::new();
     while !is_over.load(Ordering::Relaxed) {
         let from = answers.len() as u64;
@@ -146,7 +148,7 @@ fn connects_anew(is_over: &AtomicBool, answered: &AtomicU64) -> Result<Vec<u64>>
     let mut answers = Vec::new();
     while !is_over.load(Ordering::Relaxed) {
         let address = if answers.len() as u64 / SHORT % 2 == 0 { ADDRESS } else { ADDRESS_6 };
-        let mut connection = Connection::open(address, ANEW)?;
+        let mut connection = Connection::open(SocketAddr::new(address, PORT), ANEW)?;
         connection.ask(ANEW, 0, SHORT, &mut answers)?;
         answered.store(answers.len() as u64, Ordering::Relaxed);
     }
@@ -155,16 +157,15 @@ fn connects_anew(is_over: &AtomicBool, answered: &AtomicU64) -> Result<Vec<u64>>
 
 /// What the program answers without Rekindle, to a client that asks one request after another.
 fn directly(client: u64, count: u64) -> Result<Vec<u64>> {
-    let network = Network::new()?;
     let end = tempfile::tempdir()?;
     let file = end.path().join("end");
     let mut command = Command::new(stage::app("answers")?);
     stage::clean_environment(&mut command);
-    command.args(["--port", &PORT.to_string(), "--until"]).arg(&file);
+    command.args(["--port", &PORT_OF_DIRECT.to_string(), "--until"]).arg(&file);
     command.env("LD_LIBRARY_PATH", stage::software_gpu()?).stdout(Stdio::piped());
     let mut program = command.spawn()?;
     let mut answers = Vec::new();
-    let localhost = IpAddr::from(Ipv4Addr::LOCALHOST);
+    let localhost = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT_OF_DIRECT));
     let mut connection = until("the program listens", || {
         ensure!(program.try_wait()?.is_none(), "the program has ended");
         Ok(Connection::open(localhost, client).ok())
@@ -174,7 +175,6 @@ fn directly(client: u64, count: u64) -> Result<Vec<u64>> {
     }
     fs::write(file, "")?;
     ensure!(program.wait_with_output()?.status.success());
-    drop(network);
     Ok(answers)
 }
 
@@ -334,9 +334,9 @@ impl Case {
 
     /// The shell command that ends the command that moves the service, or the other host's part in it.
     fn kill(&self, command: bool) -> Result<String> {
-        let rekindle = stage::program("rekindle")?;
+        let (rekindle, dir) = (stage::program("rekindle")?, self.hosts.here.path("moves"));
         let what = if command { self.identity.pid.to_string() } else { "--receive".to_owned() };
-        Ok(format!("pkill -KILL -f '^{} migrate {what} '", rekindle.display()))
+        Ok(format!("pkill -KILL -f '^{} migrate {what} .*{}'", rekindle.display(), dir.display()))
     }
 
     /// Ends all. The answers must have been right.
@@ -375,9 +375,12 @@ fn a_service_moves_to_and_fro_with_its_addresses_and_no_client_notices() -> Resu
 #[test]
 fn whatever_ends_before_the_decision_the_service_goes_on_here_with_its_addresses() -> Result {
     let mut case = Case::start()?;
-    for (is_command, happens) in [(false, "before \"Held\""), (true, "before \"Held\""), (false, "after {\"Restore\"")]
+    // A relay that is killed passes nothing on.
+    let silent = "; kill -KILL $PPID";
+    for (is_command, when, then) in
+        [(false, "after {\"Restore\"", ""), (false, "before \"Held\"", silent), (true, "before \"Held\"", "")]
     {
-        let (status, _, err) = case.migrate(&format!("{happens} {}", case.kill(is_command)?))?;
+        let (status, _, err) = case.migrate(&format!("{when} {}{then}", case.kill(is_command)?))?;
         ensure!(!status.success(), "{status} {err}");
         if is_command {
             // The other host waits until it hears that.
