@@ -128,6 +128,9 @@ enum Verb {
     /// Have CRIU wait for other hosts: its action script
     #[command(hide = true)]
     CutGate(cut::Gate),
+    /// Guard addresses that move: what `migrate` starts
+    #[command(hide = true)]
+    MigrateGuard(migrate::Guard),
     /// Guard a protection: what `protect` starts
     #[command(hide = true)]
     ProtectGuard(protect::Inner),
@@ -174,6 +177,7 @@ pub fn main() -> ExitCode {
         Verb::Images(options) => images::images(&options),
         Verb::LazyPages(options) => lazy_pages::serve(&options),
         Verb::Protect(options) => protect::protect(&options),
+        Verb::MigrateGuard(options) => migrate::guard(&options),
         Verb::ProtectGuard(inner) => protect::guard(&inner),
         Verb::ProtectSupervisor(inner) => protect::supervisor(&inner),
         Verb::ProtectJob(inner) => protect::job(&inner),

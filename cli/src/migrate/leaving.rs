@@ -6,19 +6,21 @@
 //!   stay          the processes go on here: packets come and go, and all neighbours hear where the addresses are
 //! ```
 //!
-//! The rules end with the command (`network/block.rs`): if it is killed, nothing keeps packets from processes that go on here.
+//! A guard has the rules that keep packets away (`guard.rs`). If the command is killed, it lifts them as soon as it is decided where the
+//! processes go on.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 
+use super::guarded::{Guarded, Say};
 use super::options::WithAddress;
 use super::place::Place;
 use crate::failure::Failure;
 use crate::network::address::{self, Address};
 use crate::network::announce::{self, Announced};
-use crate::network::block::Block;
 use crate::network::connection::Connection;
 use crate::network::{firewall, sockets, tools};
 use crate::process::Process;
@@ -35,8 +37,8 @@ pub(super) struct Leaving {
     addresses: Vec<Address>,
     /// The processes' connections, once the dump is complete.
     connections: Vec<Connection>,
-    /// None if there are none, or when it is lifted.
-    block: Option<Block>,
+    /// None if there are none, or when it is over.
+    guard: Option<Guarded>,
     /// Whether packets were kept away.
     stood_still: bool,
     announced: Option<Announced>,
@@ -44,14 +46,14 @@ pub(super) struct Leaving {
 
 impl Leaving {
     /// The addresses that are to move with these processes, by the migration of this name.
-    pub(super) fn find(wanted: &[WithAddress], root: i32, migration: &str) -> Result<Self, Failure> {
+    pub(super) fn find(wanted: &[WithAddress], root: i32, migration: &str, socket: &Path) -> Result<Self, Failure> {
         let place = Place::of(migration);
         let mut leaving = Self {
             root,
             place,
             addresses: Vec::new(),
             connections: Vec::new(),
-            block: None,
+            guard: None,
             stood_still: false,
             announced: None,
         };
@@ -71,7 +73,7 @@ impl Leaving {
             }
             leaving.addresses.push(Address::find(&devices, *ip, device_there.as_deref())?);
         }
-        leaving.block = Some(Block::new(&format!("rekindle-migration-{migration}"), &leaving.ips())?);
+        leaving.guard = Some(Guarded::start(migration, socket, &leaving.addresses)?);
         Ok(leaving)
     }
 
@@ -91,14 +93,14 @@ impl Leaving {
     /// From now on no packet comes or goes, and no connection is halfway: CRIU would not know it, or refuse to dump what waits.
     pub(super) fn stand_still(&mut self) -> Result<(), Failure> {
         let (ips, pids) = (self.ips(), self.pids()?);
-        let Some(block) = &mut self.block else { return Ok(()) };
+        let Some(guard) = &mut self.guard else { return Ok(()) };
         self.stood_still = true;
-        block.connections_that_begin()?;
+        guard.ask(&Say::BeginNone)?;
         let began = Instant::now();
         while sockets::is_one_beginning(&pids, &ips) && began.elapsed() < BEGINNING {
             std::thread::sleep(POLL_INTERVAL);
         }
-        block.all()
+        guard.ask(&Say::StandStill)
     }
 
     /// CRIU's option by which it locks connections in a way that can be undone when it has ended.
@@ -118,7 +120,7 @@ impl Leaving {
     /// The processes were handed over: this host has the addresses no more, and may answer for them.
     pub(super) fn are_gone(&mut self) -> Result<(), Failure> {
         remove(&self.addresses)?;
-        self.block = None;
+        self.guard = None;
         self.place.forget_addresses();
         Ok(())
     }
@@ -130,9 +132,14 @@ impl Leaving {
         }
     }
 
+    /// It is not known where the processes go on.
+    pub(super) fn are_undecided(&mut self) {
+        self.guard.take().into_iter().for_each(Guarded::leave);
+    }
+
     /// The processes go on here.
     pub(super) fn stay(&mut self) {
-        self.block = None;
+        self.guard = None;
         self.place.forget_addresses();
         if std::mem::take(&mut self.stood_still) {
             self.announced = announced(&self.addresses);
@@ -153,6 +160,8 @@ pub(super) fn must_have_tools() -> Result<(), Failure> {
 /// Ends a migration whose command has not: removes the addresses that have moved with its processes, or says where they are.
 pub(super) fn settle(migration: &str, moved: bool) -> Result<(), Failure> {
     let place = Place::of(migration);
+    // The guard may do so at the same time.
+    let Some(_lock) = place.lock()? else { return Ok(()) };
     let addresses = place.addresses();
     if moved {
         remove(&addresses)?;

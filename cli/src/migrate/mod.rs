@@ -13,7 +13,7 @@
 //! decision the source, after it the target, which has all that it needs by then. `model.rs` checks that for every order of
 //! losses and deaths. Where the decision does not reach the target, `--settle` tells it (`settle.rs`).
 //!
-//! An address may move with processes, and their TCP connections with it (`leaving.rs`, `arriving.rs`).
+//! An address may move with processes, and their TCP connections with it (`leaving.rs`, `arriving.rs`, `guard.rs`).
 //!
 //! A container moves in the same way, with podman in the place of CRIU on both hosts (`container.rs`, `imported.rs`). podman works on
 //! when CRIU has ended, so the container stands still by itself from then on, is frozen once it was handed over (`freezer.rs`), and
@@ -23,6 +23,8 @@ mod arriving;
 mod compare;
 mod container;
 mod freezer;
+mod guard;
+mod guarded;
 mod held;
 mod imported;
 mod leaving;
@@ -41,6 +43,7 @@ mod stream;
 pub(crate) mod talk;
 mod target;
 
+pub(crate) use self::guard::{Guard, guard};
 use self::link::Via;
 pub(crate) use self::options::{Options, quoted};
 use self::source::Source;

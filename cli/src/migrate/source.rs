@@ -114,7 +114,7 @@ impl<'a> Source<'a> {
         protect::must_not_be_protected(&socket, pid)?;
         container::sweep(&socket);
         leaving::sweep(|migration| matches!(settle::decision(&socket, migration), Ok(MigrationState::Kept)));
-        let leaving = Leaving::find(options.addresses(), pid, &name)?;
+        let leaving = Leaving::find(options.addresses(), pid, &name, &socket)?;
         let needs = container.as_ref().map(Container::needs).transpose()?.map(Box::new);
         let addresses = leaving.addresses().to_vec();
         let what = What { container: needs, addresses, ..what(options, &socket, pid)? };
@@ -352,6 +352,7 @@ impl<'a> Source<'a> {
 
     /// The daemon does not say what it has decided.
     fn undecided(&mut self, failure: Failure) -> Failure {
+        self.leaving.are_undecided();
         failure.but(format!(
             "the daemon does not answer, and has decided where the processes go on: start it, and run `{}`",
             self.settle_command()

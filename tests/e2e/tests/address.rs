@@ -15,6 +15,7 @@ use rekindle_e2e::app::Identity;
 use rekindle_e2e::hosts::{HERE, Hosts, THERE};
 use rekindle_e2e::network::{DEVICE, Machine, Network};
 use rekindle_e2e::random::Random;
+use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{App, Result, process, stage, until};
 use serde_json::Value;
 
@@ -245,6 +246,9 @@ impl Case {
             Place::Here => self.hosts.here.command(&rekindle)?,
             Place::There => self.hosts.there.inside(&rekindle),
         };
+        // What a test has put in the place of the system's programs.
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{path}", self.hosts.here.path("bin").display()));
         command.args(words).stdin(Stdio::null()).stdout(fs::File::create(&out)?).stderr(fs::File::create(&err)?);
         let status = command.status()?;
         Ok((status, fs::read_to_string(out)?, fs::read_to_string(err)?))
@@ -295,8 +299,9 @@ impl Case {
             ensure!(other.is_empty(), "{address} is on both hosts: {other:?}");
         }
         for machine in [Machine::Here, Machine::Elsewhere] {
-            let tables = self.tables(machine)?;
-            ensure!(!tables.contains("rekindle"), "{machine:?}: {tables}");
+            // A guard may end later than its command.
+            let nothing_is_kept_away = || Ok(!self.tables(machine)?.contains("rekindle"));
+            until_true("nothing is kept away", nothing_is_kept_away)?;
         }
         self.clients.advance()?;
         let hardware = network.hardware(self.place.machine())?;
@@ -412,6 +417,26 @@ fn whatever_ends_after_the_decision_the_service_goes_on_there_with_its_addresses
         ensure!(status.success(), "{status} {err}");
         case.has_moved()?;
     }
+    case.finish()
+}
+
+#[test]
+fn a_command_that_is_killed_between_the_decision_and_the_end_of_the_addresses_costs_no_connection() -> Result {
+    let mut case = Case::start()?;
+    let (bin, armed) = (case.hosts.here.path("bin"), case.hosts.here.path("armed"));
+    fs::create_dir(&bin)?;
+    let kill = format!("rm {} 2>/dev/null && kill -KILL $PPID && exit 1", armed.display());
+    let script =
+        format!("#!/bin/sh\ncase \"$*\" in \"address delete\"*) {kill} ;; esac\nPATH=${{PATH#*:}} exec ip \"$@\"\n");
+    stage::write_script(&bin.join("ip"), &script)?;
+    fs::write(&armed, "")?;
+    let (status, _, err) = case.migrate("")?;
+    ensure!(!status.success() && !armed.exists(), "{status} {err}");
+    until("the migration is settled", || Ok(case.settle()?.filter(|it| it.contains("run there"))))?;
+    case.has_moved()?;
+    let (status, _, err) = case.migrate("")?;
+    ensure!(status.success(), "{err}");
+    case.has_moved()?;
     case.finish()
 }
 
