@@ -149,7 +149,7 @@ impl Leaving {
 
 /// Refuses a host without the programs by which an address moves.
 pub(super) fn must_have_tools() -> Result<(), Failure> {
-    match ["ip", "nft"].into_iter().find(|it| !tools::has(it)) {
+    match ["ip", "ss", "nft"].into_iter().find(|it| !tools::has(it)) {
         None => Ok(()),
         Some(program) => Err(Failure::refused(anyhow!(
             "there is no {program}, by which an address moves: install iproute2 and nftables"
