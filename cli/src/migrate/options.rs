@@ -63,7 +63,7 @@ pub(crate) struct Options {
     pub(super) dir_there: String,
     /// Move this address of the host with the process, whose connections to it go on, to the device of the same name or of that one there:
     /// with --tcp-established, which this implies. May be given several times
-    #[arg(long, value_name = "ADDRESS[,DEVICE-THERE]", requires = "what")]
+    #[arg(long, value_name = "ADDRESS[,DEVICE-THERE]", requires = "what", conflicts_with = "settle")]
     with_address: Vec<WithAddress>,
     #[command(flatten)]
     kept: criu::Keep,

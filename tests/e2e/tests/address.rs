@@ -291,11 +291,11 @@ impl Case {
     fn is_whole(&self) -> Result {
         let network = self.hosts.network();
         for address in [ADDRESS, ADDRESS_6] {
-            let said = network.ip(self.place.machine(), &format!("address show to {address}"))?;
+            let said = self.address(self.place.machine(), address)?;
             ensure!(said.contains("valid_lft forever"), "{address}: {said:?}");
             let is_as_before = if address.is_ipv4() { "cable:moves" } else { "deprecated" };
             ensure!(said.contains(is_as_before), "{address} is not as before: {said:?}");
-            let other = network.ip(self.place.other().machine(), &format!("address show to {address}"))?;
+            let other = self.address(self.place.other().machine(), address)?;
             ensure!(other.is_empty(), "{address} is on both hosts: {other:?}");
         }
         for machine in [Machine::Here, Machine::Elsewhere] {
@@ -310,6 +310,11 @@ impl Case {
             ensure!(known.contains(&hardware), "the clients know {address} at {known:?}, and not at {hardware}");
         }
         Ok(())
+    }
+
+    /// What a machine says of an address, if it has it.
+    fn address(&self, machine: Machine, address: IpAddr) -> Result<String> {
+        self.hosts.network().ip(machine, &format!("address show to {address}"))
     }
 
     /// The tables of rules of a machine.
@@ -432,6 +437,12 @@ fn a_command_that_is_killed_between_the_decision_and_the_end_of_the_addresses_co
     fs::write(&armed, "")?;
     let (status, _, err) = case.migrate("")?;
     ensure!(!status.success() && !armed.exists(), "{status} {err}");
+    // The guard has done it, before anybody settles the migration.
+    until_true("the addresses are gone here", || {
+        let has = |it: &IpAddr| Ok::<_, anyhow::Error>(!case.address(Machine::Here, *it)?.is_empty());
+        Ok(!has(&ADDRESS)? && !has(&ADDRESS_6)?)
+    })?;
+    until_true("nothing is kept away here", || Ok(!case.tables(Machine::Here)?.contains("rekindle")))?;
     until("the migration is settled", || Ok(case.settle()?.filter(|it| it.contains("run there"))))?;
     case.has_moved()?;
     let (status, _, err) = case.migrate("")?;
