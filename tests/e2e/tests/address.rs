@@ -83,7 +83,7 @@ impl Clients {
         let start = |client: u64| -> Result<JoinHandle<Result<Vec<u64>>>> {
             let (is_over, answered) = (Arc::clone(&is_over), Arc::clone(&answered));
             // Half of them by IPv6.
-            let address = if client % 2 == 0 { ADDRESS } else { ADDRESS_6 };
+            let address = if client.is_multiple_of(2) { ADDRESS } else { ADDRESS_6 };
             let run = move || {
                 let count = &answered[client as usize];
                 if client == ANEW { connects_anew(&is_over, count) } else { asks(address, client, &is_over, count) }
@@ -148,7 +148,7 @@ fn asks(address: IpAddr, client: u64, is_over: &AtomicBool, answered: &AtomicU64
 fn connects_anew(is_over: &AtomicBool, answered: &AtomicU64) -> Result<Vec<u64>> {
     let mut answers = Vec::new();
     while !is_over.load(Ordering::Relaxed) {
-        let address = if answers.len() as u64 / SHORT % 2 == 0 { ADDRESS } else { ADDRESS_6 };
+        let address = if (answers.len() as u64 / SHORT).is_multiple_of(2) { ADDRESS } else { ADDRESS_6 };
         let mut connection = Connection::open(SocketAddr::new(address, PORT), ANEW)?;
         connection.ask(ANEW, 0, SHORT, &mut answers)?;
         answered.store(answers.len() as u64, Ordering::Relaxed);
