@@ -39,6 +39,11 @@ pub(crate) struct Keep {
 }
 
 impl Keep {
+    /// The same, with established TCP connections.
+    pub(crate) fn with_connections(self) -> Self {
+        Self { tcp_established: true, ..self }
+    }
+
     /// The options that are set.
     pub(crate) fn options(self) -> impl Iterator<Item = &'static str> {
         let flags = [("--tcp-established", self.tcp_established), ("--file-locks", self.file_locks)];

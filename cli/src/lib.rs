@@ -19,6 +19,7 @@ mod checkpoint;
 mod config;
 mod cpu_image;
 mod criu;
+mod cut;
 mod daemon;
 mod descriptors;
 mod doctor;
@@ -29,6 +30,7 @@ mod image;
 mod images;
 mod lazy_pages;
 mod migrate;
+mod network;
 mod output;
 mod podman;
 mod pool;
@@ -71,6 +73,8 @@ enum Verb {
     Protect(protect::Options),
     /// Move a process and its descendants to another host while they run
     Migrate(migrate::Options),
+    /// Checkpoint process trees on several hosts, which talk over TCP, at one moment, and restore them together
+    Cut(cut::Options),
     /// Give the GPU memory of processes back to the GPU while they live on; their next GPU command brings it back
     Suspend(suspend::Suspend),
     /// Bring the GPU memory of suspended processes back now
@@ -115,6 +119,18 @@ enum Verb {
     /// Guard CRIU's server of pages: what `restore --lazy` starts
     #[command(hide = true)]
     LazyPages(lazy_pages::Options),
+    /// Take part in a cut: what `cut` runs on each host
+    #[command(hide = true)]
+    CutPart(cut::Part),
+    /// Guard a tree that is dumped: what `cut-part` starts
+    #[command(hide = true)]
+    CutGuard(cut::Guard),
+    /// Have CRIU wait for other hosts: its action script
+    #[command(hide = true)]
+    CutGate(cut::Gate),
+    /// Guard addresses that move: what `migrate` starts
+    #[command(hide = true)]
+    MigrateGuard(migrate::Guard),
     /// Guard a protection: what `protect` starts
     #[command(hide = true)]
     ProtectGuard(protect::Inner),
@@ -143,6 +159,10 @@ pub fn main() -> ExitCode {
         Verb::Checkpoint(options) => checkpoint::checkpoint(&options),
         Verb::Restore(options) => restore::restore(&options),
         Verb::Migrate(options) => migrate::migrate(&options),
+        Verb::Cut(options) => cut::cut(&options),
+        Verb::CutPart(options) => cut::part(&options),
+        Verb::CutGuard(options) => cut::guard(&options),
+        Verb::CutGate(options) => cut::gate(&options),
         Verb::Suspend(options) => suspend::suspend(&options),
         Verb::Resume(options) => suspend::resume(&options),
         Verb::Warm(options) => warm::warm(&options),
@@ -157,6 +177,7 @@ pub fn main() -> ExitCode {
         Verb::Images(options) => images::images(&options),
         Verb::LazyPages(options) => lazy_pages::serve(&options),
         Verb::Protect(options) => protect::protect(&options),
+        Verb::MigrateGuard(options) => migrate::guard(&options),
         Verb::ProtectGuard(inner) => protect::guard(&inner),
         Verb::ProtectSupervisor(inner) => protect::supervisor(&inner),
         Verb::ProtectJob(inner) => protect::job(&inner),

@@ -27,6 +27,14 @@ pub(crate) fn start_of(pid: i32) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
+/// Whether another process traces this one, as CRIU does.
+pub(crate) fn is_traced(pid: i32) -> bool {
+    let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    tracer.is_some_and(|it| it.trim() != "0")
+}
+
 impl Process {
     /// The process with this number, if there is one.
     pub(crate) fn find(pid: i32) -> Option<Self> {

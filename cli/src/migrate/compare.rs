@@ -7,6 +7,7 @@ use anyhow::anyhow;
 use rekindle_images::ImageDir;
 use rekindle_wire::control::{GpuInfo, Reply, Request, StatusInfo};
 
+use super::arriving;
 use super::held::Host;
 use super::imported;
 use super::source::status;
@@ -34,6 +35,7 @@ pub(super) fn with(what: &What, host: &Host, dir: &Path, waiting: Option<&str>) 
     if let Some(why) = differences(what, &status, &gpus) {
         return Err(Failure::refused(anyhow!(why)));
     }
+    arriving::compare(&what.addresses)?;
     what.container.as_ref().map_or(Ok(()), |needs| imported::compare(needs, &host.podman, waiting))
 }
 
@@ -101,6 +103,7 @@ mod tests {
             other_driver: false,
             other_gpu: false,
             container: None,
+            addresses: Vec::new(),
         }
     }
 

@@ -26,6 +26,9 @@ const SSH: [&str; 8] =
 /// The direction of a connection that leads to the other host.
 pub(super) type Output = BufWriter<ChildStdin>;
 
+/// The variable by which a command learns which host it is to reach.
+const HOST: &str = "REKINDLE_HOST";
+
 /// A way to open connections to another host.
 pub(super) trait Way: Sync {
     /// Opens one more connection.
@@ -36,7 +39,7 @@ pub(super) trait Way: Sync {
 
 /// A program that runs `rekindle` on the other host, such as ssh.
 #[derive(Clone, Debug)]
-pub(super) struct Via {
+pub(crate) struct Via {
     host: String,
     program: &'static str,
     arguments: Vec<OsString>,
@@ -44,7 +47,7 @@ pub(super) struct Via {
 
 impl Via {
     /// By ssh, which must ask nothing. A shell there reads the words.
-    pub(super) fn ssh(host: &str, words: &[String]) -> Result<Self, Failure> {
+    pub(crate) fn ssh(host: &str, words: &[String]) -> Result<Self, Failure> {
         if host.starts_with('-') {
             return Err(Failure::usage(anyhow!("{host} is no host")));
         }
@@ -54,10 +57,22 @@ impl Via {
     }
 
     /// By a shell's command, which gets a program and its arguments.
-    pub(super) fn command(host: &str, command: &str, words: &[String]) -> Self {
+    pub(crate) fn command(host: &str, command: &str, words: &[String]) -> Self {
         let mut arguments: Vec<OsString> = vec!["-c".into(), format!("exec {command} \"$@\"").into(), "sh".into()];
         arguments.extend(words.iter().map(Into::into));
         Self { host: host.to_owned(), program: "sh", arguments }
+    }
+
+    /// Starts the program, whose input and output are pipes.
+    pub(crate) fn start(&self) -> Result<Child, Failure> {
+        let mut command = Command::new(self.program);
+        command.args(&self.arguments).env(HOST, &self.host).stdin(Stdio::piped()).stdout(Stdio::piped());
+        Ok(command.spawn().with_context(|| format!("cannot run {}", self.program))?)
+    }
+
+    /// The other host's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.host
     }
 }
 
@@ -68,9 +83,7 @@ fn quoted(word: &str) -> String {
 
 impl Way for Via {
     fn open(&self) -> Result<Link, Failure> {
-        let mut command = Command::new(self.program);
-        command.args(&self.arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().with_context(|| format!("cannot run {}", self.program))?;
+        let mut child = self.start()?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(anyhow!("a process without the pipes that it was given").into());
         };

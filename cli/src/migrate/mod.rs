@@ -14,16 +14,22 @@
 //! decision the source, after it the target, which has all that it needs by then. `model.rs` checks that for every order of
 //! losses and deaths. Where the decision does not reach the target, `--settle` tells it (`settle.rs`).
 //!
+//! An address may move with processes, and their TCP connections with it (`leaving.rs`, `arriving.rs`, `guard.rs`).
+//!
 //! A container moves in the same way, with podman in the place of CRIU on both hosts (`container.rs`, `imported.rs`). podman works on
 //! when CRIU has ended, so the container stands still by itself from then on, is frozen once it was handed over (`freezer.rs`), and
 //! podman removes it when it runs elsewhere.
 
+mod arriving;
 mod compare;
 mod container;
 mod freezer;
+mod guard;
+mod guarded;
 mod held;
 mod imported;
-mod link;
+mod leaving;
+pub(crate) mod link;
 mod memory;
 #[cfg(test)]
 mod model;
@@ -36,11 +42,12 @@ mod rounds;
 mod settle;
 mod source;
 mod stream;
-mod talk;
+pub(crate) mod talk;
 mod target;
 
+pub(crate) use self::guard::{Guard, guard};
 use self::link::Via;
-pub(crate) use self::options::Options;
+pub(crate) use self::options::{Options, quoted};
 use self::source::Source;
 use crate::failure::Failure;
 use crate::output;

@@ -1,6 +1,8 @@
 //! The options of `rekindle migrate`.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use anyhow::anyhow;
 use clap::Args;
@@ -59,8 +61,12 @@ pub(crate) struct Options {
     /// The directory for files on the other host, best in memory
     #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
     pub(super) dir_there: String,
+    /// Move this address of the host with the process, whose connections to it go on, to the device of the same name or of that one there:
+    /// with --tcp-established, which this implies. May be given several times
+    #[arg(long, value_name = "ADDRESS[,DEVICE-THERE]", requires = "what", conflicts_with = "settle")]
+    with_address: Vec<WithAddress>,
     #[command(flatten)]
-    pub(super) kept: criu::Keep,
+    kept: criu::Keep,
     /// Allow another version of the GPU driver there; see `rekindle restore`
     #[arg(long)]
     pub(super) allow_other_driver: bool,
@@ -80,6 +86,28 @@ pub(crate) struct Options {
     pub(super) receive: bool,
 }
 
+/// An address that moves, and the device that gets it there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct WithAddress {
+    pub(super) ip: IpAddr,
+    /// None for one of the same name.
+    pub(super) device_there: Option<String>,
+}
+
+impl FromStr for WithAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (ip, device) = text.split_once(',').map_or((text, None), |(ip, device)| (ip, Some(device)));
+        let ip: IpAddr =
+            ip.parse().map_err(|_| format!("{ip:?} is no address: give one as 10.0.0.9, without its network"))?;
+        if device.is_some_and(|it| it.is_empty() || it.contains(['/', ' '])) {
+            return Err("there is no device of that name".to_owned());
+        }
+        Ok(Self { ip: ip.to_canonical(), device_there: device.map(str::to_owned) })
+    }
+}
+
 /// What moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Subject<'a> {
@@ -92,6 +120,11 @@ pub(super) enum Subject<'a> {
 impl Options {
     /// What moves, and the host that it moves to.
     pub(super) fn subject(&self) -> Result<(Subject<'_>, &str), Failure> {
+        if self.container.is_some() && !self.with_address.is_empty() {
+            return Err(Failure::usage(anyhow!(
+                "--with-address is not for containers: podman gives a container its address anew on the other host"
+            )));
+        }
         match (self.container.as_deref(), self.what.as_slice()) {
             (Some(name), [host]) => Ok((Subject::Container(name), host)),
             (None, [pid, host]) => match pid.parse() {
@@ -101,6 +134,16 @@ impl Options {
             (Some(_), _) => Err(Failure::usage(anyhow!("give the container and a host, and nothing else"))),
             (None, _) => Err(Failure::usage(anyhow!("give a process and a host"))),
         }
+    }
+
+    /// The addresses that move with the process.
+    pub(super) fn addresses(&self) -> &[WithAddress] {
+        &self.with_address
+    }
+
+    /// What CRIU keeps.
+    pub(super) fn kept(&self) -> criu::Keep {
+        if self.with_address.is_empty() { self.kept } else { self.kept.with_connections() }
     }
 
     /// podman on this host.
@@ -133,7 +176,7 @@ impl Options {
 }
 
 /// A word as a shell takes it.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%+,".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
         return word.to_owned();
@@ -169,6 +212,25 @@ mod tests {
             assert_eq!(meant(words), None, "{words}");
         }
         assert_eq!(meant("--container job gpu2 --allow-other-gpu"), None);
+    }
+
+    #[test]
+    fn an_address_moves_to_a_device_and_keeps_its_connections() {
+        let line = |words: &str| Line::try_parse_from(["migrate"].into_iter().chain(words.split_whitespace()));
+        let options = line("1 gpu2 --with-address 10.0.0.9,eth1 --with-address fd00::9").unwrap().options;
+        let address = |ip: &str, device: Option<&str>| WithAddress {
+            ip: ip.parse().unwrap(),
+            device_there: device.map(str::to_owned),
+        };
+        assert_eq!(options.addresses(), [address("10.0.0.9", Some("eth1")), address("fd00::9", None)]);
+        assert_eq!(options.kept().options().collect::<Vec<_>>(), ["--tcp-established"]);
+        assert_eq!(line("1 gpu2").unwrap().options.kept().options().count(), 0);
+        for bad in ["10.0.0.9/24", "10.0.0.9,", "eth0", ""] {
+            assert!(line(&format!("1 gpu2 --with-address {bad}")).is_err(), "{bad}");
+        }
+        assert!(line("--settle m gpu2 --with-address 10.0.0.9").is_err());
+        let failure = line("--container job gpu2 --with-address 10.0.0.9").unwrap().options.subject().unwrap_err();
+        assert!(failure.to_string().contains("podman"), "{failure}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //!   podman's directory of the container/checkpoint ──► /run/rekindle-migrations/MIGRATION/files/last
 //!   /run/rekindle-migrations/MIGRATION/files ──► the migration's directory on this host; at the source as long as the command lives
 //!                                     /container    at the source: what is removed there in the end
+//!                                     /addresses    at the source: the addresses that move, which are removed there
 //! ```
 //!
 //! podman puts the first link into its archive instead of the images, which are sent like those of processes, in memory and over
@@ -20,6 +21,7 @@ use anyhow::Context;
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::network::address::Address;
 
 /// podman's name of the directory with CRIU's images of a container.
 pub(super) const CHECKPOINT: &str = "checkpoint";
@@ -29,6 +31,8 @@ const ALL: &str = "/run/rekindle-migrations";
 const FILES: &str = "files";
 /// The note about the container.
 const CONTAINER: &str = "container";
+/// The note about addresses.
+const ADDRESSES: &str = "addresses";
 
 /// The place of one migration.
 #[derive(Clone, Debug)]
@@ -78,10 +82,33 @@ impl Place {
 
     /// Notes which container moves, in the place of what was noted before.
     pub(super) fn write(&self, container: &impl Serialize) -> Result<(), Failure> {
-        let path = self.0.join(CONTAINER);
+        self.write_as(CONTAINER, container)
+    }
+
+    /// Notes which addresses move.
+    pub(super) fn write_addresses(&self, addresses: &[Address]) -> Result<(), Failure> {
+        self.create().with_context(|| format!("cannot make {}", self.0.display()))?;
+        self.write_as(ADDRESSES, &addresses)
+    }
+
+    /// The addresses that are noted.
+    pub(super) fn addresses(&self) -> Vec<Address> {
+        let noted = fs::read(self.0.join(ADDRESSES)).unwrap_or_default();
+        serde_json::from_slice(&noted).unwrap_or_default()
+    }
+
+    /// Forgets the addresses.
+    pub(super) fn forget_addresses(&self) {
+        let _ = fs::remove_file(self.0.join(ADDRESSES));
+        // Unless there is something else.
+        let _ = fs::remove_dir(&self.0);
+    }
+
+    fn write_as(&self, name: &str, what: &impl Serialize) -> Result<(), Failure> {
+        let path = self.0.join(name);
         let new = path.with_extension("new");
         let written = || -> io::Result<()> {
-            fs::write(&new, serde_json::to_vec(container)?)?;
+            fs::write(&new, serde_json::to_vec(what)?)?;
             fs::rename(&new, &path)
         };
         Ok(written().with_context(|| format!("cannot write {}", path.display()))?)
@@ -118,7 +145,10 @@ impl Place {
 
     /// Removes it if the migration's directory, to which it leads, is gone, and nothing is noted: whoever settles the migration needs a note.
     pub(super) fn remove_if_left(&self) {
-        if self.noted().is_none() && fs::read_link(self.0.join(FILES)).is_ok_and(|it| !it.exists()) {
+        if self.noted().is_none()
+            && self.addresses().is_empty()
+            && fs::read_link(self.0.join(FILES)).is_ok_and(|it| !it.exists())
+        {
             self.remove();
         }
     }

@@ -1,5 +1,7 @@
 //! The report of a migration.
 
+use std::net::IpAddr;
+
 use serde::Serialize;
 
 use crate::output::size;
@@ -13,6 +15,9 @@ pub(super) struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     container: Option<String>,
     host: String,
+    /// The addresses that move with the processes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) addresses: Vec<IpAddr>,
     /// Whether the processes were handed over.
     moved: bool,
     /// The copies of the processes' own memory while they ran.
@@ -64,6 +69,8 @@ impl Report {
         let what =
             self.container.as_ref().map_or_else(|| format!("process {}", self.pid), |it| format!("container {it}"));
         let moved = format!("{what} runs on {}: it stood still for {pause} ms", self.host);
-        memory.chain(rounds).chain([last]).collect::<String>() + &format!("{moved}, of {} ms\n", self.total_ms)
+        let addresses = self.addresses.iter().map(|it| format!("address {it} moved with it\n"));
+        memory.chain(rounds).chain([last]).chain(addresses).collect::<String>()
+            + &format!("{moved}, of {} ms\n", self.total_ms)
     }
 }

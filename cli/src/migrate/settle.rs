@@ -15,6 +15,7 @@ use anyhow::anyhow;
 use rekindle_wire::control::{FailureKind, MigrationState, Reply, Request};
 
 use super::container;
+use super::leaving;
 use super::link::Way;
 use super::options::Options;
 use super::talk::{Remedy, Settle, ToSource, ToTarget};
@@ -118,6 +119,8 @@ pub(super) fn settle(options: &Options, way: &dyn Way, migration: &str) -> Resul
             )));
         }
     }
+    // Before the other host has the addresses.
+    leaving::settle(migration, own)?;
     // The target is told also if podman fails here.
     let stays = if own { Ok(()) } else { container::settle(migration, false) };
     let answer = tell(way, &decided).map_err(|failure| match own {

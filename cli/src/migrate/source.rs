@@ -26,6 +26,7 @@ use rekindle_wire::control::{
 };
 
 use super::container::{self, Container};
+use super::leaving::{self, Leaving};
 use super::link::{Link, Output, Way};
 use super::memory::{self, Known};
 use super::options::{Options, Subject};
@@ -67,6 +68,8 @@ pub(super) struct Source<'a> {
     pid: i32,
     /// The container whose first process that is, if a container moves.
     container: Option<Container>,
+    /// The addresses that move with it.
+    leaving: Leaving,
     /// The migration's name.
     name: String,
     /// Its directory, which is removed with this, and which others know by the lock to be in use.
@@ -114,8 +117,11 @@ impl<'a> Source<'a> {
         };
         protect::must_not_be_protected(&socket, pid)?;
         container::sweep(&socket);
+        leaving::sweep(|migration| matches!(settle::decision(&socket, migration), Ok(MigrationState::Kept)));
+        let leaving = Leaving::find(options.addresses(), pid, &name, &socket)?;
         let needs = container.as_ref().map(Container::needs).transpose()?.map(Box::new);
-        let what = What { container: needs, ..what(options, &socket, pid)? };
+        let addresses = leaving.addresses().to_vec();
+        let what = What { container: needs, addresses, ..what(options, &socket, pid)? };
         let (dir, lock) = make_own(&options.dir, &name)?;
         let mut link = way.open()?;
         let begin = Begin { version: VERSION, migration: name.clone(), what };
@@ -127,8 +133,9 @@ impl<'a> Source<'a> {
         };
         let streams = (0..options.streams).map(|_| stream()).collect::<Result<_, _>>()?;
         let known = Some(Known::new(random()? as u64));
-        let report = Report::new(&name, pid, container.as_ref().map(Container::name), way.host());
-        Ok(Self { options, way, socket, pid, container, name, dir, lock, known, link, streams, report })
+        let mut report = Report::new(&name, pid, container.as_ref().map(Container::name), way.host());
+        report.addresses = leaving.ips();
+        Ok(Self { options, way, socket, pid, container, leaving, name, dir, lock, known, link, streams, report })
     }
 
     /// Moves the processes. The report says where they are, whatever has happened.
@@ -227,13 +234,15 @@ impl<'a> Source<'a> {
             self.report.last_sent = sent;
             let restore = Restore {
                 name: self.last(),
-                options: self.options.kept.options().map(str::to_owned).collect(),
+                options: self.options.kept().options().map(str::to_owned).collect(),
                 container: self.container.as_ref().map(|it| it.id().to_owned()),
                 restart: self.container.as_ref().and_then(|it| it.restart_policy()).map(str::to_owned),
+                addresses: self.leaving.addresses().to_vec(),
                 other_driver: self.options.allow_other_driver,
                 other_gpu: self.options.allow_other_gpu,
             };
             expect(self.way, self.link.ask(&ToTarget::Restore(restore)), &ToSource::Held)?;
+            self.leaving.note()?;
             // Others may have come in since.
             self.container.as_ref().map_or(Ok(()), Container::is_alone)
         });
@@ -252,13 +261,18 @@ impl<'a> Source<'a> {
         let frozen = self.container.as_ref().map_or(Ok(()), Container::freeze);
         // The next try to settle it freezes it first, too.
         frozen.map_err(|failure| failure.but(format!("its copy waits there for `{}`", self.settle_command())))?;
+        let gone = self.leaving.are_gone();
         let owned = self.own();
         self.report.pause_ms = Some(since.elapsed().as_millis() as u64);
         if let Some(mut criu) = criu {
             // It kills what is left here.
             let _ = criu.wait();
         }
+        self.leaving.unlock();
         owned?;
+        gone.map_err(|failure| {
+            failure.but(format!("the processes run there; `{}` removes what is left", self.settle_command()))
+        })?;
         let removed = self.container.as_ref().map_or(Ok(()), Container::remove);
         removed.map_err(|failure| settle::not_removed(self.options, &self.name, self.way.host(), failure))
     }
@@ -288,15 +302,20 @@ impl<'a> Source<'a> {
         }
         let log = dir.join(LOG);
         let mut command = match &mut self.container {
-            None => by_criu(self.options, self.pid, &dir, &log)?,
+            None => {
+                let mut command = by_criu(self.options, self.pid, &dir, &log)?;
+                command.args(self.leaving.option());
+                command
+            }
             Some(container) => {
                 container.link(&self.lock, &last)?;
                 container.forbid_restart()?;
-                container.checkpoint(&make(&self.dir, ARCHIVE)?.join(ARCHIVE), self.options.kept)
+                container.checkpoint(&make(&self.dir, ARCHIVE)?.join(ARCHIVE), self.options.kept())
             }
         };
         let program = command.get_program().to_string_lossy().into_owned();
         command.env("REKINDLE_SOCKET", &self.socket);
+        self.leaving.stand_still()?;
         let mut dumper = command.spawn().with_context(|| format!("cannot run {program}"))?;
         let mut still_since = None;
         loop {
@@ -368,11 +387,13 @@ impl<'a> Source<'a> {
             // It fails, and lets the processes run.
             let _ = criu.wait();
         }
+        self.leaving.stay();
         self.abandon(failure)
     }
 
     /// The daemon does not say what it has decided.
     fn undecided(&mut self, failure: Failure) -> Failure {
+        self.leaving.are_undecided();
         failure.but(format!(
             "the daemon does not answer, and has decided where the processes go on: start it, and run `{}`",
             self.settle_command()
@@ -472,7 +493,7 @@ fn make_own(parent: &Path, name: &str) -> Result<(PathBuf, File), Failure> {
 /// The command by which CRIU dumps a process tree.
 fn by_criu(options: &Options, pid: i32, dir: &Path, log: &Path) -> Result<Command, Failure> {
     let mut command = Command::new(criu::program(options.criu.as_deref())?);
-    command.args(criu::dump(pid, dir, log)?).args(options.kept.options());
+    command.args(criu::dump(pid, dir, log)?).args(options.kept().options());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     Ok(command)
 }
@@ -572,6 +593,7 @@ fn what(options: &Options, socket: &Path, pid: i32) -> Result<What, Failure> {
         other_driver: options.allow_other_driver,
         other_gpu: options.allow_other_gpu,
         container: None,
+        addresses: Vec::new(),
     })
 }
 

@@ -26,6 +26,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::network::address::Address;
+
 /// The version of these messages and of the streams. Both hosts must have the same.
 pub(super) const VERSION: u32 = 5;
 /// The directory of podman's archive of a container among a migration's, and the archive's name there.
@@ -101,6 +103,9 @@ pub(super) struct What {
     /// What podman must have, if a container moves.
     #[serde(default)]
     pub(super) container: Option<Box<Needs>>,
+    /// The addresses that move.
+    #[serde(default)]
+    pub(super) addresses: Vec<Address>,
 }
 
 /// What the other host's podman must have for a container.
@@ -163,10 +168,25 @@ pub(super) struct Restore {
     /// The container's restart policy, if podman's archive has `no` in its place: as long as it waits, nobody is to start it.
     #[serde(default)]
     pub(super) restart: Option<String>,
+    /// The addresses that move.
+    #[serde(default)]
+    pub(super) addresses: Vec<Address>,
     /// Whether the driver may be another.
     pub(super) other_driver: bool,
     /// Whether the GPUs may be of another kind.
     pub(super) other_gpu: bool,
+}
+
+impl Restore {
+    /// Whether it is this container's.
+    pub(super) fn has_container(&self, id: &str) -> bool {
+        self.container.as_deref() == Some(id)
+    }
+
+    /// Whether one of these addresses moves with the processes.
+    pub(super) fn has_one_of(&self, addresses: &[Address]) -> bool {
+        self.addresses.iter().any(|it| addresses.iter().any(|other| other.ip == it.ip))
+    }
 }
 
 /// From the target to the source.
@@ -210,7 +230,7 @@ pub(super) enum Remedy {
 
 /// Why the other host cannot be heard.
 #[derive(Debug, Error)]
-pub(super) enum TalkError {
+pub(crate) enum TalkError {
     #[error("the connection to the other host has closed")]
     Closed,
     #[error("the connection to the other host has failed: {0}")]
@@ -224,7 +244,7 @@ pub(super) enum TalkError {
 }
 
 /// Says something.
-pub(super) fn send(to: &mut impl Write, message: &impl Serialize) -> Result<(), TalkError> {
+pub(crate) fn send(to: &mut impl Write, message: &impl Serialize) -> Result<(), TalkError> {
     let json = serde_json::to_vec(message)?;
     let length = u32::try_from(json.len()).map_err(|_| TalkError::TooLong(json.len()))?;
     to.write_all(&length.to_le_bytes())?;
@@ -233,7 +253,7 @@ pub(super) fn send(to: &mut impl Write, message: &impl Serialize) -> Result<(), 
 }
 
 /// Waits for a message.
-pub(super) fn receive<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, TalkError> {
+pub(crate) fn receive<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, TalkError> {
     let mut length = [0; 4];
     from.read_exact(&mut length).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => TalkError::Closed,

@@ -33,6 +33,7 @@ use anyhow::{Context, anyhow};
 use rekindle_images::ImageDir;
 use rekindle_wire::control::{FailureKind, Reply, Request};
 
+use super::arriving::{self, Arriving};
 use super::compare;
 use super::held::{Attempt, Held, Host, name};
 use super::imported::Imported;
@@ -43,6 +44,7 @@ use super::stream;
 use super::talk::{self, Directory, MEMORY, Remedy, Restore, Settle, TalkError, ToSource, ToTarget, VERSION};
 use crate::daemon;
 use crate::failure::Failure;
+use crate::network::announce::Announced;
 use crate::output::size;
 
 /// How the last image is restored, among a migration's files.
@@ -62,7 +64,14 @@ pub(super) fn receive(options: &Options) -> Result<(), Failure> {
             let begun = match begin.version {
                 VERSION => Target::begin(options, &begin.migration, begin.what.memory, || {
                     let needs = begin.what.container.as_ref();
-                    let waiting = needs.and_then(|it| that_waits(&options.dir, &it.id));
+                    let waiting =
+                        needs.and_then(|it| that_waits(&options.dir, |restore| restore.has_container(&it.id)));
+                    let addresses = &begin.what.addresses;
+                    if let Some(other) = that_waits(&options.dir, |restore| restore.has_one_of(addresses)) {
+                        return Err(Failure::refused(anyhow!(
+                            "migration {other}, which is not settled, has the same address there: settle it first (--settle)"
+                        )));
+                    }
                     compare::with(&begin.what, &host(options)?, &options.dir, waiting.as_deref())
                 }),
                 other => Err(Failure::of_kind(
@@ -85,7 +94,10 @@ pub(super) fn receive(options: &Options) -> Result<(), Failure> {
             }
             None => answer(&failed(&Failure::refused(anyhow!("there is no migration {migration}")), false)),
         },
-        ToTarget::Settle(decided) => answer(&settle(options, &decided)),
+        ToTarget::Settle(decided) => {
+            let mut announced = None;
+            answer(&settle(options, &decided, &mut announced))
+        }
         ToTarget::Runs { migration } => answer(&runs(options, &migration)),
         ToTarget::Ended { migration } => answer(&ended(options, &migration)),
         _ => answer(&failed(&Failure::refused(anyhow!("a connection does not begin with this")), false)),
@@ -150,6 +162,10 @@ struct Target {
     events: Receiver<Event>,
     preloads: Option<Preloads>,
     held: Option<Held>,
+    /// The addresses, until the processes run.
+    arriving: Option<Arriving>,
+    /// The announcement of the addresses, which may go on when the answer has been given.
+    announced: Option<Announced>,
 }
 
 impl Target {
@@ -170,7 +186,8 @@ impl Target {
         let (sender, events) = mpsc::channel();
         let host = host(options)?;
         let preloads = Preloads::start(&host.socket);
-        let target = Self { host, dir, _lock: lock, gpu_memory, events, preloads, held: None };
+        let target =
+            Self { host, dir, _lock: lock, gpu_memory, events, preloads, held: None, arriving: None, announced: None };
         let listening = within(&target.dir, DECISION, UnixListener::bind);
         let listener = listening.with_context(|| format!("cannot listen in {}", target.dir.display()))?;
         let for_settlers = sender.clone();
@@ -264,8 +281,10 @@ impl Target {
         let _preloaded = self.preloads.take().map(Preloads::end);
         // The image has its content by now. What cannot be removed goes with the migration's directory.
         let _ = fs::remove_dir_all(self.dir.join(MEMORY));
-        let held = write_restore(&self.dir, restore)
-            .and_then(|()| Held::restore(&self.dir, restore, &self.host, Attempt::First));
+        let held = write_restore(&self.dir, restore).and_then(|()| {
+            self.arriving = Some(Arriving::begin(&restore.addresses)?);
+            Held::restore(&self.dir, restore, &self.host, Attempt::First)
+        });
         match held {
             Ok(held) => {
                 self.held = Some(held);
@@ -277,18 +296,24 @@ impl Target {
 
     /// The processes go on here.
     fn own(&mut self) -> ToSource {
-        match self.held.take().map(Held::own) {
-            Some(Ok(())) => runs_here(&self.dir, &self.host),
+        let owned = self.held.take().map(Held::own);
+        self.arriving = None;
+        match owned {
+            Some(Ok(())) => runs_here(&self.dir, &self.host, &mut self.announced),
             // The images are whole, and nobody else has these processes.
-            Some(Err(_)) | None => restore_kept(&self.dir, &self.host, false),
+            Some(Err(_)) | None => restore_kept(&self.dir, &self.host, false, &mut self.announced),
         }
     }
 
     /// The processes do not go on here.
     fn abandon(&mut self) -> ToSource {
-        if let Some(Err(failure)) = self.held.take().map(Held::abandon) {
-            return failed(&failure, true);
+        if let Some(held) = self.held.take() {
+            arriving::mute(&read_restore(&self.dir).unwrap_or_default().addresses);
+            if let Err(failure) = held.abandon() {
+                return failed(&failure, true);
+            }
         }
+        self.arriving = None;
         forget(&self.dir, &self.host, None)
     }
 }
@@ -321,7 +346,7 @@ fn hear_settlers(listener: &UnixListener, events: &Sender<Event>) {
 
 /// Settles a migration whose connection was lost: by the process that holds the processes, or, if that has ended, by what it has
 /// left.
-fn settle(options: &Options, decided: &Settle) -> ToSource {
+fn settle(options: &Options, decided: &Settle, announced: &mut Option<Announced>) -> ToSource {
     let Settle { migration, own, again, container } = decided;
     let Some(dir) = directory(options, migration) else {
         return failed(&Failure::refused(anyhow!("there is no migration {migration}")), false);
@@ -346,7 +371,7 @@ fn settle(options: &Options, decided: &Settle) -> ToSource {
     }
     match (own, host(options)) {
         (false, Ok(host)) => forget(&dir, &host, container.as_deref()),
-        (true, Ok(host)) => restore_kept(&dir, &host, *again),
+        (true, Ok(host)) => restore_kept(&dir, &host, *again, announced),
         (_, Err(failure)) => failed(&failure, true),
     }
 }
@@ -391,7 +416,7 @@ fn arrival(dir: &Path, host: &Host) -> Result<Option<bool>, Failure> {
 }
 
 /// Restores what a process has left that held the processes and has ended, unless it has let them run before, and this is not `again`.
-fn restore_kept(dir: &Path, host: &Host, again: bool) -> ToSource {
+fn restore_kept(dir: &Path, host: &Host, again: bool, announced: &mut Option<Announced>) -> ToSource {
     let restored = || -> Result<(), Failure> {
         match arrival(dir, host)? {
             None => {}
@@ -405,10 +430,12 @@ fn restore_kept(dir: &Path, host: &Host, again: bool) -> ToSource {
                 )));
             }
         }
-        Held::restore(dir, &read_restore(dir)?, host, if again { Attempt::Again } else { Attempt::Next })?.own()
+        let restore = read_restore(dir)?;
+        let _arriving = Arriving::begin(&restore.addresses)?;
+        Held::restore(dir, &restore, host, if again { Attempt::Again } else { Attempt::Next })?.own()
     };
     match restored() {
-        Ok(()) => runs_here(dir, host),
+        Ok(()) => runs_here(dir, host, announced),
         Err(failure) => {
             let kept = dir.join(RESTORE).exists();
             let remedy = match (kept, arrival(dir, host)) {
@@ -450,8 +477,12 @@ fn host(options: &Options) -> Result<Host, Failure> {
 }
 
 /// The processes run. podman may start a container anew from now on, as it did where that comes from.
-fn runs_here(dir: &Path, host: &Host) -> ToSource {
+fn runs_here(dir: &Path, host: &Host, announced: &mut Option<Announced>) -> ToSource {
     let restore = read_restore(dir).unwrap_or_default();
+    match arriving::up(&restore.addresses) {
+        Ok(up) => *announced = up,
+        Err(failure) => return failed(&failure, true),
+    }
     if let (Some(id), Some(policy)) = (restore.container, restore.restart)
         && let Err(failure) = Imported::new(&host.podman, &id).may_restart(&policy)
     {
@@ -488,12 +519,11 @@ fn sweep(parent: &Path) {
     Place::all().for_each(|it| Place::of(&it).remove_if_left());
 }
 
-/// The migration to here that has this container and is not settled, if there is one.
-fn that_waits(parent: &Path, container: &str) -> Option<String> {
+/// The migration to here that is like this and is not settled, if there is one.
+fn that_waits(parent: &Path, is_it: impl Fn(&Restore) -> bool) -> Option<String> {
     let dirs = fs::read_dir(parent).into_iter().flatten().flatten().map(|it| it.path());
     let mut waiting = dirs.filter(|dir| !dir.with_extension(RUNNING).exists());
-    let is_it = |dir: &PathBuf| read_restore(dir).is_ok_and(|it| it.container.as_deref() == Some(container));
-    waiting.find(is_it).map(|dir| name(&dir))
+    waiting.find(|dir| read_restore(dir).is_ok_and(|it| is_it(&it))).map(|dir| name(&dir))
 }
 
 fn is_old(note: &Path) -> bool {
@@ -517,6 +547,7 @@ fn forget(dir: &Path, host: &Host, container: Option<&str>) -> ToSource {
             (Ok(None), Some(id)) => Imported::new(&host.podman, &id).remove(&Place::of(&name(dir)), false)?,
             (_, None) => {}
         }
+        arriving::down(&read_restore(dir).unwrap_or_default().addresses)?;
         Place::of(&name(dir)).remove();
         Ok(None)
     };

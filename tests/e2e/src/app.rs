@@ -10,6 +10,7 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, bail, ensure};
 
+use crate::namespace::Entry;
 use crate::wait::until;
 use crate::{Result, process, stage};
 
@@ -69,6 +70,16 @@ impl App {
     /// Starts a command in a session of its own, since CRIU dumps whole sessions. Its output goes to `base` with `.out`
     /// and `.err` behind it. Both files are opened for appending, so that CRIU does not require an unchanged size.
     pub fn start(command: &mut Command, base: &Path, progress: Option<PathBuf>) -> Result<Self> {
+        Self::start_in(command, base, progress, None)
+    }
+
+    /// The same in these namespaces.
+    pub(crate) fn start_in(
+        command: &mut Command,
+        base: &Path,
+        progress: Option<PathBuf>,
+        entry: Option<&Entry>,
+    ) -> Result<Self> {
         process::adopt_orphans();
         let (out, err) = (base.with_extension("out"), base.with_extension("err"));
         let append = |path: &Path| File::options().append(true).create(true).open(path);
@@ -80,7 +91,11 @@ impl App {
                 _ => Ok(()),
             });
         }
-        let child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
+        let started = match entry {
+            Some(entry) => entry.spawn(command),
+            None => command.spawn().map_err(Into::into),
+        };
+        let child = started.with_context(|| format!("cannot start {command:?}"))?;
         let name = Path::new(command.get_program()).file_name().unwrap_or_default();
         let name = name.to_string_lossy().into_owned();
         Ok(Self::adopt(Identity { name, pid: child.id() as i32, out, err, progress, hold: None }))
@@ -239,8 +254,8 @@ impl Drop for App {
 }
 
 /// Programs without the option `--progress`, by which all others report their progress.
-const WITHOUT_PROGRESS: [&str; 9] =
-    ["counter", "bad", "broken", "firstkernel", "micro", "moment", "never", "steps", "visible"];
+const WITHOUT_PROGRESS: [&str; 10] =
+    ["answers", "counter", "bad", "broken", "firstkernel", "micro", "moment", "never", "steps", "visible"];
 
 /// Writes into a file that a program has made no progress yet. The file is as long as a program will leave it: CRIU restores a
 /// process only if a file that it had open at the dump has the size of then.

@@ -12,10 +12,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 
-use crate::app::Identity;
+use crate::app::{self, Hold, Identity};
 use crate::namespace::{Entry, Namespace};
+use crate::network::Network;
 use crate::wait::until;
 use crate::{App, Node, Result, process, stage};
 
@@ -33,6 +34,14 @@ impl Elsewhere {
     /// Starts another host beside this one.
     pub fn beside(here: &Node) -> Result<Self> {
         let elsewhere = Self::start(here, Node::without_daemon()?, Namespace::new()?)?;
+        elsewhere.finds_daemon()?;
+        Ok(elsewhere)
+    }
+
+    /// Starts another host on the other machine of this network.
+    pub fn across(here: &Node, network: &Network) -> Result<Self> {
+        let namespace = network.elsewhere(|| Namespace::with_network("there"))?;
+        let elsewhere = Self::start(here, Node::without_daemon()?, namespace)?;
         elsewhere.finds_daemon()?;
         Ok(elsewhere)
     }
@@ -85,6 +94,11 @@ impl Elsewhere {
         self.server.via()
     }
 
+    /// The process that runs commands on this host for those who connect.
+    pub fn server(&self) -> i32 {
+        self.server.pid()
+    }
+
     /// A command that runs a program on this host.
     pub fn inside(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = self.namespace.entry().command(program);
@@ -96,6 +110,24 @@ impl Elsewhere {
     /// Runs `rekindle` on this host.
     pub fn rekindle(&self, arguments: &[&OsStr]) -> Result<Output> {
         Ok(self.inside(stage::program("rekindle")?).args(arguments).output()?)
+    }
+
+    /// Starts a program of `tests/apps` on this host, under the interposer, which waits at this progress.
+    pub fn run_held(&self, name: &str, arguments: &[&str], at: Option<u64>) -> Result<App> {
+        let hold = at.map(|at| Hold::new(self.node.fresh("hold"), at)).transpose()?;
+        let mut command = self.node.command(&stage::app(name)?)?;
+        // Its daemon is where the other host's is.
+        command.env("REKINDLE_SOCKET", &self.socket).envs(hold.iter().map(Hold::variable)).args(arguments);
+        let base = self.node.fresh(name);
+        let progress = base.with_extension("progress");
+        app::no_progress(&progress)?;
+        command.arg("--progress").arg(&progress);
+        Ok(App::start_in(&mut command, &base, Some(progress), Some(&self.entry()))?.held(hold))
+    }
+
+    /// The number that a process of this host has there.
+    pub fn number(&self, pid: i32) -> Result<i32> {
+        number_inside(pid).context("the process has no number on the other host")
     }
 
     /// The number outside of the process that has this number on this host, if there is one.
@@ -168,6 +200,11 @@ impl Server {
         let server = Self { child, socket: socket.to_owned() };
         until("commands are run for who connects", || Ok(server.socket.exists().then_some(())))?;
         Ok(server)
+    }
+
+    /// The process.
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
     }
 
     /// The option `--via` by which `rekindle migrate` reaches this host.

@@ -17,7 +17,7 @@
 //! - [`gate`]: holds a dump or a restore at a known moment; [`footprint`]: the resources in use, to find leaks;
 //!   [`faults`]: kills a process at that moment and checks the result; [`disk`]: a disk that becomes full
 //! - [`twin`]: dumps without CRIU, each compared with the image that `stop` writes at the same quiesce
-//! - [`elsewhere`]: another host, in a [`namespace`]
+//! - [`elsewhere`]: another host, in a [`namespace`]; [`hosts`]: two hosts with a network between them
 //! - [`native`]: programs without the interposer
 //! - [`kept`]: images of earlier releases, kept in the tree
 //! - [`process`], [`wait`]: inspect processes, wait for conditions. No helper waits for a fixed time to pass
@@ -36,6 +36,7 @@ pub mod fake;
 pub mod faults;
 pub mod footprint;
 pub mod gate;
+pub mod hosts;
 pub mod image;
 pub mod kept;
 pub mod kill;

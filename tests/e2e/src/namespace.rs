@@ -20,6 +20,8 @@ pub struct Namespace {
     first: i32,
     /// The root of its cgroup namespace, as others see it.
     cgroup: Option<PathBuf>,
+    /// Whether it has a network and a name of its own.
+    has_network: bool,
 }
 
 /// Makes a cgroup the root of a cgroup namespace. All its processes are then in one below, since a cgroup with processes gives its
@@ -42,6 +44,20 @@ impl Namespace {
         Self::start(command, None)
     }
 
+    /// Makes one with a name of its own, in the network of this thread, which may be another than that of whoever enters.
+    pub fn with_network(name: &str) -> Result<Self> {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--mount-proc", "--uts", "--kill-child=SIGKILL", "sh", "-c"]);
+        // Files in memory are each host's own.
+        let first =
+            "hostname \"$1\" && mount -t tmpfs -o mode=1777 tmpfs /dev/shm && mkdir -p /run/rekindle-migrations &&
+            mount -t tmpfs -o mode=700 tmpfs /run/rekindle-migrations && exec catatonit -P";
+        command.args([first, "sh", name]);
+        let mut namespace = Self::start(command, None)?;
+        namespace.has_network = true;
+        Ok(namespace)
+    }
+
     /// Makes one in which podman has a storage and cgroups of its own, and in which a daemon's socket in this folder is at the default
     /// path.
     pub fn with_podman(socket_dir: &Path) -> Result<Self> {
@@ -60,7 +76,7 @@ impl Namespace {
             // unshare's child becomes it once the namespace is made. Others have its name among their arguments.
             Ok(first.filter(|it| process::command_line(*it).starts_with(&format!("{it}: catatonit"))))
         })?;
-        Ok(Self { unshare, first, cgroup })
+        Ok(Self { unshare, first, cgroup, has_network: false })
     }
 
     /// The first process, by its number outside.
@@ -70,7 +86,7 @@ impl Namespace {
 
     /// The way in.
     pub fn entry(&self) -> Entry {
-        Entry { first: self.first, has_cgroups: self.cgroup.is_some() }
+        Entry { first: self.first, has_cgroups: self.cgroup.is_some(), has_network: self.has_network }
     }
 }
 
@@ -108,12 +124,14 @@ const MOUNTS: &str = r#"
     exec catatonit -P
 "#;
 
-/// The way into a pid namespace, its mount namespace, and its cgroup namespace where it has one.
+/// The way into a pid namespace, its mount namespace, and its cgroup namespace and network where it has one.
 #[derive(Clone, Debug)]
 pub struct Entry {
     first: i32,
     /// Whether there is a cgroup namespace, too.
     has_cgroups: bool,
+    /// Whether there are a network and a name, too.
+    has_network: bool,
 }
 
 impl Entry {
@@ -121,7 +139,10 @@ impl Entry {
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--target={}", self.first)).args(["--pid", "--mount"]);
-        command.args(self.has_cgroups.then_some("--cgroup")).arg(program);
+        command
+            .args(self.has_cgroups.then_some("--cgroup"))
+            .args(self.has_network.then_some(["--net", "--uts"]).into_iter().flatten())
+            .arg(program);
         command
     }
 
@@ -130,9 +151,13 @@ impl Entry {
         let open = |name: &str| File::open(format!("/proc/{}/ns/{name}", self.first));
         let (pids, mounts) = (open("pid")?, open("mnt")?);
         let cgroups = self.has_cgroups.then(|| open("cgroup")).transpose()?;
+        let network = self.has_network.then(|| open("net")).transpose()?;
+        let name = self.has_network.then(|| open("uts")).transpose()?;
         let others = [
             Some((mounts.as_raw_fd(), libc::CLONE_NEWNS)),
             cgroups.as_ref().map(|it| (it.as_raw_fd(), libc::CLONE_NEWCGROUP)),
+            network.as_ref().map(|it| (it.as_raw_fd(), libc::CLONE_NEWNET)),
+            name.as_ref().map(|it| (it.as_raw_fd(), libc::CLONE_NEWUTS)),
         ];
         // SAFETY: the closure makes system calls alone, with descriptors that are open until after the spawn.
         unsafe {

@@ -2,6 +2,7 @@
 //! is missing here.
 
 mod accesses;
+mod address;
 mod attacks;
 mod builds;
 mod chance;
@@ -28,6 +29,7 @@ mod full_disks;
 mod gpu_time;
 mod harness;
 mod host_memory;
+mod hosts;
 mod images;
 mod incremental;
 mod incus;

@@ -6,7 +6,7 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader};
 use rekindle_wire::command::{self, GraphCreate, GraphDestroy, GraphInStream, GraphSet, Kind, Launch};
 use rekindle_wire::graph::{Program, Step, Task};
-use tracing::warn;
+use tracing::info;
 
 use super::bodies::Bodies;
 use super::{Graph, Made, conditions, destroy_graph, function, functions};
@@ -446,8 +446,8 @@ impl Code {
             call.header.context = context;
             let made = call.enter(context).and_then(|()| self.exec_of(call, loading, handle));
             if let Err(refused) = made {
-                // The launch of the graph tries again, and answers then.
-                warn!("graph {handle:#x} cannot be made yet: {refused}");
+                // A program may have freed what a graph uses, and never launch it. A launch tries again, and answers then.
+                info!("graph {handle:#x} is not made before its first launch: {refused}");
             }
         }
     }

@@ -1,0 +1,172 @@
+//! `rekindle cut make`: the coordinator of a cut.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, anyhow};
+use serde::Serialize;
+
+use super::manifest::{Entry, Manifest, VERSION};
+use super::options::Make;
+use super::ring::Ring;
+use super::settle;
+use super::talk::{self, FromPart, ToPart};
+use crate::failure::Failure;
+use crate::network::connection::Connection;
+use crate::output;
+
+/// What was made.
+#[derive(Serialize)]
+struct Report {
+    cut: String,
+    parts: Vec<Part>,
+    /// Connections that lead to no tree of the cut.
+    outside: Vec<Connection>,
+    /// Whether the trees were killed with it.
+    stopped: bool,
+}
+
+#[derive(Serialize)]
+struct Part {
+    host: String,
+    pid: i32,
+    processes: usize,
+    connections: usize,
+    waited_ms: u64,
+}
+
+/// Makes a cut.
+pub(super) fn make(options: &Make) -> Result<(), Failure> {
+    let dir = std::path::absolute(&options.dir).context("cannot tell the current directory")?;
+    let mut hosts = HashSet::new();
+    if let Some((host, _)) = options.trees.iter().find(|(host, _)| !hosts.insert(host)) {
+        return Err(Failure::usage(anyhow!("{host} is named twice: a host has one tree of a cut")));
+    }
+    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    if Manifest::is_in(&dir) {
+        return Err(Failure::refused(anyhow!("there is a cut in {} already: name another directory", dir.display())));
+    }
+    let cut = random_name()?;
+    let mut ring = Ring::open(&options.ways, options.trees.iter().map(|(host, _)| host.as_str()))?;
+    match gather(options, &dir, &cut, &mut ring) {
+        Ok((manifest, report)) => finish(options, &dir, &manifest, report, ring),
+        Err(failure) => {
+            // All trees go on, and leave nothing.
+            let left = ring.give_up();
+            Err(match left.as_slice() {
+                [] => failure,
+                left => failure.but(format!(
+                    "there is no cut; {} did not say that its tree goes on, as it does when it notices that it is not heard",
+                    left.join(", ")
+                )),
+            })
+        }
+    }
+}
+
+/// All phases until the cut is good.
+fn gather(options: &Make, dir: &Path, cut: &str, ring: &mut Ring) -> Result<(Manifest, Report), Failure> {
+    for (index, (host, pid)) in options.trees.iter().enumerate() {
+        let make = talk::Make {
+            version: VERSION,
+            cut: cut.to_owned(),
+            index,
+            host: host.clone(),
+            dir: dir.join(host),
+            pid: *pid,
+            stop: options.stop,
+            options: options.kept.options(),
+        };
+        ring.say(index, &ToPart::Make(make));
+    }
+    ring.hear_all(|it| matches!(it, FromPart::Ready).then_some(()))?;
+    let connections = ring.ask_all(&ToPart::Dump, |it| match it {
+        FromPart::Dumped { connections } => Some(connections),
+        _ => None,
+    })?;
+    let durable = ring.ask_all(&ToPart::Go, |it| match it {
+        FromPart::Durable { note, processes, waited_ms } => Some((note, processes, waited_ms)),
+        _ => None,
+    })?;
+    let mut report =
+        Report { cut: cut.to_owned(), parts: Vec::new(), outside: outside(&connections), stopped: options.stop };
+    let mut parts = Vec::new();
+    for (index, ((host, pid), (note, processes, waited_ms))) in options.trees.iter().zip(durable).enumerate() {
+        let connections = connections.get(index).map_or(0, Vec::len);
+        report.parts.push(Part { host: host.clone(), pid: *pid, processes, connections, waited_ms });
+        parts.push(Entry { index, host: host.clone(), dir: dir.join(host), root: *pid, processes, note });
+    }
+    let made = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs());
+    let manifest = Manifest { version: VERSION, cut: cut.to_owned(), made, stopped: options.stop, parts };
+    manifest.write(dir)?;
+    Ok((manifest, report))
+}
+
+/// The cut is good: tells the hosts, and has the trees killed if they are to be.
+fn finish(options: &Make, dir: &Path, manifest: &Manifest, report: Report, mut ring: Ring) -> Result<(), Failure> {
+    let mut ended = Ok(());
+    if options.stop {
+        if ring.ask_all(&ToPart::End, |it| matches!(it, FromPart::Ended).then_some(())).is_err() {
+            drop(ring);
+            ended = settle::end_dumped(&options.ways, manifest).map_err(|failure| {
+                failure
+                    .but(format!("the cut is good; a tree may run on: `{}` kills it", options.ways.settle_command(dir)))
+            });
+        }
+    } else {
+        ring.say_all(&ToPart::Good);
+    }
+    for it in &report.outside {
+        eprintln!(
+            "rekindle: the connection {} to {} leads to no tree of the cut: a restore breaks it",
+            it.own, it.other
+        );
+    }
+    if options.json {
+        output::print_json(&report)?;
+    } else {
+        let line = |it: &Part| {
+            let Part { host, pid, processes, connections, waited_ms } = it;
+            format!(
+                "{host}: {processes} processes from {pid} on, {connections} connections; waited for the others for {waited_ms} ms\n"
+            )
+        };
+        let lines: String = report.parts.iter().map(line).collect();
+        output::print(&format!("{lines}the cut in {} is good\n", dir.display()))?;
+    }
+    ended
+}
+
+/// The connections whose other end no tree has.
+fn outside(connections: &[Vec<Connection>]) -> Vec<Connection> {
+    let all: HashSet<_> = connections.iter().flatten().copied().collect();
+    let mut outside: Vec<_> = all.iter().copied().filter(|it| !all.contains(&it.turned())).collect();
+    outside.sort();
+    outside
+}
+
+fn random_name() -> Result<String, Failure> {
+    let mut random = [0; 16];
+    let got = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
+    got.map_err(io::Error::from).context("cannot get random numbers")?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(random)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_leads_out_of_a_cut_if_nobody_has_its_other_end() {
+        let connection =
+            |own: &str, other: &str| Connection { own: own.parse().unwrap(), other: other.parse().unwrap() };
+        let (a, b) = ("10.0.0.1:5", "10.0.0.2:6");
+        let away = connection(a, "10.0.0.9:22");
+        let found = outside(&[vec![connection(a, b), away], vec![connection(b, a)]]);
+        assert_eq!(found, [away]);
+        assert_eq!(random_name().map(|it| super::super::manifest::is_name(&it)).ok(), Some(true));
+    }
+}

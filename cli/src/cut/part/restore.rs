@@ -1,0 +1,347 @@
+//! The restore of a tree of a cut.
+//!
+//! ```text
+//!   Restore ─► the part is looked at: Checked
+//!   Start ───► its connections are locked; criu restore ─► post-restore: Placed
+//!   Connect ─► they are unlocked, and GPU memory is loaded ─► pre-resume: Held
+//!   Run ─────► the tree runs: Running
+//! ```
+//!
+//! The tree ends if anything fails, or the connection is lost, before it is held. While it is held, only somebody who knows of all others
+//! can say what becomes of it: the coordinator, or whoever settles. A tree of which nobody says that ends after a while. So does nothing
+//! that runs.
+//!
+//! A tree that is held is stopped twice: by CRIU, and by a SIGSTOP that is pending. If that CRIU dies, no process runs.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use rekindle_images::Image;
+
+use super::super::manifest::{Dumped, Note};
+use super::super::options::criu;
+use super::super::talk::{FromPart, State, ToPart, Which};
+use super::events::{Event, Events};
+use super::gate::{self, Waiting};
+use super::place::{self, Place};
+use super::spoken::answer;
+use super::tree::{Tree, boot};
+use crate::failure::Failure;
+use crate::migrate::talk;
+use crate::network::{firewall, sockets};
+use crate::process::{self, Process};
+use crate::{cpu_image, criu as program};
+
+/// CRIU's log, in the part's directory.
+const LOG: &str = "restore.log";
+/// The manifest of Rekindle's part of an image; a tree without a GPU has none.
+const GPU: &str = "rekindle.img";
+/// The file that says which process was restored last.
+const RESTORED: &str = "rekindle-cut-restored";
+/// How long a tree is held whose coordinator is lost.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// A restore that goes on.
+struct Restore<'a> {
+    note: &'a Note,
+    dir: &'a Path,
+    events: Events,
+    /// CRIU waits for this.
+    gate: Option<Waiting>,
+    locked: Option<firewall::Locked>,
+    /// When CRIU was started, in the machine's clock ticks: what is killed is not older.
+    began: Option<u64>,
+    criu_runs: bool,
+    /// Whether the coordinator can still say something.
+    is_lost: bool,
+}
+
+/// Serves a coordinator that restores a cut.
+pub(super) fn restore(socket: &Path, which: &Which) -> Result<(), Failure> {
+    let note = Note::read(&which.cut, &which.part)?;
+    check(&note, &which.part.dir)?;
+    let place = Place::make(&which.cut, which.part.index, note.root)?;
+    let events = Events::of(&place)?;
+    answer(&FromPart::Checked)?;
+    if !matches!(events.next(), Event::Said(ToPart::Start)) {
+        return Ok(());
+    }
+    let mut restore = Restore {
+        note: &note,
+        dir: &which.part.dir,
+        events,
+        gate: None,
+        locked: None,
+        began: None,
+        criu_runs: false,
+        is_lost: false,
+    };
+    let held = restore.until_held(socket, &place);
+    match held.and_then(|()| restore.until_it_is_over()) {
+        Ok(()) => Ok(()),
+        Err(failure) => {
+            restore.end();
+            Err(failure)
+        }
+    }
+}
+
+impl Restore<'_> {
+    /// Has the tree restored, until it is complete.
+    fn until_held(&mut self, socket: &Path, place: &Place) -> Result<(), Failure> {
+        let name = format!("rekindle-cut-{}-{}", self.note.cut, self.note.index);
+        self.locked = Some(firewall::Locked::new(&name, &self.note.connections)?);
+        sockets::end_what_is_left_of(&self.note.connections, &self.note.ports)?;
+        let log = self.dir.join(LOG);
+        let _ = fs::remove_file(&log);
+        let mut command = Command::new(criu()?);
+        command.args(program::restore(self.dir, &log)?).arg("--restore-detached").args(&self.note.options);
+        command.arg("--action-script").arg(place.script()).env("REKINDLE_SOCKET", socket);
+        self.began = process::start_of(std::process::id() as i32);
+        self.events.start(command)?;
+        self.criu_runs = true;
+        self.until(gate::PLACED, &log)?;
+        answer(&FromPart::Placed)?;
+        self.until_connected(&log)?;
+        self.locked = None;
+        self.passes();
+        self.until(gate::COMPLETE, &log)?;
+        Tree::of(self.note.root)?.stop();
+        // If nobody hears it, the next event says so.
+        let _ = answer(&FromPart::Held);
+        Ok(())
+    }
+
+    /// Waits until CRIU is at a gate.
+    fn until(&mut self, moment: &str, log: &Path) -> Result<(), Failure> {
+        loop {
+            match self.events.next() {
+                Event::Gate(gate) if gate.moment == moment => {
+                    self.gate = Some(gate);
+                    return Ok(());
+                }
+                Event::Gate(gate) => gate.pass(),
+                Event::Ended(status) => return Err(self.failed(status, log)),
+                Event::Lost | Event::Said(_) => return Err(given_up()),
+                Event::Asked(ToPart::Settle { run: false, .. }, asker) => return self.ends_for(asker),
+                Event::Asked(_, asker) => say(asker, &FromPart::State(State::Restoring)),
+            }
+        }
+    }
+
+    /// CRIU is at its first gate: waits until it may go on.
+    fn until_connected(&mut self, log: &Path) -> Result<(), Failure> {
+        loop {
+            match self.events.next() {
+                Event::Said(ToPart::Connect) => return Ok(()),
+                Event::Ended(status) => return Err(self.failed(status, log)),
+                Event::Lost | Event::Said(_) => return Err(given_up()),
+                Event::Asked(ToPart::Settle { run: false, .. }, asker) => return self.ends_for(asker),
+                Event::Asked(_, asker) => say(asker, &FromPart::State(State::Restoring)),
+                Event::Gate(_) => {}
+            }
+        }
+    }
+
+    /// The tree is complete: waits until it may run, or is to end.
+    fn until_it_is_over(&mut self) -> Result<(), Failure> {
+        let log = self.dir.join(LOG);
+        let (began, mut runs) = (Instant::now(), false);
+        loop {
+            let left = PATIENCE.saturating_sub(began.elapsed());
+            let event = match self.is_lost {
+                true => self.events.within(left),
+                false => Some(self.events.next()),
+            };
+            match event {
+                Some(Event::Said(ToPart::Run)) if !runs => {
+                    self.run(&log)?;
+                    runs = true;
+                    let _ = answer(&FromPart::Running);
+                }
+                Some(Event::Said(ToPart::Done)) if runs => return Ok(()),
+                Some(Event::Said(_)) => {
+                    self.end();
+                    return answer(&FromPart::Ended);
+                }
+                Some(Event::Lost) => self.is_lost = true,
+                Some(Event::Ended(status)) if !runs => return Err(self.failed(status, &log)),
+                Some(Event::Asked(ToPart::Settle { run: true, .. }, asker)) => {
+                    if !runs && let Err(failure) = self.run(&log) {
+                        say(asker, &FromPart::failed(&failure));
+                        return Err(failure);
+                    }
+                    say(asker, &FromPart::Running);
+                    return Ok(());
+                }
+                Some(Event::Asked(ToPart::Settle { run: false, .. }, asker)) => return self.ends_for(asker),
+                Some(Event::Asked(_, asker)) => {
+                    let state = if runs { State::Running } else { State::Held };
+                    say(asker, &FromPart::State(state));
+                }
+                Some(Event::Ended(_) | Event::Gate(_)) => {}
+                // Nobody has settled it.
+                None if runs => return Ok(()),
+                None => return Err(given_up()),
+            }
+        }
+    }
+
+    /// The tree runs.
+    fn run(&mut self, log: &Path) -> Result<(), Failure> {
+        let tree = Tree::of(self.note.root)?;
+        write_restored(self.dir, &tree, self.note.root)?;
+        tree.go_on();
+        self.passes();
+        let mut is_to_end = false;
+        loop {
+            match self.events.next() {
+                Event::Ended(status) if status.success() => {
+                    self.criu_runs = false;
+                    return if is_to_end { Err(given_up()) } else { Ok(()) };
+                }
+                Event::Ended(status) => return Err(self.failed(status, log)),
+                Event::Gate(gate) => gate.pass(),
+                Event::Lost => self.is_lost = true,
+                Event::Said(_) => is_to_end = true,
+                Event::Asked(_, asker) => say(asker, &FromPart::State(State::Held)),
+            }
+        }
+    }
+
+    fn passes(&mut self) {
+        self.gate.take().into_iter().for_each(Waiting::pass);
+    }
+
+    /// Ends the tree, and tells who has asked for that.
+    fn ends_for(&mut self, asker: UnixStream) -> Result<(), Failure> {
+        self.end();
+        say(asker, &FromPart::Ended);
+        Err(given_up())
+    }
+
+    /// Nothing of the tree is left.
+    fn end(&mut self) {
+        let kill = |restore: &Self| {
+            // CRIU may not have made it yet, or its number may be another's.
+            let began = restore.began.unwrap_or(u64::MAX);
+            if process::start_of(restore.note.root).is_some_and(|it| it >= began)
+                && let Ok(tree) = Tree::of(restore.note.root)
+                && let Err(failure) = tree.end()
+            {
+                eprintln!("rekindle: {failure}");
+            }
+        };
+        if self.gate.as_ref().is_some_and(|it| it.moment == gate::COMPLETE) {
+            // Before CRIU lets it run.
+            kill(self);
+        }
+        self.gate = None;
+        // CRIU fails at the next gate, if not before, and ends what it has made.
+        while self.criu_runs {
+            match self.events.next() {
+                Event::Gate(gate) if gate.moment == gate::COMPLETE => {
+                    kill(self);
+                    drop(gate);
+                }
+                Event::Gate(gate) => drop(gate),
+                Event::Ended(_) => self.criu_runs = false,
+                Event::Lost | Event::Said(_) | Event::Asked(..) => {}
+            }
+        }
+        kill(self);
+        self.locked = None;
+    }
+
+    fn failed(&mut self, status: ExitStatus, log: &Path) -> Failure {
+        self.criu_runs = false;
+        let said = fs::read(log).unwrap_or_default();
+        let errors = program::errors(&String::from_utf8_lossy(&said));
+        let why = errors.into_iter().next().unwrap_or_else(|| format!("criu ended with {status}"));
+        anyhow!("the processes cannot be restored: {why}").into()
+    }
+}
+
+fn given_up() -> Failure {
+    anyhow!("the restore was given up: the processes do not run").into()
+}
+
+fn say(mut asker: UnixStream, message: &FromPart) {
+    // Whoever has asked may have gone.
+    let _ = talk::send(&mut asker, message);
+}
+
+/// Whether the part can be restored here and now, as far as that shows before.
+fn check(note: &Note, dir: &Path) -> Result<(), Failure> {
+    criu()?;
+    if note.files.iter().any(|(name, _)| name == GPU) {
+        Image::open(dir)?.check_companion()?;
+    }
+    cpu_image::check_pages(dir)?;
+    let numbers: Vec<_> = note.processes.iter().map(|it| it.pid).collect();
+    if let Some(pid) = numbers.iter().find(|it| Process::find(**it).is_some()) {
+        return Err(Failure::refused(anyhow!(
+            "there is a process {pid}, whose number a process of the tree needs: end it, if it is the one that was dumped"
+        )));
+    }
+    Ok(())
+}
+
+/// How far a restore of this part is.
+pub(super) fn state(which: &Which) -> Result<State, Failure> {
+    match ask(which, &ToPart::Ask(which.clone()))? {
+        Some(FromPart::State(state)) => Ok(state),
+        Some(other) => Err(anyhow!("the process that restores answers {other:?}").into()),
+        None => {
+            let runs = restored(&which.part.dir).is_some_and(|it| it.is_alive());
+            Ok(if runs { State::Running } else { State::Gone })
+        }
+    }
+}
+
+/// Notes which process is the root of a tree that is about to run.
+fn write_restored(dir: &Path, tree: &Tree, root: i32) -> Result<(), Failure> {
+    let path = dir.join(RESTORED);
+    let roots: Vec<_> = tree.processes().iter().copied().filter(|it| it.pid == root).collect();
+    let written = || -> anyhow::Result<()> { Ok(fs::write(&path, serde_json::to_vec(&(boot(), roots))?)?) };
+    Ok(written().with_context(|| format!("cannot write {}", path.display()))?)
+}
+
+/// The root of the tree that was restored last, if the machine has not started anew since.
+fn restored(dir: &Path) -> Option<Tree> {
+    let (when, roots): (String, Vec<Dumped>) = serde_json::from_slice(&fs::read(dir.join(RESTORED)).ok()?).ok()?;
+    (when == boot()).then(|| Tree::of_dumped(&roots))
+}
+
+/// Has the tree of a restore run or end.
+pub(super) fn settle(which: &Which, run: bool) -> Result<FromPart, Failure> {
+    let message = ToPart::Settle { which: which.clone(), run };
+    match ask(which, &message)? {
+        Some(answer) => Ok(answer),
+        None if state(which)? == State::Running => {
+            if run {
+                return Ok(FromPart::Running);
+            }
+            Tree::of(which.part.root)?.end()?;
+            Ok(FromPart::Ended)
+        }
+        None if run => Err(anyhow!("the tree has ended").into()),
+        None => Ok(FromPart::Ended),
+    }
+}
+
+/// Asks the process that restores a part, if there is one.
+fn ask(which: &Which, message: &ToPart) -> Result<Option<FromPart>, Failure> {
+    let Some(mut stream) = place::settle(&which.cut, which.part.index)? else { return Ok(None) };
+    let answered = talk::send(&mut stream, message).and_then(|()| talk::receive(&mut stream));
+    match answered {
+        Ok(answer) => Ok(Some(answer)),
+        // It has ended meanwhile.
+        Err(talk::TalkError::Closed) => Ok(None),
+        Err(error) => Err(anyhow!(error).into()),
+    }
+}
