@@ -177,6 +177,9 @@ impl<'a> Source<'a> {
 
     /// Copies what of the processes' own memory the target does not have yet.
     fn copy_memory(&mut self) -> Result<(), Failure> {
+        if self.known.is_none() {
+            return Ok(());
+        }
         let began = Instant::now();
         let mut extents = memory::extents(self.pid, SHARE);
         if self.report.memory.is_empty() {

@@ -27,6 +27,7 @@ use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -150,6 +151,8 @@ struct Target {
     events: Receiver<Event>,
     preloads: Option<Preloads>,
     held: Option<Held>,
+    /// Frees memory that came while the processes ran.
+    freeing: Option<JoinHandle<()>>,
 }
 
 impl Target {
@@ -170,7 +173,7 @@ impl Target {
         let (sender, events) = mpsc::channel();
         let host = host(options)?;
         let preloads = Preloads::start(&host.socket);
-        let target = Self { host, dir, _lock: lock, gpu_memory, events, preloads, held: None };
+        let target = Self { host, dir, _lock: lock, gpu_memory, events, preloads, held: None, freeing: None };
         let listening = within(&target.dir, DECISION, UnixListener::bind);
         let listener = listening.with_context(|| format!("cannot listen in {}", target.dir.display()))?;
         let for_settlers = sender.clone();
@@ -262,8 +265,9 @@ impl Target {
     /// Restores the processes, and holds them.
     fn hold(&mut self, restore: &Restore) -> ToSource {
         let _preloaded = self.preloads.take().map(Preloads::end);
-        // The image has its content by now. What cannot be removed goes with the migration's directory.
-        let _ = fs::remove_dir_all(self.dir.join(MEMORY));
+        // The image has its content by now. To free much memory takes long, and what cannot be removed goes with the migration's directory.
+        let memory = self.dir.join(MEMORY);
+        self.freeing = Some(std::thread::spawn(move || drop(fs::remove_dir_all(memory))));
         let held = write_restore(&self.dir, restore)
             .and_then(|()| Held::restore(&self.dir, restore, &self.host, Attempt::First));
         match held {
@@ -277,15 +281,23 @@ impl Target {
 
     /// The processes go on here.
     fn own(&mut self) -> ToSource {
-        match self.held.take().map(Held::own) {
+        let owned = self.held.take().map(Held::own);
+        self.freed();
+        match owned {
             Some(Ok(())) => runs_here(&self.dir, &self.host),
             // The images are whole, and nobody else has these processes.
             Some(Err(_)) | None => restore_kept(&self.dir, &self.host, false),
         }
     }
 
+    /// Waits until memory is freed in the migration's directory, which is about to be removed.
+    fn freed(&mut self) {
+        let _ = self.freeing.take().map(JoinHandle::join);
+    }
+
     /// The processes do not go on here.
     fn abandon(&mut self) -> ToSource {
+        self.freed();
         if let Some(Err(failure)) = self.held.take().map(Held::abandon) {
             return failed(&failure, true);
         }
