@@ -59,10 +59,17 @@ pub(super) struct Arriving {
 }
 
 impl Arriving {
-    /// Begins to have them. What was left of an earlier time is replaced.
-    pub(super) fn begin(addresses: &[Address]) -> Result<Self, Failure> {
+    /// Begins to have them. What was left of an earlier time is replaced; not an address that this host has for good, unless the processes
+    /// have been here before and are to be once more.
+    pub(super) fn begin(addresses: &[Address], again: bool) -> Result<Self, Failure> {
         if addresses.is_empty() {
             return Ok(Self { over: None, renewing: None });
+        }
+        for it in addresses {
+            // It has come since the hosts were compared.
+            if !again && it.is_for_good()? {
+                return Err(Failure::refused(anyhow!("it has the address {} by now: two hosts would have it", it.ip)));
+            }
         }
         are_back(addresses);
         for it in addresses {
@@ -99,11 +106,19 @@ impl Drop for Arriving {
 
 /// The processes run here, and nobody renews the addresses any more: they are this host's.
 pub(super) fn up(addresses: &[Address]) -> Result<Option<Announced>, Failure> {
+    // One that fails keeps no other away.
+    let (mut are_up, mut failed) = (Vec::new(), None);
     for it in addresses {
-        let set = it.set(Lifetime::Forever).and_then(|()| block::unblock(it.ip));
-        set.map_err(|failure| failure.but(format!("the processes run there, without their address {}", it.ip)))?;
+        match it.set(Lifetime::Forever).and_then(|()| block::unblock(it.ip)) {
+            Ok(()) => are_up.push(it.clone()),
+            Err(failure) => {
+                let what = format!("the processes run there, without their address {}", it.ip);
+                failed = failed.or(Some(failure.but(what)));
+            }
+        }
     }
-    Ok(announced(addresses))
+    let announced = announced(&are_up);
+    failed.map_or(Ok(announced), Err)
 }
 
 /// The processes are about to be killed here: their connections end without a word.

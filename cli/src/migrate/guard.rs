@@ -17,10 +17,14 @@ use crate::daemon;
 use crate::failure::Failure;
 use crate::network::address::Address;
 use crate::network::block::Block;
+use crate::process::Process;
 
-/// How long the daemon may take to say what was decided. Until then the processes, which may go on here, hear nothing.
+/// How long the daemon may take to say what was decided, if the processes run here: they hear nothing until then. As long as they stand still
+/// or are gone, nobody waits for packets, and a packet would do harm.
 const PATIENCE: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// The pause after an address could not be removed.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// The options of the guard.
 #[derive(Debug, Args)]
@@ -48,20 +52,22 @@ pub(crate) fn guard(options: &Guard) -> Result<(), Failure> {
             Err(_) => break,
         }
     }
-    if rules.stands_still { end(&options.migration, &options.daemon.socket()?) } else { Ok(()) }
+    if rules.stands_still { end(&options.migration, rules.root, &options.daemon.socket()?) } else { Ok(()) }
 }
 
 /// What is kept away.
 #[derive(Default)]
 struct Rules {
     name: String,
+    root: i32,
     block: Option<Block>,
     stands_still: bool,
 }
 
 impl Rules {
     fn obey(&mut self, said: Say) -> Result<(), Failure> {
-        if let Say::Move(addresses) = &said {
+        if let Say::Move { root, addresses } = &said {
+            self.root = *root;
             let ips: Vec<_> = addresses.iter().map(|Address { ip, .. }| *ip).collect();
             self.block = Some(Block::new(&self.name, &ips)?);
         }
@@ -71,22 +77,30 @@ impl Rules {
                 self.stands_still = true;
                 block.all()
             }
+            (Some(block), Say::Stay) => block.is_there(),
             _ => Ok(()),
         }
     }
 }
 
 /// The command has been killed: does what it would have done.
-fn end(migration: &str, socket: &Path) -> Result<(), Failure> {
+fn end(migration: &str, root: i32, socket: &Path) -> Result<(), Failure> {
     let began = Instant::now();
     loop {
         match settle::decision(socket, migration) {
-            Ok(MigrationState::HandedOver) => return leaving::settle(migration, true),
+            // What cannot be removed now is tried again.
+            Ok(MigrationState::HandedOver) if leaving::settle(migration, true).is_err() => std::thread::sleep(AGAIN),
+            Ok(MigrationState::HandedOver) => return Ok(()),
             Ok(MigrationState::Kept) => return leaving::settle(migration, false),
             // The daemon has not noticed yet that its command has ended, or starts.
-            Ok(MigrationState::Undecided) | Err(_) if began.elapsed() < PATIENCE => {}
+            Ok(MigrationState::Undecided) | Err(_) if began.elapsed() < PATIENCE || !runs(root) => {}
             Ok(_) | Err(_) => return Ok(()),
         }
         std::thread::sleep(POLL_INTERVAL);
     }
+}
+
+/// Whether a process runs, and does not stand still.
+fn runs(pid: i32) -> bool {
+    Process::find(pid).is_some_and(|it| !it.is_stopped())
 }

@@ -18,12 +18,19 @@ const VERB: &str = "migrate-guard";
 /// What the guard is told. It answers each of these with [`Done`], except the last.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Say {
-    /// These addresses are to move. Nothing is kept from them yet.
-    Move(Vec<Address>),
+    /// These addresses are to move, with the tree of this process. Nothing is kept from them yet.
+    Move {
+        /// The root.
+        root: i32,
+        /// The addresses.
+        addresses: Vec<Address>,
+    },
     /// Nobody may begin a connection to them.
     BeginNone,
     /// No packet may come or go.
     StandStill,
+    /// Nothing new: is the guard there still, and does it keep packets away?
+    Stay,
     /// Nobody needs the guard any more.
     Over,
 }
@@ -44,7 +51,7 @@ pub(super) struct Guarded {
 
 impl Guarded {
     /// Starts the guard of a migration's addresses.
-    pub(super) fn start(migration: &str, socket: &Path, addresses: &[Address]) -> Result<Self, Failure> {
+    pub(super) fn start(migration: &str, socket: &Path, root: i32, addresses: &[Address]) -> Result<Self, Failure> {
         let own = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(own);
         command.args([VERB, migration, "--socket"]).arg(socket);
@@ -55,7 +62,7 @@ impl Guarded {
             return Err(anyhow!("a process without the pipes that it was given").into());
         };
         let mut guarded = Self { child, to, from: BufReader::new(from), is_left: false };
-        guarded.ask(&Say::Move(addresses.to_vec()))?;
+        guarded.ask(&Say::Move { root, addresses: addresses.to_vec() })?;
         Ok(guarded)
     }
 

@@ -73,7 +73,7 @@ impl Leaving {
             }
             leaving.addresses.push(Address::find(&devices, *ip, device_there.as_deref())?);
         }
-        leaving.guard = Some(Guarded::start(migration, socket, &leaving.addresses)?);
+        leaving.guard = Some(Guarded::start(migration, socket, root, &leaving.addresses)?);
         Ok(leaving)
     }
 
@@ -112,6 +112,10 @@ impl Leaving {
     pub(super) fn note(&mut self) -> Result<(), Failure> {
         if self.addresses.is_empty() {
             return Ok(());
+        }
+        if let Some(guard) = &mut self.guard {
+            // Whoever begins a connection without it would be taken for one whom the processes have heard.
+            guard.ask(&Say::Stay)?;
         }
         self.connections = sockets::connections(&self.pids()?)?;
         self.place.write_addresses(&self.addresses)
@@ -165,6 +169,8 @@ pub(super) fn settle(migration: &str, moved: bool) -> Result<(), Failure> {
     let addresses = place.addresses();
     if moved {
         remove(&addresses)?;
+        // What the kernel has of the connections of killed processes would say that they have ended.
+        addresses.iter().for_each(|it| sockets::end_those_of(it.ip));
         addresses.iter().for_each(|it| firewall::remove_those_of_criu_at(it.ip));
     } else {
         drop(announced(&addresses));
@@ -188,12 +194,13 @@ pub(super) fn sweep(kept: impl Fn(&str) -> bool) {
     noted.filter(|it| kept(it)).for_each(|it| Place::of(&it).forget_addresses());
 }
 
+/// Removes all addresses that can be. Returns the first failure.
 fn remove(addresses: &[Address]) -> Result<(), Failure> {
-    for address in addresses {
-        let removed = address.remove();
-        removed.map_err(|failure| failure.but(format!("this host may have the address {} still", address.ip)))?;
-    }
-    Ok(())
+    let removed = addresses.iter().map(|address| {
+        let what = || format!("this host may have the address {} still", address.ip);
+        address.remove().map_err(|failure| failure.but(what()))
+    });
+    removed.fold(Ok(()), Result::and)
 }
 
 /// Announces that this host has addresses.

@@ -55,6 +55,8 @@ pub(super) struct Known {
     /// The files there, by name, with the end of what each has. Pages follow each other: at their addresses they would be behind the end
     /// of the largest file that some file systems have.
     files: BTreeMap<String, AtomicU64>,
+    /// The bytes for which the target still has room.
+    room: AtomicU64,
 }
 
 /// What of some pages is to be sent.
@@ -68,17 +70,24 @@ enum What {
 
 impl Known {
     pub(super) fn new(seed: u64) -> Self {
-        Self { seed, pages: HashMap::new(), files: BTreeMap::new() }
+        Self { seed, pages: HashMap::new(), files: BTreeMap::new(), room: AtomicU64::new(0) }
     }
 
-    /// The target has made files for these extents.
+    /// The target has made files for these extents, and has room for so much in all of them.
     pub(super) fn has_files_for(&mut self, extents: &[Extent]) {
+        self.room = AtomicU64::new(extents.iter().map(|it| it.length).sum());
         self.files = extents.iter().map(|it| (it.name.clone(), AtomicU64::new(0))).collect();
     }
 
     /// Whether the target has a file for an extent: a process may have come since.
     pub(super) fn takes(&self, extent: &Extent) -> bool {
         self.files.contains_key(&extent.name)
+    }
+
+    /// Takes room for so many bytes, if there is so much left.
+    fn takes_room(&self, bytes: u64) -> bool {
+        let less = |left: u64| left.checked_sub(bytes);
+        self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
     /// The target has these pages now.
@@ -123,8 +132,8 @@ fn follows(before: &What, bytes: usize, what: &What) -> bool {
     }
 }
 
-/// Sends a part of a process's memory, as far as the receiver does not know it, and adds it to `new`. What the process has unmapped
-/// meanwhile is passed over. Returns the bytes that were sent.
+/// Sends a part of a process's memory, as far as the receiver does not know it and has room for it, and adds it to `new`. What the process
+/// has unmapped meanwhile is passed over. Returns the bytes that were sent.
 pub(super) fn send(
     to: &mut impl Write,
     extent: &Extent,
@@ -143,6 +152,9 @@ pub(super) fn send(
         }
         for (range, _) in known.split(piece).into_iter().filter(|(_, what)| *what == What::Content) {
             let part = &piece[range];
+            if !known.takes_room(part.len() as u64) {
+                continue;
+            }
             let at = end.fetch_add(part.len() as u64, Ordering::Relaxed);
             stream::send_piece(to, &extent.name, at, part)?;
             sent += part.len() as u64;
@@ -261,7 +273,7 @@ fn present(pid: i32, shared: &mut BTreeSet<String>) -> Vec<Range<u64>> {
 #[derive(Debug, PartialEq, Eq)]
 struct Mapping<'a> {
     range: Range<u64>,
-    /// The object, as `DEVICE:INODE`, of memory that processes may share.
+    /// The part of an object, as `OFFSET DEVICE INODE`, of memory that processes may share.
     object: Option<&'a str>,
 }
 
@@ -270,14 +282,14 @@ impl<'a> Mapping<'a> {
     /// way to the target.
     fn parse(line: &'a str) -> Option<Self> {
         let mut words = line.splitn(6, ' ').map(str::trim).filter(|it| !it.is_empty());
-        let (range, rights, _offset) = (words.next()?, words.next()?, words.next()?);
-        let (device, rest) = (words.next()?, words.next()?);
+        let (range, rights, offset) = (words.next()?, words.next()?, words.next()?);
+        let (_device, rest) = (words.next()?, words.next()?);
         let (inode, path) = rest.split_once(' ').map_or((rest, ""), |(inode, path)| (inode, path.trim()));
         let path = words.next().unwrap_or(path);
         let (start, end) = range.split_once('-')?;
         let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
         let is_shared = rights.ends_with('s');
-        let is_memory = ["/memfd:", "/dev/zero", "/SYSV", "/dev/shm/"].iter().any(|it| path.starts_with(it));
+        let is_memory = ["/memfd:", "/dev/zero", "/SYSV"].iter().any(|it| path.starts_with(it));
         let is_of_kernel = path.starts_with("[v");
         let is_gpus = range.start < window::PINNED_BASE && range.end > window::CLONE_BASE && {
             let devices = window::DEVICE_BASE..window::DEVICE_BASE + window::DEVICE_SIZE * window::MAX_DEVICES as u64;
@@ -285,7 +297,7 @@ impl<'a> Mapping<'a> {
             [devices, others].iter().any(|it| it.contains(&range.start))
         };
         let is_wanted = rights.starts_with('r') && !is_of_kernel && !is_gpus && (!is_shared || is_memory);
-        let object = is_shared.then(|| line_part(line, device, inode));
+        let object = is_shared.then(|| line_part(line, offset, inode));
         (is_wanted && range.end > range.start && range.end - range.start <= LONGEST).then_some(Self { range, object })
     }
 }
@@ -336,8 +348,12 @@ mod tests {
             Some((0x5581a000, None))
         );
         assert_eq!(wanted("7f00-8f00 r--p 00000000 08:01 4242   /usr/lib/a b.so"), Some((0x7f00, None)));
-        assert_eq!(wanted("7f00-8f00 rw-s 00000000 00:01 77   /memfd:x (deleted)"), Some((0x7f00, Some("00:01 77"))));
+        assert_eq!(
+            wanted("7f00-8f00 rw-s 00000000 00:01 77   /memfd:x (deleted)"),
+            Some((0x7f00, Some("00000000 00:01 77")))
+        );
         assert_eq!(wanted("7f00-8f00 rw-s 00000000 08:01 4242   /home/data"), None, "the target has the file");
+        assert_eq!(wanted("7f00-8f00 rw-s 00000000 00:19 7   /dev/shm/x (deleted)"), None, "CRIU has it among files");
         assert_eq!(wanted("7f00-8f00 ---p 00000000 00:00 0"), None);
         assert_eq!(wanted("7ffe0000-7ffe4000 r--p 00000000 00:00 0                  [vvar]"), None);
         assert_eq!(

@@ -184,6 +184,9 @@ impl<'a> Source<'a> {
 
     /// Copies what of the processes' own memory the target does not have yet.
     fn copy_memory(&mut self) -> Result<(), Failure> {
+        if self.known.is_none() {
+            return Ok(());
+        }
         let began = Instant::now();
         let mut extents = memory::extents(self.pid, SHARE);
         if self.report.memory.is_empty() {
@@ -261,7 +264,11 @@ impl<'a> Source<'a> {
         let frozen = self.container.as_ref().map_or(Ok(()), Container::freeze);
         // The next try to settle it freezes it first, too.
         frozen.map_err(|failure| failure.but(format!("its copy waits there for `{}`", self.settle_command())))?;
-        let gone = self.leaving.are_gone();
+        if let Err(failure) = self.leaving.are_gone() {
+            // Two hosts would have an address. The guard keeps trying.
+            self.leaving.are_undecided();
+            return Err(failure.but(format!("its copy waits there for `{}`", self.settle_command())));
+        }
         let owned = self.own();
         self.report.pause_ms = Some(since.elapsed().as_millis() as u64);
         if let Some(mut criu) = criu {
@@ -270,9 +277,6 @@ impl<'a> Source<'a> {
         }
         self.leaving.unlock();
         owned?;
-        gone.map_err(|failure| {
-            failure.but(format!("the processes run there; `{}` removes what is left", self.settle_command()))
-        })?;
         let removed = self.container.as_ref().map_or(Ok(()), Container::remove);
         removed.map_err(|failure| settle::not_removed(self.options, &self.name, self.way.host(), failure))
     }

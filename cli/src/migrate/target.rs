@@ -27,6 +27,7 @@ use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -166,6 +167,8 @@ struct Target {
     arriving: Option<Arriving>,
     /// The announcement of the addresses, which may go on when the answer has been given.
     announced: Option<Announced>,
+    /// Frees memory that came while the processes ran.
+    freeing: Option<JoinHandle<()>>,
 }
 
 impl Target {
@@ -186,8 +189,18 @@ impl Target {
         let (sender, events) = mpsc::channel();
         let host = host(options)?;
         let preloads = Preloads::start(&host.socket);
-        let target =
-            Self { host, dir, _lock: lock, gpu_memory, events, preloads, held: None, arriving: None, announced: None };
+        let target = Self {
+            host,
+            dir,
+            _lock: lock,
+            gpu_memory,
+            events,
+            preloads,
+            held: None,
+            freeing: None,
+            arriving: None,
+            announced: None,
+        };
         let listening = within(&target.dir, DECISION, UnixListener::bind);
         let listener = listening.with_context(|| format!("cannot listen in {}", target.dir.display()))?;
         let for_settlers = sender.clone();
@@ -279,10 +292,11 @@ impl Target {
     /// Restores the processes, and holds them.
     fn hold(&mut self, restore: &Restore) -> ToSource {
         let _preloaded = self.preloads.take().map(Preloads::end);
-        // The image has its content by now. What cannot be removed goes with the migration's directory.
-        let _ = fs::remove_dir_all(self.dir.join(MEMORY));
+        // The image has its content by now. To free much memory takes long, and what cannot be removed goes with the migration's directory.
+        let memory = self.dir.join(MEMORY);
+        self.freeing = Some(std::thread::spawn(move || drop(fs::remove_dir_all(memory))));
         let held = write_restore(&self.dir, restore).and_then(|()| {
-            self.arriving = Some(Arriving::begin(&restore.addresses)?);
+            self.arriving = Some(Arriving::begin(&restore.addresses, false)?);
             Held::restore(&self.dir, restore, &self.host, Attempt::First)
         });
         match held {
@@ -297,6 +311,7 @@ impl Target {
     /// The processes go on here.
     fn own(&mut self) -> ToSource {
         let owned = self.held.take().map(Held::own);
+        self.freed();
         self.arriving = None;
         match owned {
             Some(Ok(())) => runs_here(&self.dir, &self.host, &mut self.announced),
@@ -305,8 +320,14 @@ impl Target {
         }
     }
 
+    /// Waits until memory is freed in the migration's directory, which is about to be removed.
+    fn freed(&mut self) {
+        let _ = self.freeing.take().map(JoinHandle::join);
+    }
+
     /// The processes do not go on here.
     fn abandon(&mut self) -> ToSource {
+        self.freed();
         if let Some(held) = self.held.take() {
             arriving::mute(&read_restore(&self.dir).unwrap_or_default().addresses);
             if let Err(failure) = held.abandon() {
@@ -431,7 +452,7 @@ fn restore_kept(dir: &Path, host: &Host, again: bool, announced: &mut Option<Ann
             }
         }
         let restore = read_restore(dir)?;
-        let _arriving = Arriving::begin(&restore.addresses)?;
+        let _arriving = Arriving::begin(&restore.addresses, again)?;
         Held::restore(dir, &restore, host, if again { Attempt::Again } else { Attempt::Next })?.own()
     };
     match restored() {

@@ -206,7 +206,9 @@ impl Address {
         let devices = devices()?;
         let Some((device, info)) = found(&devices, self.ip) else { return Ok(()) };
         let words = ["address", "delete", &format!("{}/{}", self.ip, info.prefix), "dev", &device.name];
-        ip(&words.map(str::to_owned))
+        let removed = ip(&words.map(str::to_owned));
+        // Somebody else may have removed it.
+        removed.or_else(|failure| if holder(&self::devices()?, self.ip).is_some() { Err(failure) } else { Ok(()) })
     }
 }
 

@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, Stdio};
 use anyhow::{Context, anyhow};
 
 use super::firewall::MARK;
-use super::tools::{command, nft};
+use super::tools::{command, nft, said};
 use crate::failure::Failure;
 
 /// Rules that end with the process that has them, also when it is killed: the kernel removes the table with the `nft` that owns it, and
@@ -52,6 +52,11 @@ impl Block {
     /// From now on no packet comes or goes.
     pub(crate) fn all(&mut self) -> Result<(), Failure> {
         self.say(&packets(&self.name, &self.addresses))
+    }
+
+    /// Whether the rules are still there.
+    pub(crate) fn is_there(&mut self) -> Result<(), Failure> {
+        self.say("")
     }
 
     /// Has nft run commands, and waits until it has.
@@ -102,7 +107,11 @@ pub(crate) fn block(address: IpAddr) -> Result<(), Failure> {
 /// Undoes that.
 pub(crate) fn unblock(address: IpAddr) -> Result<(), Failure> {
     let name = name_of(address);
-    let _ = nft(&format!("delete table arp {name}\n"));
+    if let Err(failure) = nft(&format!("add table arp {name}\ndelete table arp {name}\n"))
+        && said("nft", &["list", "tables", "arp"]).contains(&name)
+    {
+        return Err(failure);
+    }
     nft(&format!("add table inet {name}\ndelete table inet {name}\n"))
 }
 
