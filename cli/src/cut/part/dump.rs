@@ -1,7 +1,7 @@
 //! The dump of a tree for a cut.
 //!
 //! ```text
-//!   Dump ─► criu dump ─► at its gate: Dumped ──┬── Go ─► the tree goes on ─► CRIU ends: Durable ─┬─ Good ─► done
+//!   Dump ─► criu dump ─► at its gate: Dumped, Seen ┬─ Go ─► the tree goes on ─► CRIU ends: Durable ─┬─ Good ─► done
 //!              │                               │         (or stands still)        │               └─ End ──► killed
 //!              └─ fails ───────────────────────┴── anything else ─────────────────┴─► the tree goes on, and leaves nothing
 //! ```
@@ -65,9 +65,14 @@ pub(super) fn dump(socket: &Path, make: &Make) -> Result<(), Failure> {
     let place = Place::make(&make.cut, make.index, make.pid)?;
     let events = Events::of(&place)?;
     let before = Tree::of(make.pid)?.noting_stopped();
-    answer(&FromPart::Ready)?;
-    if !matches!(events.next(), Event::Said(ToPart::Dump)) {
-        return Ok(());
+    answer(&FromPart::Ready(before.seen()?))?;
+    loop {
+        match events.next() {
+            Event::Said(ToPart::Look) => answer(&FromPart::Seen(before.now(make.pid)?.seen()?))?,
+            Event::Said(ToPart::Dump) => break,
+            Event::Asked(..) | Event::Gate(_) => {}
+            _ => return Ok(()),
+        }
     }
     make_directory(&make.dir)?;
     let guard = Guarded::start(make.pid)?;
@@ -129,15 +134,19 @@ impl Dump<'_> {
     fn until_go(&mut self, gate: Waiting, log: &Path) -> Result<Dumped, Failure> {
         let began = Instant::now();
         let tree = self.before.now(self.make.pid)?;
-        let connections = tree.connections()?;
+        let seen = tree.seen()?;
+        let connections = seen.connections.clone();
         let ports = sockets::listening(&tree.pids());
         // If CRIU is killed from now on, the tree does not run before its sockets are what they were.
         self.guard.stands(&tree)?;
         tree.stop();
         // If nobody hears it, the next event says so.
-        let _ = answer(&FromPart::Dumped { connections: connections.clone() });
+        let _ = answer(&FromPart::Dumped(seen));
         loop {
             match self.events.next() {
+                Event::Said(ToPart::Look) => {
+                    let _ = answer(&FromPart::Seen(tree.seen()?));
+                }
                 Event::Said(ToPart::Go) => {
                     let waited_ms = began.elapsed().as_millis() as u64;
                     gate.pass();

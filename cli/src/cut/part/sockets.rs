@@ -15,10 +15,16 @@ use anyhow::{Context, anyhow};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::super::manifest::Connection;
+use super::super::talk::Seen;
+use super::tree::boot;
 use crate::failure::Failure;
 
 /// The state of a listening socket, in `/proc/net/tcp`.
 const LISTENS: &str = "0A";
+/// Those in which a socket that was closed has to say something still: FIN_WAIT1, LAST_ACK and CLOSING.
+const CLOSES: [&str; 3] = ["04", "09", "0B"];
+/// Those of a connection that waits to be accepted: SYN_RECV, ESTABLISHED, and CLOSE_WAIT if the other end has closed it.
+const WAITS: [&str; 3] = ["01", "03", "08"];
 
 /// Options of sockets, by level and name.
 const REPAIR: (i32, i32) = (libc::IPPROTO_TCP, libc::TCP_REPAIR);
@@ -42,18 +48,77 @@ pub(super) fn connections(pids: &[i32]) -> Result<Vec<Connection>, Failure> {
     Ok(found.collect::<BTreeSet<_>>().into_iter().collect())
 }
 
+/// The connections of these processes, those that wait to be accepted by them, and those on this host that are being closed.
+pub(super) fn seen(pids: &[i32]) -> Result<Seen, Failure> {
+    let Some(pid) = pids.first() else { return Ok(Seen::default()) };
+    let mut own = sockets(pids);
+    let lines = lines(*pid)?;
+    // What was accepted meanwhile.
+    own.extend(sockets(pids));
+    let (ports, mut seen) = (ports(&lines, &own), Seen::default());
+    for line in &lines {
+        let Some((inode, connection)) = row(line) else { continue };
+        let is = |states: &[&str]| line.split_ascii_whitespace().nth(3).is_some_and(|it| states.contains(&it));
+        if own.contains_key(&inode) {
+            seen.connections.push(connection);
+        } else if inode == NOBODY && is(&CLOSES) {
+            seen.orphans.push(connection);
+        } else if inode == NOBODY && is(&WAITS) && ports.contains(&connection.own.port()) {
+            seen.unaccepted.push(connection);
+        }
+    }
+    for list in [&mut seen.connections, &mut seen.unaccepted, &mut seen.orphans] {
+        list.sort();
+        list.dedup();
+    }
+    let namespace = fs::read_link("/proc/self/ns/net").context("cannot tell this host's network")?;
+    (seen.addresses, seen.network) = (addresses()?, format!("{} {}", boot(), namespace.display()));
+    Ok(seen)
+}
+
+/// The addresses of this host.
+fn addresses() -> Result<Vec<IpAddr>, Failure> {
+    let read = |name: &str| {
+        let path = format!("/proc/self/net/{name}");
+        fs::read_to_string(&path).with_context(|| format!("cannot read {path}, which has the addresses of this host"))
+    };
+    let mut all = of_trie(&read("fib_trie")?);
+    // A kernel without IPv6 has no such file.
+    all.extend(read("if_inet6").unwrap_or_default().lines().filter_map(|line| {
+        let digits = line.split_ascii_whitespace().next().filter(|it| it.len() == 32)?;
+        Some(IpAddr::from(Ipv6Addr::from(u128::from_str_radix(digits, 16).ok()?)))
+    }));
+    Ok(all.into_iter().collect())
+}
+
+/// The local addresses of `/proc/net/fib_trie`, which has what an address is for in the lines behind it.
+fn of_trie(text: &str) -> BTreeSet<IpAddr> {
+    let (mut found, mut last) = (BTreeSet::new(), None);
+    for line in text.lines().map(str::trim) {
+        match line.strip_prefix("|-- ") {
+            Some(address) => last = address.parse::<Ipv4Addr>().ok(),
+            None if line.starts_with("/32 host LOCAL") => found.extend(last.map(IpAddr::from)),
+            None => {}
+        }
+    }
+    found
+}
+
 /// The ports at which these processes listen.
 pub(super) fn listening(pids: &[i32]) -> Vec<u16> {
-    let own = sockets(pids);
     let Some(pid) = pids.first() else { return Vec::new() };
-    let tables = ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default());
-    let port = |line: &str| {
+    ports(&lines(*pid).unwrap_or_default(), &sockets(pids))
+}
+
+/// The ports at which these sockets listen.
+fn ports(lines: &[String], own: &Sockets) -> Vec<u16> {
+    let port = |line: &String| {
         let words: Vec<_> = line.split_ascii_whitespace().collect();
         let inode = words.get(9)?.parse().ok()?;
         let listens = *words.get(3)? == LISTENS && own.contains_key(&inode);
         listens.then(|| address(words.get(1)?).map(|it| it.port())).flatten()
     };
-    tables.iter().flat_map(|it| it.lines()).filter_map(port).collect::<BTreeSet<_>>().into_iter().collect()
+    lines.iter().filter_map(port).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// The namespaces of these processes are that of this one.
@@ -118,17 +183,22 @@ fn sockets(pids: &[i32]) -> Sockets {
 /// All connections in the network namespace of these processes, by the socket's inode.
 fn rows(pids: &[i32]) -> Result<Vec<(u64, Connection)>, Failure> {
     let Some(pid) = pids.first() else { return Ok(Vec::new()) };
-    let mut rows = Vec::new();
+    Ok(lines(*pid)?.iter().filter_map(|it| row(it)).collect())
+}
+
+/// The kernel's lines about all TCP sockets in the network namespace of this process.
+fn lines(pid: i32) -> Result<Vec<String>, Failure> {
+    let mut lines = Vec::new();
     for name in ["tcp", "tcp6"] {
         let path = format!("/proc/{pid}/net/{name}");
         match fs::read_to_string(&path) {
-            Ok(text) => rows.extend(text.lines().skip(1).filter_map(row)),
+            Ok(text) => lines.extend(text.lines().skip(1).map(str::to_owned)),
             // A kernel without IPv6.
             Err(error) if error.kind() == io::ErrorKind::NotFound && name == "tcp6" => {}
             Err(error) => return Err(error).with_context(|| format!("cannot read {path}"))?,
         }
     }
-    Ok(rows)
+    Ok(lines)
 }
 
 /// Ends what the kernel has left of connections whose processes have ended: it may be there for a minute, and CRIU cannot restore the
@@ -210,6 +280,7 @@ fn set_option(socket: &OwnedFd, (level, name): (i32, i32), to: i32) -> io::Resul
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
@@ -237,6 +308,32 @@ mod tests {
         let one = Connection { own: stream.local_addr().unwrap(), other: stream.peer_addr().unwrap() };
         assert!(found.contains(&one) && found.contains(&one.turned()), "{found:?}");
         assert!(is_own_network(&[std::process::id() as i32]));
+    }
+
+    #[test]
+    fn a_connection_that_waits_to_be_accepted_is_seen_and_one_that_is_closed_with_something_to_say() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let own = [std::process::id() as i32];
+        let one = Connection { own: stream.local_addr().unwrap(), other: stream.peer_addr().unwrap() };
+        let found = seen(&own).unwrap();
+        assert!(found.connections.contains(&one) && found.unaccepted.contains(&one.turned()), "{found:?}");
+        assert!(found.addresses.contains(&IpAddr::from([127, 0, 0, 1])), "{found:?}");
+        let accepted = listener.accept().unwrap();
+        let found = seen(&own).unwrap();
+        assert!(found.connections.contains(&one.turned()) && !found.unaccepted.contains(&one.turned()), "{found:?}");
+        // More than the other end takes.
+        stream.set_nonblocking(true).unwrap();
+        while stream.write(&[0; 1 << 16]).is_ok() {}
+        drop(stream);
+        assert!(seen(&own).unwrap().orphans.contains(&one));
+        drop(accepted);
+    }
+
+    #[test]
+    fn local_addresses_are_told_from_others() {
+        let text = "Main:\n  +-- 10.0.0.0/24 2 0 2\n     |-- 10.0.0.0\n        /24 link UNICAST\n     |-- 10.0.0.1\n        /32 host LOCAL\n     |-- 10.0.0.255\n        /32 link BROADCAST\n";
+        assert_eq!(of_trie(text), BTreeSet::from([IpAddr::from([10, 0, 0, 1])]));
     }
 
     #[test]

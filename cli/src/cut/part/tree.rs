@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
 use super::super::manifest::{Connection, Dumped};
+use super::super::talk::Seen;
 use super::sockets;
 use crate::failure::Failure;
 use crate::process::{self, Process};
@@ -120,6 +121,11 @@ impl Tree {
     /// Its TCP connections.
     pub(super) fn connections(&self) -> Result<Vec<Connection>, Failure> {
         sockets::connections(&self.pids())
+    }
+
+    /// Its TCP connections, and those that may have been.
+    pub(super) fn seen(&self) -> Result<Seen, Failure> {
+        sockets::seen(&self.pids())
     }
 
     fn signal(&self, signal: Signal, filter: impl Fn(i32) -> bool) {
