@@ -100,7 +100,7 @@ impl Dump<'_> {
         self.guard.knows_criu(criu, &self.before)?;
         let gate = self.until_gate(&log)?;
         let dumped = self.until_go(gate, &log)?;
-        self.until_criu_ends(&log)?;
+        self.until_criu_ends(&dumped.tree, &log)?;
         let note = self.write(&dumped)?;
         let durable = Durable { note, processes: dumped.tree.processes().len(), waited_ms: dumped.waited_ms };
         Ok((dumped.tree, durable))
@@ -156,14 +156,19 @@ impl Dump<'_> {
                     return Ok(Dumped { tree, connections, ports, waited_ms });
                 }
                 Event::Ended(status) => return Err(self.failed(status, log)),
-                Event::Lost | Event::Said(_) => return Err(lost()),
+                Event::Lost | Event::Said(_) => {
+                    // CRIU fails, and lets go of the tree. Then it waits for GPU memory, which may take minutes.
+                    drop(gate);
+                    tree.goes_on_when_left();
+                    return Err(lost());
+                }
                 Event::Gate(_) | Event::Asked(..) => {}
             }
         }
     }
 
     /// CRIU and the daemon make the image durable, whether somebody waits for that or not.
-    fn until_criu_ends(&mut self, log: &Path) -> Result<(), Failure> {
+    fn until_criu_ends(&mut self, tree: &Tree, log: &Path) -> Result<(), Failure> {
         loop {
             match self.events.next() {
                 Event::Ended(status) if status.success() => {
@@ -172,7 +177,11 @@ impl Dump<'_> {
                 }
                 Event::Ended(status) => return Err(self.failed(status, log)),
                 Event::Gate(gate) => gate.pass(),
-                Event::Lost => self.is_lost = true,
+                Event::Lost => {
+                    self.is_lost = true;
+                    // There is no cut with which it would be killed.
+                    tree.goes_on_when_left();
+                }
                 Event::Said(_) | Event::Asked(..) => {}
             }
         }

@@ -94,13 +94,12 @@ pub(crate) fn guard(options: &Guard) -> Result<(), Failure> {
             Err(_) => break,
         }
     }
-    // Its script fails by itself, since the other has ended, and then it lets the tree go on.
+    // CRIU's script fails by itself, since the other has ended, and then CRIU lets go of the tree. It waits for GPU memory before it ends.
+    stands.iter().for_each(Tree::goes_on_when_left);
     while criu.is_some_and(|(pid, start)| process::start_of(pid) == Some(start)) {
         std::thread::sleep(POLL_INTERVAL);
     }
-    let mended = mend(options.root, &before);
-    stands.iter().for_each(Tree::go_on);
-    mended
+    mend(options.root, &before)
 }
 
 /// Undoes what a CRIU leaves behind that is killed while it dumps a tree: connections that are locked, and in repair mode.
