@@ -106,7 +106,7 @@ pub(crate) fn guard(options: &Guard) -> Result<(), Failure> {
 /// `before` is the tree as it was before the dump.
 pub(super) fn mend(root: i32, before: &Tree) -> Result<(), Failure> {
     let tree = before.now(root)?;
-    firewall::remove_those_of_criu(&tree.connections()?);
+    let unlocked = firewall::remove_those_of_criu(&tree.connections()?);
     tree.unmute();
-    Ok(())
+    unlocked
 }

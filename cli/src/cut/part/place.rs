@@ -95,6 +95,14 @@ fn path(cut: &str, index: usize) -> Result<PathBuf, Failure> {
     Ok(Path::new(ALL).join(format!("{cut}-{index}")))
 }
 
+/// Whether a process takes part.
+pub(super) fn is_in_use(cut: &str, index: usize) -> bool {
+    // Without the lock nobody has it, or can find it.
+    path(cut, index)
+        .and_then(|it| File::open(it).map_err(|it| anyhow!(it).into()))
+        .is_ok_and(|it| it.try_lock().is_err())
+}
+
 /// Connects to the process that takes part, if there is one.
 pub(super) fn settle(cut: &str, index: usize) -> Result<Option<UnixStream>, Failure> {
     let path = path(cut, index)?.join(SETTLE);

@@ -93,8 +93,7 @@ pub(super) fn restore(socket: &Path, which: &Which) -> Result<(), Failure> {
 impl Restore<'_> {
     /// Has the tree restored, until it is complete.
     fn until_held(&mut self, socket: &Path, place: &Place) -> Result<(), Failure> {
-        let name = format!("rekindle-cut-{}-{}", self.note.cut, self.note.index);
-        self.locked = Some(firewall::Locked::new(&name, &self.note.connections)?);
+        self.locked = Some(firewall::Locked::new(&self.note.cut, self.note.index, &self.note.connections)?);
         sockets::end_what_is_left_of(&self.note.connections, &self.note.ports)?;
         let log = self.dir.join(LOG);
         let _ = fs::remove_file(&log);
@@ -107,7 +106,8 @@ impl Restore<'_> {
         self.until(gate::PLACED, &log)?;
         answer(&FromPart::Placed)?;
         self.until_connected(&log)?;
-        self.locked = None;
+        // Otherwise nobody would hear anybody.
+        self.locked.take().map_or(Ok(()), firewall::Locked::unlock)?;
         self.passes();
         self.until(gate::COMPLETE, &log)?;
         Tree::of(self.note.root)?.stop();
@@ -297,6 +297,10 @@ pub(super) fn state(which: &Which) -> Result<State, Failure> {
         Some(FromPart::State(state)) => Ok(state),
         Some(other) => Err(anyhow!("the process that restores answers {other:?}").into()),
         None => {
+            // What a restore has left that was killed.
+            if let Ok(note) = Note::read(&which.cut, &which.part) {
+                firewall::remove_those_left(&note.connections)?;
+            }
             let runs = restored(&which.part.dir).is_some_and(|it| it.is_alive());
             Ok(if runs { State::Running } else { State::Gone })
         }
