@@ -54,6 +54,8 @@ pub(super) enum ToPart {
         /// Whether it runs.
         run: bool,
     },
+    /// On a connection of its own: all trees of a restore run. Answer: `Running`.
+    Over(Which),
     /// On a connection of its own: the cut is good, and what was dumped was to end with it. Answer: `Ended`.
     EndDumped(Which),
 }
@@ -106,7 +108,10 @@ pub(super) enum State {
     Restoring,
     /// Complete.
     Held,
+    /// Whether the others run as well is not known there.
     Running,
+    /// All have run. What has become of this one since is nobody's concern.
+    Over,
 }
 
 /// The TCP connections of a tree at one moment.

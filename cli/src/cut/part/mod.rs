@@ -46,6 +46,7 @@ pub(crate) fn part(options: &Part) -> Result<(), Failure> {
         ToPart::Restore(restore) => is_known(restore.version).and_then(|()| restore::restore(&socket, &restore.which)),
         ToPart::Ask(which) => restore::state(&which).and_then(|it| answer(&FromPart::State(it))),
         ToPart::Settle { which, run } => restore::settle(&which, run).and_then(|it| answer(&it)),
+        ToPart::Over(which) => restore::is_over(&which).and_then(|()| answer(&FromPart::Running)),
         ToPart::EndDumped(which) => dump::end(&which).and_then(|()| answer(&FromPart::Ended)),
         _ => Err(Failure::refused(anyhow!("a connection does not begin with this"))),
     };

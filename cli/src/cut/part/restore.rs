@@ -65,6 +65,8 @@ pub(super) fn restore(socket: &Path, which: &Which) -> Result<(), Failure> {
     let note = Note::read(&which.cut, &which.part)?;
     check(&note, &which.part.dir)?;
     let place = Place::make(&which.cut, which.part.index, note.root)?;
+    // Of an earlier restore. No host begins before all have looked.
+    let _ = fs::remove_file(which.part.dir.join(RESTORED));
     let events = Events::of(&place)?;
     answer(&FromPart::Checked)?;
     if !matches!(events.next(), Event::Said(ToPart::Start)) {
@@ -163,7 +165,13 @@ impl Restore<'_> {
                     runs = true;
                     let _ = answer(&FromPart::Running);
                 }
-                Some(Event::Said(ToPart::Done)) if runs => return Ok(()),
+                Some(Event::Said(ToPart::Done)) if runs => {
+                    if let Err(failure) = write_over(self.dir) {
+                        // Somebody who settles would end this tree if another one has ended by then.
+                        eprintln!("rekindle: {failure}");
+                    }
+                    return Ok(());
+                }
                 Some(Event::Said(_)) => {
                     self.end();
                     return answer(&FromPart::Ended);
@@ -301,8 +309,11 @@ pub(super) fn state(which: &Which) -> Result<State, Failure> {
             if let Ok(note) = Note::read(&which.cut, &which.part) {
                 firewall::remove_those_left(&note.connections)?;
             }
-            let runs = restored(&which.part.dir).is_some_and(|it| it.is_alive());
-            Ok(if runs { State::Running } else { State::Gone })
+            Ok(match restored(&which.part.dir) {
+                Some((_, true)) => State::Over,
+                Some((tree, false)) if tree.is_alive() => State::Running,
+                _ => State::Gone,
+            })
         }
     }
 }
@@ -311,14 +322,37 @@ pub(super) fn state(which: &Which) -> Result<State, Failure> {
 fn write_restored(dir: &Path, tree: &Tree, root: i32) -> Result<(), Failure> {
     let path = dir.join(RESTORED);
     let roots: Vec<_> = tree.processes().iter().copied().filter(|it| it.pid == root).collect();
-    let written = || -> anyhow::Result<()> { Ok(fs::write(&path, serde_json::to_vec(&(boot(), roots))?)?) };
+    write_roots(&path, &roots, false)
+}
+
+/// Notes that all trees run: from now on each may end by itself.
+fn write_over(dir: &Path) -> Result<(), Failure> {
+    match restored(dir) {
+        Some((tree, false)) => write_roots(&dir.join(RESTORED), tree.processes(), true),
+        _ => Ok(()),
+    }
+}
+
+fn write_roots(path: &Path, roots: &[Dumped], is_over: bool) -> Result<(), Failure> {
+    // Whole or not at all.
+    let new = path.with_extension("new");
+    let written = || -> anyhow::Result<()> {
+        fs::write(&new, serde_json::to_vec(&(boot(), roots, is_over))?)?;
+        Ok(fs::rename(&new, path)?)
+    };
     Ok(written().with_context(|| format!("cannot write {}", path.display()))?)
 }
 
-/// The root of the tree that was restored last, if the machine has not started anew since.
-fn restored(dir: &Path) -> Option<Tree> {
-    let (when, roots): (String, Vec<Dumped>) = serde_json::from_slice(&fs::read(dir.join(RESTORED)).ok()?).ok()?;
-    (when == boot()).then(|| Tree::of_dumped(&roots))
+/// The root of the tree that was restored last, if the machine has not started anew since, and whether all others have run.
+fn restored(dir: &Path) -> Option<(Tree, bool)> {
+    let text = fs::read(dir.join(RESTORED)).ok()?;
+    let (when, roots, is_over): (String, Vec<Dumped>, bool) = serde_json::from_slice(&text).ok()?;
+    (when == boot()).then(|| (Tree::of_dumped(&roots), is_over))
+}
+
+/// All trees run.
+pub(super) fn is_over(which: &Which) -> Result<(), Failure> {
+    write_over(&which.part.dir)
 }
 
 /// Has the tree of a restore run or end.
@@ -326,15 +360,16 @@ pub(super) fn settle(which: &Which, run: bool) -> Result<FromPart, Failure> {
     let message = ToPart::Settle { which: which.clone(), run };
     match ask(which, &message)? {
         Some(answer) => Ok(answer),
-        None if state(which)? == State::Running => {
-            if run {
-                return Ok(FromPart::Running);
+        None => match state(which)? {
+            State::Running | State::Over if run => Ok(FromPart::Running),
+            State::Running => {
+                Tree::of(which.part.root)?.end()?;
+                Ok(FromPart::Ended)
             }
-            Tree::of(which.part.root)?.end()?;
-            Ok(FromPart::Ended)
-        }
-        None if run => Err(anyhow!("the tree has ended").into()),
-        None => Ok(FromPart::Ended),
+            State::Over => Err(Failure::refused(anyhow!("all trees of the restore have run"))),
+            _ if run => Err(anyhow!("the tree has ended").into()),
+            _ => Ok(FromPart::Ended),
+        },
     }
 }
 
