@@ -33,6 +33,8 @@ pub(crate) struct Part {
 
 /// Serves the connection that is this process's input and output.
 pub(crate) fn part(options: &Part) -> Result<(), Failure> {
+    // What ends a command on this host by its group or its terminal, as Ctrl-C does, does not end this, nor CRIU.
+    let _ = rustix::process::setsid();
     let socket = options.daemon.socket()?;
     let mut input = input()?;
     let first = loop {
