@@ -60,10 +60,10 @@ struct Dumped {
 }
 
 /// Serves a coordinator that makes a cut.
-pub(super) fn dump(socket: &Path, make: &Make) -> Result<(), Failure> {
+pub(super) fn dump(socket: &Path, make: &Make, events: Events) -> Result<(), Failure> {
     check(socket, make)?;
     let place = Place::make(&make.cut, make.index, make.pid)?;
-    let events = Events::of(&place)?;
+    events.hear(&place)?;
     let before = Tree::of(make.pid)?.noting_stopped();
     answer(&FromPart::Ready(before.seen()?))?;
     loop {

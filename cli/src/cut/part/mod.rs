@@ -15,6 +15,7 @@ use anyhow::anyhow;
 use clap::Args;
 use rekindle_wire::control::FailureKind;
 
+use self::events::Events;
 pub(crate) use self::gate::{Gate, gate};
 pub(crate) use self::guard::{Guard, guard};
 use self::spoken::{answer, input};
@@ -43,9 +44,13 @@ pub(crate) fn part(options: &Part) -> Result<(), Failure> {
             first => break first,
         }
     };
+    // Signs of life are answered whatever takes long.
+    let events = Events::of_coordinator();
     let served = match first {
-        ToPart::Make(make) => is_known(make.version).and_then(|()| dump::dump(&socket, &make)),
-        ToPart::Restore(restore) => is_known(restore.version).and_then(|()| restore::restore(&socket, &restore.which)),
+        ToPart::Make(make) => is_known(make.version).and_then(|()| dump::dump(&socket, &make, events)),
+        ToPart::Restore(restore) => {
+            is_known(restore.version).and_then(|()| restore::restore(&socket, &restore.which, events))
+        }
         ToPart::Ask(which) => restore::state(&which).and_then(|it| answer(&FromPart::State(it))),
         ToPart::Settle { which, run } => restore::settle(&which, run).and_then(|it| answer(&it)),
         ToPart::Over(which) => restore::is_over(&which).and_then(|()| answer(&FromPart::Running)),

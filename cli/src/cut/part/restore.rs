@@ -61,13 +61,13 @@ struct Restore<'a> {
 }
 
 /// Serves a coordinator that restores a cut.
-pub(super) fn restore(socket: &Path, which: &Which) -> Result<(), Failure> {
+pub(super) fn restore(socket: &Path, which: &Which, events: Events) -> Result<(), Failure> {
     let note = Note::read(&which.cut, &which.part)?;
     check(&note, &which.part.dir)?;
     let place = Place::make(&which.cut, which.part.index, note.root)?;
     // Of an earlier restore. No host begins before all have looked.
     let _ = fs::remove_file(which.part.dir.join(RESTORED));
-    let events = Events::of(&place)?;
+    events.hear(&place)?;
     answer(&FromPart::Checked)?;
     if !matches!(events.next(), Event::Said(ToPart::Start)) {
         return Ok(());
