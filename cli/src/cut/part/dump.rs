@@ -10,7 +10,7 @@
 //! be killed. If CRIU is killed there, it leaves sockets on which no system call works: they are mended before the tree goes on. If this
 //! process ends, the tree's guard does all that (`guard.rs`).
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ use super::gate::{self, Waiting};
 use super::guard::{Guarded, mend};
 use super::place::Place;
 use super::spoken::answer;
-use super::tree::{Tree, boot};
+use super::tree::{Held, Tree, boot};
 use super::{firewall, sockets};
 use crate::failure::Failure;
 use crate::{criu as program, daemon, protect};
@@ -62,6 +62,8 @@ struct Dumped {
 /// Serves a coordinator that makes a cut.
 pub(super) fn dump(socket: &Path, make: &Make, events: Events) -> Result<(), Failure> {
     check(socket, make)?;
+    // Before anything is noted of the tree: another one may have stopped it.
+    let held = Held::take(make.pid)?;
     let place = Place::make(&make.cut, make.index, make.pid)?;
     events.hear(&place)?;
     let before = Tree::of(make.pid)?.noting_stopped();
@@ -74,8 +76,8 @@ pub(super) fn dump(socket: &Path, make: &Make, events: Events) -> Result<(), Fai
             _ => return Ok(()),
         }
     }
-    make_directory(&make.dir)?;
-    let guard = Guarded::start(make.pid)?;
+    let _directory = make_directory(&make.dir)?;
+    let guard = Guarded::start(make.pid, &held)?;
     let before = before.now(make.pid)?.noting_connections();
     let mut dump = Dump { make, events, place: &place, guard, before, criu_runs: false, is_lost: false };
     let made = dump.until_durable(socket);
@@ -296,27 +298,34 @@ fn check(socket: &Path, make: &Make) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes the directory of a part, in the place of one that was not finished.
-fn make_directory(dir: &Path) -> Result<(), Failure> {
-    let made = || -> io::Result<bool> {
-        if dir.join(UNFINISHED).exists() {
-            fs::remove_dir_all(dir)?;
+/// Makes the directory of a part, in the place of one that was not finished. It is in use until what this returns is dropped.
+fn make_directory(dir: &Path) -> Result<File, Failure> {
+    let unfinished = dir.join(UNFINISHED);
+    let made = || -> io::Result<Option<File>> {
+        match File::options().write(true).open(&unfinished) {
+            Ok(left) if is_in_use(&left) => return Ok(None),
+            Ok(_) => fs::remove_dir_all(dir)?,
+            Err(_) => {}
         }
         fs::create_dir_all(dir.parent().map_or_else(PathBuf::new, Path::to_owned))?;
         match fs::DirBuilder::new().mode(0o700).create(dir) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
             made => made?,
         }
-        File::create(dir.join(UNFINISHED))?;
-        Ok(true)
+        let file = File::create_new(&unfinished)?;
+        Ok((!is_in_use(&file)).then_some(file))
     };
-    if made().with_context(|| format!("cannot make {}", dir.display()))? {
-        return Ok(());
-    }
-    Err(Failure::refused(anyhow!(
-        "there is a {} already: if it is part of no cut that is needed, remove it, or name another directory",
-        dir.display()
-    )))
+    made().with_context(|| format!("cannot make {}", dir.display()))?.ok_or_else(|| {
+        Failure::refused(anyhow!(
+            "there is a {} already: if it is part of no cut that is needed or being made, remove it, or name another directory",
+            dir.display()
+        ))
+    })
+}
+
+/// Whether another process has locked a file. Otherwise this one has, where the file system can.
+fn is_in_use(file: &File) -> bool {
+    matches!(file.try_lock(), Err(TryLockError::WouldBlock))
 }
 
 /// Kills what runs on of a tree that a good cut was to end.
@@ -326,4 +335,28 @@ pub(super) fn end(which: &Which) -> Result<(), Failure> {
         Tree::of_dumped(&note.processes).end()?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn the_directory_of_a_part_that_is_being_made_is_not_removed() {
+        let base = TempDir::new().unwrap();
+        let dir = base.path().join("cut").join("a");
+        let made = make_directory(&dir).unwrap();
+        fs::write(dir.join("pages-1.img"), "pages").unwrap();
+        assert!(make_directory(&dir).unwrap_err().to_string().contains("already"));
+        assert!(dir.join("pages-1.img").exists());
+        // Who made it has ended.
+        drop(made);
+        let made = make_directory(&dir).unwrap();
+        assert!(!dir.join("pages-1.img").exists());
+        fs::remove_file(dir.join(UNFINISHED)).unwrap();
+        drop(made);
+        assert!(make_directory(&dir).is_err(), "it is complete");
+    }
 }

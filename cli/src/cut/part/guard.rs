@@ -12,7 +12,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::firewall;
-use super::tree::Tree;
+use super::tree::{Held, Tree};
 use crate::failure::Failure;
 use crate::migrate::talk;
 use crate::process;
@@ -44,13 +44,13 @@ pub(super) struct Guarded {
 }
 
 impl Guarded {
-    /// Starts it.
-    pub(super) fn start(root: i32) -> Result<Self, Failure> {
+    /// Starts it. The tree is its own until it ends.
+    pub(super) fn start(root: i32, held: &Held) -> Result<Self, Failure> {
         let own = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(own);
         command.args(["cut-guard", &root.to_string()]);
-        // Whoever reads this process's output is not to wait for the guard.
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        // Whoever reads this process's output is not to wait for the guard. What it has as output is a directory's lock: it writes nothing.
+        command.stdin(Stdio::piped()).stdout(held.shared()?).stderr(Stdio::null());
         let mut child = command.spawn().context("cannot start the guard of a tree")?;
         let to = child.stdin.take().context("a process without its pipe")?;
         Ok(Self { to, child })

@@ -1,10 +1,10 @@
 //! A process tree that stands still or ends.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
@@ -45,7 +45,8 @@ impl Tree {
 
     /// Notes which of its processes somebody has stopped.
     pub(super) fn noting_stopped(mut self) -> Self {
-        let is_stopped = |pid: &i32| Process::find(*pid).is_some_and(|it| it.is_stopped());
+        // A debugger's hold is none, nor that of another CRIU.
+        let is_stopped = |pid: &i32| Process::find(*pid).is_some_and(|it| it.is_stopped()) && !process::is_traced(*pid);
         self.stopped = self.pids().into_iter().filter(is_stopped).collect();
         self
     }
@@ -106,7 +107,7 @@ impl Tree {
         let began = Instant::now();
         while self.is_alive() {
             if began.elapsed() > END {
-                return Err(anyhow::anyhow!("processes do not end that were killed: {:?}", self.pids()).into());
+                return Err(anyhow!("processes do not end that were killed: {:?}", self.pids()).into());
             }
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -138,6 +139,31 @@ impl Tree {
 
 fn is_same(process: &Dumped) -> bool {
     process::start_of(process.pid) == Some(process.start)
+}
+
+/// The right to stop a tree and to let it go on, which one process has at a time, and who inherits it.
+#[derive(Debug)]
+pub(super) struct Held(File);
+
+impl Held {
+    /// Takes it for the tree with this root.
+    pub(super) fn take(root: i32) -> Result<Self, Failure> {
+        // The process's directory: a later process with the same number has another one, and no file is left.
+        let path = format!("/proc/{root}");
+        let file = File::open(&path).map_err(|_| Failure::refused(anyhow!("there is no process {root}")))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self(file)),
+            Err(TryLockError::WouldBlock) => Err(Failure::refused(anyhow!(
+                "another cut of the tree of {root} is being made, or has not let go of it yet: try again"
+            ))),
+            Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("cannot lock {path}"))?,
+        }
+    }
+
+    /// The same right. It ends with the last one who has it.
+    pub(super) fn shared(&self) -> Result<File, Failure> {
+        Ok(self.0.try_clone().context("cannot duplicate a descriptor")?)
+    }
 }
 
 /// What tells this start of the machine from others.
@@ -178,5 +204,22 @@ mod tests {
         assert!(!other.is_alive() && tree.is_alive());
         tree.end().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn one_cut_at_a_time_has_a_tree() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let root = child.id() as i32;
+        let held = Held::take(root).unwrap();
+        let refused = || Held::take(root).unwrap_err().to_string();
+        assert!(refused().contains("another cut"), "{}", refused());
+        let shared = held.shared().unwrap();
+        drop(held);
+        assert!(refused().contains("another cut"));
+        drop(shared);
+        Held::take(root).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(refused().contains("no process"));
     }
 }
