@@ -202,6 +202,7 @@ impl Dump<'_> {
             root: *pid,
             boot: boot(),
             processes: dumped.tree.processes().to_vec(),
+            stopped: dumped.tree.stopped().to_vec(),
             connections: dumped.connections.clone(),
             ports: dumped.ports.clone(),
             options: options.clone(),
@@ -332,7 +333,7 @@ fn is_in_use(file: &File) -> bool {
 pub(super) fn end(which: &Which) -> Result<(), Failure> {
     let note = Note::read(&which.cut, &which.part)?;
     if note.boot == boot() {
-        Tree::of_dumped(&note.processes).end()?;
+        Tree::of_dumped(&note.processes).end_all()?;
     }
     Ok(())
 }

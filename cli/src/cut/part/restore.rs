@@ -33,7 +33,7 @@ use super::tree::{Tree, boot};
 use super::{firewall, sockets};
 use crate::failure::Failure;
 use crate::migrate::talk;
-use crate::process::{self, Process};
+use crate::process::Process;
 use crate::{cpu_image, criu as program};
 
 /// CRIU's log, in the part's directory.
@@ -53,8 +53,8 @@ struct Restore<'a> {
     /// CRIU waits for this.
     gate: Option<Waiting>,
     locked: Option<firewall::Locked>,
-    /// When CRIU was started, in the machine's clock ticks: what is killed is not older.
-    began: Option<u64>,
+    /// CRIU's process. Only what descends from it is killed.
+    criu: Option<i32>,
     criu_runs: bool,
     /// Whether the coordinator can still say something.
     is_lost: bool,
@@ -78,7 +78,7 @@ pub(super) fn restore(socket: &Path, which: &Which, events: Events) -> Result<()
         events,
         gate: None,
         locked: None,
-        began: None,
+        criu: None,
         criu_runs: false,
         is_lost: false,
     };
@@ -102,8 +102,9 @@ impl Restore<'_> {
         let mut command = Command::new(criu()?);
         command.args(program::restore(self.dir, &log)?).arg("--restore-detached").args(&self.note.options);
         command.arg("--action-script").arg(place.script()).env("REKINDLE_SOCKET", socket);
-        self.began = process::start_of(std::process::id() as i32);
-        self.events.start(command)?;
+        // The tree's parent when CRIU has ended.
+        let _ = rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(std::process::id() as i32));
+        self.criu = Some(self.events.start(command)?);
         self.criu_runs = true;
         self.until(gate::PLACED, &log)?;
         answer(&FromPart::Placed)?;
@@ -152,8 +153,13 @@ impl Restore<'_> {
     /// The tree is complete: waits until it may run, or is to end.
     fn until_it_is_over(&mut self) -> Result<(), Failure> {
         let log = self.dir.join(LOG);
-        let (began, mut runs) = (Instant::now(), false);
+        // When the coordinator was lost: nobody has to settle a tree before.
+        let (mut began, mut runs) = (Instant::now(), false);
+        let mut was_lost = false;
         loop {
+            if self.is_lost && !was_lost {
+                (began, was_lost) = (Instant::now(), true);
+            }
             let left = PATIENCE.saturating_sub(began.elapsed());
             let event = match self.is_lost {
                 true => self.events.within(left),
@@ -201,7 +207,7 @@ impl Restore<'_> {
 
     /// The tree runs.
     fn run(&mut self, log: &Path) -> Result<(), Failure> {
-        let tree = Tree::of(self.note.root)?;
+        let tree = Tree::of(self.note.root)?.with_stopped(&self.note.stopped);
         write_restored(self.dir, &tree, self.note.root)?;
         tree.go_on();
         self.passes();
@@ -236,8 +242,10 @@ impl Restore<'_> {
     fn end(&mut self) {
         let kill = |restore: &Self| {
             // CRIU may not have made it yet, or its number may be another's.
-            let began = restore.began.unwrap_or(u64::MAX);
-            if process::start_of(restore.note.root).is_some_and(|it| it >= began)
+            let parents = restore.criu.into_iter().chain([std::process::id() as i32]);
+            let is_restored = |it: Process| parents.clone().any(|parent| it.is_child_of(parent));
+            if restore.criu.is_some()
+                && Process::find(restore.note.root).is_some_and(is_restored)
                 && let Ok(tree) = Tree::of(restore.note.root)
                 && let Err(failure) = tree.end()
             {
@@ -262,6 +270,12 @@ impl Restore<'_> {
             }
         }
         kill(self);
+        // This is the parent of what was restored: until it has looked, their numbers are not free for another restore.
+        for it in &self.note.processes {
+            if let Some(pid) = rustix::process::Pid::from_raw(it.pid) {
+                let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG);
+            }
+        }
         self.locked = None;
     }
 
@@ -363,7 +377,7 @@ pub(super) fn settle(which: &Which, run: bool) -> Result<FromPart, Failure> {
         None => match state(which)? {
             State::Running | State::Over if run => Ok(FromPart::Running),
             State::Running => {
-                Tree::of(which.part.root)?.end()?;
+                Tree::of(which.part.root)?.end_all()?;
                 Ok(FromPart::Ended)
             }
             State::Over => Err(Failure::refused(anyhow!("all trees of the restore have run"))),

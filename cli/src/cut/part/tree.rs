@@ -57,6 +57,15 @@ impl Tree {
         self
     }
 
+    /// The same tree as one in which these are stopped.
+    pub(super) fn with_stopped(self, stopped: &[i32]) -> Self {
+        Self { stopped: stopped.to_vec(), ..self }
+    }
+
+    pub(super) fn stopped(&self) -> &[i32] {
+        &self.stopped
+    }
+
     /// The same tree, which has grown since something was noted of it.
     pub(super) fn now(&self, root: i32) -> Result<Self, Failure> {
         Ok(Self { processes: Self::of(root)?.processes, ..self.clone() })
@@ -112,6 +121,23 @@ impl Tree {
             std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
+    }
+
+    /// The same for a tree that runs, with all that descend from its processes by now.
+    pub(super) fn end_all(mut self) -> Result<(), Failure> {
+        loop {
+            // What is stopped makes no more processes.
+            self.stop();
+            let alive: Vec<_> = self.processes.iter().filter(|it| is_same(it)).map(|it| it.pid).collect();
+            let all = Process::trees_of(&alive).context("cannot list processes")?;
+            let known = self.pids();
+            let dumped = |pid| Some(Dumped { pid, start: process::start_of(pid)? });
+            let more: Vec<_> = all.into_iter().filter(|it| !known.contains(it)).filter_map(dumped).collect();
+            if more.is_empty() {
+                return self.end();
+            }
+            self.processes.extend(more);
+        }
     }
 
     /// Whether one of its processes lives.
@@ -204,6 +230,22 @@ mod tests {
         assert!(!other.is_alive() && tree.is_alive());
         tree.end().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_tree_ends_with_those_of_its_processes_that_were_not_known() {
+        let mut child = Command::new("sh").args(["-c", "sleep 1000 & wait"]).spawn().unwrap();
+        let root = child.id() as i32;
+        let all = loop {
+            let all = Tree::of(root).unwrap();
+            if all.processes.len() == 2 {
+                break all;
+            }
+        };
+        let known: Vec<_> = all.processes.iter().copied().filter(|it| it.pid == root).collect();
+        Tree::of_dumped(&known).end_all().unwrap();
+        child.wait().unwrap();
+        assert!(!all.is_alive());
     }
 
     #[test]
