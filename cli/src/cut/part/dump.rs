@@ -146,9 +146,10 @@ impl Dump<'_> {
         let _ = answer(&FromPart::Dumped(seen));
         loop {
             match self.events.next() {
-                Event::Said(ToPart::Look) => {
-                    let _ = answer(&FromPart::Seen(tree.seen()?));
-                }
+                Event::Said(ToPart::Look) => match tree.seen() {
+                    Ok(seen) => drop(answer(&FromPart::Seen(seen))),
+                    Err(failure) => return Err(leave(gate, &tree, failure)),
+                },
                 Event::Said(ToPart::Go) => {
                     let waited_ms = began.elapsed().as_millis() as u64;
                     gate.pass();
@@ -158,12 +159,7 @@ impl Dump<'_> {
                     return Ok(Dumped { tree, connections, ports, waited_ms });
                 }
                 Event::Ended(status) => return Err(self.failed(status, log)),
-                Event::Lost | Event::Said(_) => {
-                    // CRIU fails, and lets go of the tree. Then it waits for GPU memory, which may take minutes.
-                    drop(gate);
-                    tree.goes_on_when_left();
-                    return Err(lost());
-                }
+                Event::Lost | Event::Said(_) => return Err(leave(gate, &tree, lost())),
                 Event::Gate(_) | Event::Asked(..) => {}
             }
         }
@@ -258,6 +254,13 @@ struct Durable {
     note: u64,
     processes: usize,
     waited_ms: u64,
+}
+
+/// There is no cut: CRIU fails at its gate, and lets go of the tree, which goes on. Then CRIU waits for GPU memory, which may take minutes.
+fn leave(gate: Waiting, tree: &Tree, failure: Failure) -> Failure {
+    drop(gate);
+    tree.goes_on_when_left();
+    failure
 }
 
 fn lost() -> Failure {

@@ -40,6 +40,11 @@ impl Place {
     pub(super) fn make(cut: &str, index: usize, root: i32) -> Result<Self, Failure> {
         let dir = path(cut, index)?;
         let made = || -> anyhow::Result<Option<File>> {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(ALL)?;
+            // No other one is made meanwhile.
+            let all = File::open(ALL)?;
+            all.lock()?;
+            remove_those_left();
             fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
             let lock = File::open(&dir)?;
             if lock.try_lock().is_err() {
@@ -85,6 +90,15 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Removes the places of processes that were killed.
+fn remove_those_left() {
+    for entry in fs::read_dir(ALL).into_iter().flatten().flatten() {
+        if File::open(entry.path()).is_ok_and(|it| it.try_lock().is_ok()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! The action is `cut`, which ends this connection while the command lives on, or a shell command. It is done once; several relays
-//! may have the same FILE. Each adds the bytes that it has passed to FILE with `.passed` behind it.
+//! may have the same FILE, which has "over" when it is done, and how the shell command has ended unless with success. Each relay adds the bytes that it has passed to FILE with `.passed` behind it.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -87,12 +87,13 @@ impl Plan {
         if !has_come {
             return Ok(());
         }
-        fs::write(&self.0, "over")?;
         if action == "cut" {
+            fs::write(&self.0, "over")?;
             std::process::exit(1);
         }
-        Command::new("sh").arg("-c").arg(action).stdin(Stdio::null()).stdout(Stdio::null()).status()?;
-        Ok(())
+        let status = Command::new("sh").arg("-c").arg(action).stdin(Stdio::null()).stdout(Stdio::null()).status()?;
+        let over = if status.success() { "over".to_owned() } else { format!("over: {status}") };
+        Ok(fs::write(&self.0, over)?)
     }
 
     /// Adds bytes to those that have passed.
