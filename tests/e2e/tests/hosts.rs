@@ -490,26 +490,29 @@ fn a_cut_of_hosts_that_connect_all_the_time_is_good_only_if_it_has_all_they_have
     let mut case = Case::start()?;
     // The program here closes thousands first.
     case.hosts.network().forgets_connections()?;
-    let mut pair = Pair::start_with(&case.hosts, &IN_BURSTS)?;
+    let pair = Pair::start_with(&case.hosts, &IN_BURSTS)?;
     let identities = pair.identities(&case.hosts)?;
+    let mut pair = Some(pair);
     let (mut good, mut torn) = (0, 0);
     until("some cuts are good, and some are torn", || {
         let dir = case.fresh();
-        case.can_be_dumped(&pair)?;
-        let [here, there] = pair.words(&case.hosts)?;
+        let mut now = pair.take().context("no pair")?;
+        case.can_be_dumped(&now)?;
+        let [here, there] = now.words(&case.hosts)?;
         let (status, out, err) = case.hosts.cut(&["make", &dir.to_string_lossy(), &here, &there])?;
         eprintln!("{status}: {out} {err}");
         if status.success() {
             good += 1;
-            std::mem::replace(&mut pair, Pair::adopt(&case.hosts, &identities)?).kill()?;
+            now.kill()?;
             case.restore(&dir)?;
-            std::mem::forget(std::mem::replace(&mut pair, Pair::adopt(&case.hosts, &identities)?.with(&IN_BURSTS)));
+            now = Pair::adopt(&case.hosts, &identities)?.with(&IN_BURSTS);
         }
         torn += i32::from(err.contains(TORN));
         // What was lost would end them both.
-        pair.advances().with_context(|| format!("{good} good, {torn} torn"))?;
+        now.advances().with_context(|| format!("{good} good, {torn} torn"))?;
+        pair = Some(now);
         Ok((good > 2 && torn > 0).then_some(()))
     })?;
-    pair.finish(&case.hosts)?;
+    pair.context("no pair")?.finish(&case.hosts)?;
     case.hosts.finish()
 }

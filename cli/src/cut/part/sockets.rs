@@ -16,7 +16,6 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 
 use super::super::manifest::Connection;
 use super::super::talk::Seen;
-use super::tree::boot;
 use crate::failure::Failure;
 
 /// The state of a listening socket, in `/proc/net/tcp`.
@@ -71,9 +70,13 @@ pub(super) fn seen(pids: &[i32]) -> Result<Seen, Failure> {
         list.sort();
         list.dedup();
     }
-    let namespace = fs::read_link("/proc/self/ns/net").context("cannot tell this host's network")?;
-    (seen.addresses, seen.network) = (addresses()?, format!("{} {}", boot(), namespace.display()));
+    seen.addresses = addresses()?;
     Ok(seen)
+}
+
+/// What tells the network of this process from others of this start of the machine.
+pub(super) fn network() -> Result<String, Failure> {
+    Ok(fs::read_link("/proc/self/ns/net").context("cannot tell this host's network")?.to_string_lossy().into_owned())
 }
 
 /// The addresses of this host.

@@ -152,7 +152,8 @@ impl Tree {
 
     /// Its TCP connections, and those that may have been.
     pub(super) fn seen(&self) -> Result<Seen, Failure> {
-        sockets::seen(&self.pids())
+        let network = format!("{} {}", boot(), sockets::network()?);
+        Ok(Seen { network, ..sockets::seen(&self.pids())? })
     }
 
     fn signal(&self, signal: Signal, filter: impl Fn(i32) -> bool) {

@@ -19,7 +19,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result};
 
@@ -39,21 +39,24 @@ fn relay() -> Result<()> {
     let mut command = Command::new(arguments.next().context("no command")?);
     let mut child = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let (mut to, mut from) = (child.stdin.take().context("no pipe")?, child.stdout.take().context("no pipe")?);
-    let there = Arc::clone(&plan);
-    std::thread::spawn(move || pass(&mut io::stdin().lock(), &mut to, &there));
-    // The other direction ends with this process.
-    pass(&mut from, &mut io::stdout().lock(), &plan);
+    let (there, turn) = (Arc::clone(&plan), Arc::new(Mutex::new(())));
+    let its = Arc::clone(&turn);
+    std::thread::spawn(move || pass(&mut io::stdin().lock(), &mut to, &there, &its));
+    pass(&mut from, &mut io::stdout().lock(), &plan, &Mutex::new(()));
+    // The other direction ends with this process, but not in the midst of what is done after some bytes.
+    let _turn = turn.lock();
     Ok(())
 }
 
-/// Passes bytes until they end. A connection that is cut ends in both directions, with this process.
-fn pass(from: &mut impl Read, to: &mut impl Write, plan: &Plan) {
+/// Passes bytes until they end, each with `turn` locked. A connection that is cut ends in both directions, with this process.
+fn pass(from: &mut impl Read, to: &mut impl Write, plan: &Plan, turn: &Mutex<()>) {
     let mut buffer = vec![0; 64 << 10];
     loop {
         let read = match from.read(&mut buffer) {
             Ok(0) | Err(_) => return,
             Ok(read) => read,
         };
+        let _turn = turn.lock();
         let bytes = &buffer[..read];
         let passed = plan
             .act("before", bytes)
