@@ -58,8 +58,10 @@ struct Pair {
 
 /// They go on for as long as the test needs them, and leave others time.
 const SLOWLY: [&str; 2] = ["--sleep-us", "1000"];
-/// Each turn has a connection of its own. The pauses are longer than it takes to dump both.
-const IN_BURSTS: [&str; 4] = ["--burst", "8", "--sleep-us", "400000"];
+/// Each turn has a connection of its own, without pauses.
+const CONSTANTLY: [&str; 2] = ["--burst", MANY];
+/// The same, with pauses that are longer than it takes to dump both.
+const IN_BURSTS: [&str; 4] = ["--burst", "8", "--sleep-us", "1000000"];
 
 impl Pair {
     /// Starts them. They go on until the test ends them.
@@ -490,29 +492,32 @@ fn a_cut_of_hosts_that_connect_all_the_time_is_good_only_if_it_has_all_they_have
     let mut case = Case::start()?;
     // The program here closes thousands first.
     case.hosts.network().forgets_connections()?;
-    let pair = Pair::start_with(&case.hosts, &IN_BURSTS)?;
-    let identities = pair.identities(&case.hosts)?;
-    let mut pair = Some(pair);
-    let (mut good, mut torn) = (0, 0);
-    until("some cuts are good, and some are torn", || {
-        let dir = case.fresh();
-        let mut now = pair.take().context("no pair")?;
-        case.can_be_dumped(&now)?;
-        let [here, there] = now.words(&case.hosts)?;
-        let (status, out, err) = case.hosts.cut(&["make", &dir.to_string_lossy(), &here, &there])?;
-        eprintln!("{status}: {out} {err}");
-        if status.success() {
-            good += 1;
-            now.kill()?;
-            case.restore(&dir)?;
-            now = Pair::adopt(&case.hosts, &identities)?.with(&IN_BURSTS);
-        }
-        torn += i32::from(err.contains(TORN));
-        // What was lost would end them both.
-        now.advances().with_context(|| format!("{good} good, {torn} torn"))?;
-        pair = Some(now);
-        Ok((good > 2 && torn > 0).then_some(()))
-    })?;
-    pair.context("no pair")?.finish(&case.hosts)?;
+    let is_enough = |how: &[&str], good, torn| if how == CONSTANTLY { torn > 0 } else { good > 2 };
+    for how in [&CONSTANTLY[..], &IN_BURSTS] {
+        let _ = fs::remove_file(end(&case.hosts));
+        let pair = Pair::start_with(&case.hosts, how)?;
+        let identities = pair.identities(&case.hosts)?;
+        let (mut pair, mut good, mut torn) = (Some(pair), 0, 0);
+        until("some cuts are good, and some are torn", || {
+            let dir = case.fresh();
+            let mut now = pair.take().context("no pair")?;
+            case.can_be_dumped(&now)?;
+            let [here, there] = now.words(&case.hosts)?;
+            let (status, out, err) = case.hosts.cut(&["make", &dir.to_string_lossy(), &here, &there])?;
+            eprintln!("{status}: {out} {err}");
+            if status.success() {
+                good += 1;
+                now.kill()?;
+                case.restore(&dir)?;
+                now = Pair::adopt(&case.hosts, &identities)?.with(how);
+            }
+            torn += i32::from(err.contains(TORN));
+            // What was lost would end them both.
+            now.advances().with_context(|| format!("{good} good, {torn} torn"))?;
+            pair = Some(now);
+            Ok(is_enough(how, good, torn).then_some(()))
+        })?;
+        pair.context("no pair")?.finish(&case.hosts)?;
+    }
     case.hosts.finish()
 }
