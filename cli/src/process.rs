@@ -27,6 +27,20 @@ pub(crate) fn start_of(pid: i32) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
+/// Whether a thread with this state has ended.
+fn is_over(state: char) -> bool {
+    matches!(state, 'Z' | 'X')
+}
+
+/// Whether all threads of a process have ended. Those that somebody traces are there until that one looks, as CRIU never does.
+fn have_threads_ended(pid: i32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    // One without its file has gone.
+    let stats = threads.filter_map(|it| fs::read(it.path().join("stat")).ok());
+    let mut states = stats.map(|it| Process::parse(pid, &String::from_utf8_lossy(&it)).map(|it| it.state));
+    states.all(|it| it.is_some_and(is_over))
+}
+
 /// Whether another process traces this one, as CRIU does.
 pub(crate) fn is_traced(pid: i32) -> bool {
     let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -99,7 +113,7 @@ impl Process {
 
     /// Whether all its threads have ended.
     fn has_ended(&self) -> bool {
-        matches!(self.state, 'Z' | 'X') && self.threads <= 1
+        is_over(self.state) && (self.threads <= 1 || have_threads_ended(self.pid))
     }
 
     /// Whether a signal or a debugger has stopped it.

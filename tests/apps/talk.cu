@@ -1,8 +1,11 @@
 // One of two processes, on one host or on two, which tell each other over TCP what their GPUs compute. Each takes what it hears into its
 // own memory, so a message that is lost, doubled or from another turn changes both ends. Several messages are on their way at a time.
 //
-//   talk --listen PORT | --connect ADDRESS --port PORT   [--turns N] [--until FILE] [--ahead N] [--sleep-us N] [--progress FILE]
-//                                                          100        none           4           0               none
+//   talk --listen PORT | --connect ADDRESS --port PORT   [--turns N] [--until FILE] [--ahead N] [--sleep-us N] [--burst N] [--progress FILE]
+//                                                          100        none           4           0               0           none
+//
+// With --burst each turn has a connection of its own, which the one that listens closes as soon as it has written; it sleeps only after so
+// many turns.
 //
 // Prints "turns N" and "digest D" at the end, which comes earlier if the one that listens finds FILE. The last FILE holds the turns it has
 // heard.
@@ -57,16 +60,20 @@ static int tcp() {
     return s;
 }
 
-static int meet(uint64_t listen_port, const char *address, uint64_t port) {
+static int listens(uint64_t port) {
+    sockaddr_in at = {};
+    at.sin_family = AF_INET, at.sin_port = htons((uint16_t)port), at.sin_addr.s_addr = htonl(INADDR_ANY);
+    int listener = tcp();
+    REQUIRE(bind(listener, (sockaddr *)&at, sizeof at) == 0 && listen(listener, 1) == 0);
+    return listener;
+}
+
+static int meet(int listener, const char *address, uint64_t port) {
     sockaddr_in at = {};
     at.sin_family = AF_INET;
     if (!address) {
-        at.sin_port = htons((uint16_t)listen_port), at.sin_addr.s_addr = htonl(INADDR_ANY);
-        int listener = tcp();
-        REQUIRE(bind(listener, (sockaddr *)&at, sizeof at) == 0 && listen(listener, 1) == 0);
         int s = accept(listener, nullptr, nullptr);
         REQUIRE(s >= 0);
-        close(listener);
         return s;
     }
     at.sin_port = htons((uint16_t)port);
@@ -88,15 +95,20 @@ int main(int argc, char **argv) {
     const char *address = options.text("--connect", nullptr), *until = options.text("--until", nullptr);
     const char *file = options.text("--progress", nullptr);
     uint64_t turns = options.number("--turns", 100), ahead = options.number("--ahead", 4);
-    uint64_t pause_us = options.number("--sleep-us", 0);
+    uint64_t pause_us = options.number("--sleep-us", 0), burst = options.number("--burst", 0);
     options.done();
     REQUIRE((listen_port == 0) == (address != nullptr));
+    ahead = burst ? 1 : ahead;
 
     uint32_t *words = randoms<uint32_t>(WORDS, address ? 1 : 2), *heard = zeros<uint32_t>(WORDS);
     Message *out, *in;
     CHECK(cudaMallocHost(&out, sizeof *out));
     CHECK(cudaMallocHost(&in, sizeof *in));
-    int other = meet(listen_port, address, port);
+    int listener = address ? -1 : listens(listen_port);
+    int other = burst ? -1 : meet(listener, address, port);
+    if (!burst && !address) {
+        close(listener);
+    }
     uint64_t state = 0;
     for (uint64_t told = 1, turn = 1; turn <= turns; turn++) {
         if (until && !address && access(until, F_OK) == 0) {
@@ -107,9 +119,23 @@ int main(int argc, char **argv) {
             think<<<blocks(WORDS), BLOCK>>>(words, (uint32_t)told);
             CHECK(cudaMemcpy(out->words, words, sizeof out->words, cudaMemcpyDeviceToHost));
             out->turn = told, out->turns = turns;
-            send_all(other, out, sizeof *out);
+            if (!burst) {
+                send_all(other, out, sizeof *out);
+            }
+        }
+        if (burst) {
+            other = meet(listener, address, port);
+            if (address) {
+                send_all(other, out, sizeof *out);
+            }
         }
         receive_all(other, in, sizeof *in);
+        if (burst) {
+            if (!address) {
+                send_all(other, out, sizeof *out);
+            }
+            close(other);
+        }
         REQUIRE(in->turn == turn);
         turns = in->turns < turns ? in->turns : turns;
         CHECK(cudaMemcpy(heard, in->words, sizeof in->words, cudaMemcpyHostToDevice));
@@ -117,7 +143,9 @@ int main(int argc, char **argv) {
         CHECK(cudaGetLastError());
         state = digest(in->words, sizeof in->words, state);
         progress(file, turn);
-        sleep_us(pause_us);
+        if (!burst || turn % burst == 0) {
+            sleep_us(pause_us);
+        }
     }
     CHECK(cudaMemcpy(out->words, words, sizeof out->words, cudaMemcpyDeviceToHost));
     printf("turns %llu\n", (unsigned long long)turns);

@@ -9,6 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, anyhow};
 use serde::Serialize;
 
+use super::between::Looks;
 use super::manifest::{Entry, Manifest, VERSION};
 use super::options::Make;
 use super::ring::Ring;
@@ -82,20 +83,28 @@ fn gather(options: &Make, dir: &Path, cut: &str, ring: &mut Ring) -> Result<(Man
         };
         ring.say(index, &ToPart::Make(make));
     }
-    ring.hear_all(|it| matches!(it, FromPart::Ready).then_some(()))?;
-    let connections = ring.ask_all(&ToPart::Dump, |it| match it {
-        FromPart::Dumped { connections } => Some(connections),
-        _ => None,
-    })?;
+    let seen = |it| if let FromPart::Seen(seen) = it { Some(seen) } else { None };
+    let first = ring.hear_all(|it| if let FromPart::Ready(seen) = it { Some(seen) } else { None })?;
+    let second = ring.ask_all(&ToPart::Look, seen)?;
+    let dumped = ring.ask_all(&ToPart::Dump, |it| if let FromPart::Dumped(seen) = it { Some(seen) } else { None })?;
+    let after = ring.ask_all(&ToPart::Look, seen)?;
+    let looks = Looks { before: [first, second], dumped, after };
+    if let Some((at, it)) = looks.torn() {
+        let host = options.trees.get(at).map_or("", |(host, _)| host);
+        return Err(Failure::refused(anyhow!(
+            "a connection between the trees was opened or closed while the cut was made ({host}: {} to {}): try again",
+            it.own,
+            it.other
+        )));
+    }
     let durable = ring.ask_all(&ToPart::Go, |it| match it {
         FromPart::Durable { note, processes, waited_ms } => Some((note, processes, waited_ms)),
         _ => None,
     })?;
-    let mut report =
-        Report { cut: cut.to_owned(), parts: Vec::new(), outside: outside(&connections), stopped: options.stop };
+    let mut report = Report { cut: cut.to_owned(), parts: Vec::new(), outside: looks.outside(), stopped: options.stop };
     let mut parts = Vec::new();
     for (index, ((host, pid), (note, processes, waited_ms))) in options.trees.iter().zip(durable).enumerate() {
-        let connections = connections.get(index).map_or(0, Vec::len);
+        let connections = looks.dumped.get(index).map_or(0, |it| it.connections.len());
         report.parts.push(Part { host: host.clone(), pid: *pid, processes, connections, waited_ms });
         parts.push(Entry { index, host: host.clone(), dir: dir.join(host), root: *pid, processes, note });
     }
@@ -140,14 +149,6 @@ fn finish(options: &Make, dir: &Path, manifest: &Manifest, report: Report, mut r
     ended
 }
 
-/// The connections whose other end no tree has.
-fn outside(connections: &[Vec<Connection>]) -> Vec<Connection> {
-    let all: HashSet<_> = connections.iter().flatten().copied().collect();
-    let mut outside: Vec<_> = all.iter().copied().filter(|it| !all.contains(&it.turned())).collect();
-    outside.sort();
-    outside
-}
-
 fn random_name() -> Result<String, Failure> {
     let mut random = [0; 16];
     let got = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
@@ -160,13 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_leads_out_of_a_cut_if_nobody_has_its_other_end() {
-        let connection =
-            |own: &str, other: &str| Connection { own: own.parse().unwrap(), other: other.parse().unwrap() };
-        let (a, b) = ("10.0.0.1:5", "10.0.0.2:6");
-        let away = connection(a, "10.0.0.9:22");
-        let found = outside(&[vec![connection(a, b), away], vec![connection(b, a)]]);
-        assert_eq!(found, [away]);
+    fn a_random_name_is_one_of_a_cut() {
         assert_eq!(random_name().map(|it| super::super::manifest::is_name(&it)).ok(), Some(true));
     }
 }

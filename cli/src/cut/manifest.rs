@@ -74,6 +74,8 @@ pub(super) struct Note {
     /// The start of the machine on which it was dumped.
     pub(super) boot: String,
     pub(super) processes: Vec<Dumped>,
+    /// Those of them that somebody had stopped.
+    pub(super) stopped: Vec<i32>,
     pub(super) connections: Vec<Connection>,
     /// The ports at which they listen.
     pub(super) ports: Vec<u16>,
@@ -207,6 +209,7 @@ mod tests {
             root: 7,
             boot: String::new(),
             processes: vec![Dumped { pid: 7, start: 1 }],
+            stopped: Vec::new(),
             connections: vec![Connection { own: "10.0.0.1:5".parse().unwrap(), other: "[fe80::1]:6".parse().unwrap() }],
             ports: Vec::new(),
             options: Vec::new(),

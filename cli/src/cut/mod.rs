@@ -2,9 +2,10 @@
 //!
 //! ```text
 //!   rekindle cut make (make.rs)         each host: rekindle cut-part (part/dump.rs)
-//!   Make, Dump ────────────────────────► criu dump: the tree stands still, and no packet reaches it
+//!   Make, Look, Dump ──────────────────► criu dump: the tree stands still, and no packet reaches it
 //!        ◄──────────────────── Dumped    CRIU waits in its script (part/gate.rs)
-//!   all are dumped: Go ────────────────► the tree goes on, or stands still by SIGSTOP if it is to be killed
+//!   all are dumped: Look ──────────────► are there connections of which the images do not have all (between.rs)?
+//!   there are none: Go ────────────────► the tree goes on, or stands still by SIGSTOP if it is to be killed
 //!        ◄─────────────────── Durable    the part is complete, with a note of which cut it is
 //!   all are: the manifest is written, and the cut is good
 //!   Good, or End ──────────────────────► done; or the tree is killed
@@ -28,6 +29,7 @@
 //! If anything fails before a cut is good, all trees go on, and there is no cut. If anything fails before all trees of a restore run, none
 //! of them does. `model.rs` checks that for every order of steps, losses and deaths.
 
+mod between;
 mod make;
 mod manifest;
 #[cfg(test)]

@@ -27,9 +27,16 @@ struct Member {
     /// None once it is closed.
     to: Option<ChildStdin>,
     child: Child,
-    /// When it was heard last, and whether it can be heard still.
-    heard: Instant,
+    /// When it was told that the coordinator lives, if nothing has been heard of it since.
+    asked: Option<Instant>,
+    /// Whether it can be heard still.
     is_open: bool,
+}
+
+impl Member {
+    fn is_silent(&self) -> bool {
+        self.asked.is_some_and(|it| it.elapsed() > SILENCE)
+    }
 }
 
 /// What has reached the coordinator.
@@ -112,27 +119,35 @@ impl Ring {
     /// The next thing that happens, other than a sign of life.
     fn next(&mut self) -> Result<(usize, Event), Failure> {
         loop {
-            match self.events.recv_timeout(PING) {
+            // Whatever else is heard meanwhile.
+            if self.pinged.elapsed() >= PING {
+                self.ping();
+            }
+            match self.events.recv_timeout(PING.saturating_sub(self.pinged.elapsed())) {
                 Ok((at, event)) => {
                     let Some(member) = self.members.get_mut(at) else { continue };
-                    member.heard = Instant::now();
+                    member.asked = None;
                     member.is_open &= !matches!(event, Event::Lost(_));
                     if !matches!(event, Event::Said(FromPart::Pong)) {
                         return Ok((at, event));
                     }
                 }
-                Err(RecvTimeoutError::Timeout) => {}
+                // All that they have said has been heard.
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Some(at) = self.members.iter().position(|it| it.is_open && it.is_silent()) {
+                        return Ok((at, Event::Lost(format!("it has been silent for {} seconds", SILENCE.as_secs()))));
+                    }
+                }
                 Err(RecvTimeoutError::Disconnected) => return Err(anyhow!("all connections have ended").into()),
             }
-            let is_silent = |it: &Member| it.is_open && it.heard.elapsed() > SILENCE;
-            if let Some(at) = self.members.iter().position(is_silent) {
-                return Ok((at, Event::Lost(format!("it has been silent for {} seconds", SILENCE.as_secs()))));
-            }
-            if self.pinged.elapsed() >= PING {
-                self.pinged = Instant::now();
-                self.say_all(&ToPart::Ping);
-            }
         }
+    }
+
+    /// Tells all that the coordinator lives.
+    fn ping(&mut self) {
+        self.pinged = Instant::now();
+        self.say_all(&ToPart::Ping);
+        self.members.iter_mut().for_each(|it| it.asked = it.asked.or(Some(self.pinged)));
     }
 
     /// Gives up: closes all connections, and waits until each host has ended its part, or does not answer any more. Returns the hosts
@@ -140,7 +155,7 @@ impl Ring {
     pub(super) fn give_up(mut self) -> Vec<String> {
         self.members.iter_mut().for_each(|it| it.to = None);
         let began = Instant::now();
-        let open = |it: &Member| it.is_open && it.heard.elapsed() <= SILENCE;
+        let open = |it: &Member| it.is_open && !it.is_silent();
         let (mut left, mut doubtful): (Vec<_>, Vec<_>) =
             (0..self.len()).partition(|at| self.members.get(*at).is_some_and(open));
         while !left.is_empty() && began.elapsed() < LAST {
@@ -185,7 +200,7 @@ fn connect(way: &Via, at: usize, events: Sender<(usize, Event)>) -> Result<Membe
             }
         }
     });
-    Ok(Member { host: way.name().to_owned(), to, child, heard: Instant::now(), is_open: true })
+    Ok(Member { host: way.name().to_owned(), to, child, asked: None, is_open: true })
 }
 
 /// Asks one host one question, by a connection of its own.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | each tree is complete, or runs | they run |
 //! | a tree is not there | all end |
+//! | all have run, as one of them knows | nothing ends: a tree that is not there has ended by itself |
 //!
 //! No record is needed for that, since a tree that has run for a moment may be ended and restored again: the images stay.
 //!
@@ -60,14 +61,11 @@ pub(super) fn all(ways: &Ways, manifest: &Manifest, order: Option<bool>) -> Resu
             other => return Err(unexpected(&part.host, &other)),
         }
     }
-    if states.iter().all(|it| *it == State::Gone) {
-        return Ok(Settled::Nothing);
-    }
-    if order.is_none() && states.contains(&State::Restoring) {
-        return Err(Failure::refused(anyhow!("a restore of the cut goes on: its command decides")));
-    }
-    let run = order.unwrap_or_else(|| !states.contains(&State::Gone));
-    for (part, _) in manifest.parts.iter().zip(&states).filter(|(_, state)| **state != State::Gone) {
+    let run = match order.map_or_else(|| decide(&states), Ok)? {
+        run if states.iter().any(|it| is_there(*it)) => run,
+        _ => return Ok(Settled::Nothing),
+    };
+    for (part, _) in manifest.parts.iter().zip(&states).filter(|(_, state)| is_there(**state)) {
         match tell(ways, &part.host, &ToPart::Settle { which: which(part), run })? {
             FromPart::Running if run => {}
             FromPart::Ended if !run => {}
@@ -77,7 +75,30 @@ pub(super) fn all(ways: &Ways, manifest: &Manifest, order: Option<bool>) -> Resu
             other => return Err(unexpected(&part.host, &other)),
         }
     }
-    Ok(if run { Settled::Run } else { Settled::Ended })
+    if !run {
+        return Ok(Settled::Ended);
+    }
+    // Not before all have said that they run.
+    for part in &manifest.parts {
+        match tell(ways, &part.host, &ToPart::Over(which(part)))? {
+            FromPart::Running => {}
+            other => return Err(unexpected(&part.host, &other)),
+        }
+    }
+    Ok(Settled::Run)
+}
+
+/// Whether there is something that may run or end.
+fn is_there(state: State) -> bool {
+    matches!(state, State::Restoring | State::Held | State::Running)
+}
+
+/// Whether trees in these states run, or end.
+fn decide(states: &[State]) -> Result<bool, Failure> {
+    if states.contains(&State::Restoring) {
+        return Err(Failure::refused(anyhow!("a restore of the cut goes on: its command decides")));
+    }
+    Ok(states.contains(&State::Over) || !states.contains(&State::Gone))
 }
 
 /// Has the trees killed that a good cut was to end.
@@ -105,4 +126,22 @@ fn tell(ways: &Ways, host: &str, message: &ToPart) -> Result<FromPart, Failure> 
 
 fn unexpected(host: &str, answer: &FromPart) -> Failure {
     anyhow!("{host} answers {answer:?}: install one version of Rekindle on all hosts").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trees_run_if_all_are_there_or_all_have_run_and_end_otherwise() {
+        use State::{Gone, Held, Over, Restoring, Running};
+        let runs = |states: [State; 2]| decide(&states).ok();
+        assert_eq!([runs([Held, Held]), runs([Running, Held]), runs([Running, Running])], [Some(true); 3]);
+        assert_eq!([runs([Held, Gone]), runs([Gone, Running])], [Some(false); 2]);
+        // One has ended by itself.
+        assert_eq!([runs([Over, Running]), runs([Running, Over]), runs([Over, Gone])], [Some(true); 3]);
+        assert_eq!(runs([Restoring, Held]), None);
+        let there = [Gone, Restoring, Held, Running, Over].map(is_there);
+        assert_eq!(there, [false, true, true, true, false]);
+    }
 }

@@ -3,6 +3,7 @@
 //! Each phase has one message to each host and one answer from it. Besides, the coordinator says `Ping` now and then, which each host
 //! answers: a connection that is silent is lost.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ pub(super) const SILENCE: Duration = Duration::from_secs(15);
 pub(super) enum ToPart {
     /// A cut begins. Answer: `Ready`.
     Make(Make),
+    /// All trees are ready, or all are dumped: look at the tree's connections. Answer: `Seen`.
+    Look,
     /// Dump the tree, and hold it. Answer: `Dumped`.
     Dump,
     /// All trees are dumped: let it go on, or let it stand still if it is to be killed. Answer: `Durable`.
@@ -52,6 +55,8 @@ pub(super) enum ToPart {
         /// Whether it runs.
         run: bool,
     },
+    /// On a connection of its own: all trees of a restore run. Answer: `Running`.
+    Over(Which),
     /// On a connection of its own: the cut is good, and what was dumped was to end with it. Answer: `Ended`.
     EndDumped(Which),
 }
@@ -104,19 +109,36 @@ pub(super) enum State {
     Restoring,
     /// Complete.
     Held,
+    /// Whether the others run as well is not known there.
     Running,
+    /// All have run. What has become of this one since is nobody's concern.
+    Over,
+}
+
+/// The TCP connections of a tree at one moment.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Seen {
+    /// Those that its processes have.
+    pub(super) connections: Vec<Connection>,
+    /// Those that wait in the queues of its listeners: the other end may have sent something already.
+    pub(super) unaccepted: Vec<Connection>,
+    /// Those of the host that somebody has closed, and of which the other end has not got everything yet.
+    pub(super) orphans: Vec<Connection>,
+    /// The addresses of the host.
+    pub(super) addresses: Vec<IpAddr>,
+    /// What tells the host's network from others.
+    pub(super) network: String,
 }
 
 /// From a host to the coordinator.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum FromPart {
-    /// To `Make`: the tree can be dumped.
-    Ready,
-    /// To `Dump`: the tree stands still.
-    Dumped {
-        /// Its TCP connections.
-        connections: Vec<Connection>,
-    },
+    /// To `Make`: the tree can be dumped. Its connections before all have said so.
+    Ready(Seen),
+    /// To `Look`.
+    Seen(Seen),
+    /// To `Dump`: the tree stands still. Its connections since then.
+    Dumped(Seen),
     /// To `Go`: the part is complete.
     Durable {
         /// The hash of its note.

@@ -131,8 +131,10 @@ impl Leaving {
 
     /// CRIU has ended: removes the rules by which it has locked the connections. They would keep packets from processes that come back.
     pub(super) fn unlock(&self) {
-        if !self.connections.is_empty() {
-            firewall::remove_those_of_criu(&self.connections);
+        if !self.connections.is_empty()
+            && let Err(failure) = firewall::remove_those_of_criu(&self.connections)
+        {
+            eprintln!("rekindle: CRIU's rules that lock the connections stay here: {failure}");
         }
     }
 

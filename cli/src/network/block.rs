@@ -108,7 +108,7 @@ pub(crate) fn block(address: IpAddr) -> Result<(), Failure> {
 pub(crate) fn unblock(address: IpAddr) -> Result<(), Failure> {
     let name = name_of(address);
     if let Err(failure) = nft(&format!("add table arp {name}\ndelete table arp {name}\n"))
-        && said("nft", &["list", "tables", "arp"]).contains(&name)
+        && said("nft", &["list", "tables", "arp"])?.contains(&name)
     {
         return Err(failure);
     }

@@ -28,13 +28,13 @@ const REUSE: (i32, i32) = (libc::SOL_SOCKET, libc::SO_REUSEADDR);
 const ON: i32 = 1;
 const OFF: i32 = 0;
 /// The inode of a socket that no process has.
-const NOBODY: u64 = 0;
+pub(crate) const NOBODY: u64 = 0;
 /// How long to wait for a connection of before to end.
 const ROOM: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A socket of a process: its inode, and where the process has it.
-type Sockets = HashMap<u64, (i32, i32)>;
+pub(crate) type Sockets = HashMap<u64, (i32, i32)>;
 
 /// The connections of these processes, which are in one network namespace.
 pub(crate) fn connections(pids: &[i32]) -> Result<Vec<Connection>, Failure> {
@@ -45,16 +45,19 @@ pub(crate) fn connections(pids: &[i32]) -> Result<Vec<Connection>, Failure> {
 
 /// The ports at which these processes listen.
 pub(crate) fn listening(pids: &[i32]) -> Vec<u16> {
-    let own = sockets(pids);
     let Some(pid) = pids.first() else { return Vec::new() };
-    let tables = ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default());
-    let port = |line: &str| {
+    ports(&lines(*pid).unwrap_or_default(), &sockets(pids))
+}
+
+/// The ports at which these sockets listen.
+pub(crate) fn ports(lines: &[String], own: &Sockets) -> Vec<u16> {
+    let port = |line: &String| {
         let words: Vec<_> = line.split_ascii_whitespace().collect();
         let inode = words.get(9)?.parse().ok()?;
         let listens = *words.get(3)? == LISTENS && own.contains_key(&inode);
         listens.then(|| address(words.get(1)?).map(|it| it.port())).flatten()
     };
-    tables.iter().flat_map(|it| it.lines()).filter_map(port).collect::<BTreeSet<_>>().into_iter().collect()
+    lines.iter().filter_map(port).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Whether connections to these addresses begin, or have begun and wait until one of these processes, which listen, takes them.
@@ -147,7 +150,7 @@ fn connected(pids: &[i32]) -> impl Iterator<Item = (u64, OwnedFd)> {
 }
 
 /// The sockets of processes.
-fn sockets(pids: &[i32]) -> Sockets {
+pub(crate) fn sockets(pids: &[i32]) -> Sockets {
     let mut found = Sockets::new();
     for pid in pids {
         for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
@@ -165,17 +168,22 @@ fn sockets(pids: &[i32]) -> Sockets {
 /// All connections in the network namespace of these processes, by the socket's inode.
 fn rows(pids: &[i32]) -> Result<Vec<(u64, Connection)>, Failure> {
     let Some(pid) = pids.first() else { return Ok(Vec::new()) };
-    let mut rows = Vec::new();
+    Ok(lines(*pid)?.iter().filter_map(|it| row(it)).collect())
+}
+
+/// The kernel's lines about all TCP sockets in the network namespace of this process.
+pub(crate) fn lines(pid: i32) -> Result<Vec<String>, Failure> {
+    let mut lines = Vec::new();
     for name in ["tcp", "tcp6"] {
         let path = format!("/proc/{pid}/net/{name}");
         match fs::read_to_string(&path) {
-            Ok(text) => rows.extend(text.lines().skip(1).filter_map(row)),
+            Ok(text) => lines.extend(text.lines().skip(1).map(str::to_owned)),
             // A kernel without IPv6.
             Err(error) if error.kind() == io::ErrorKind::NotFound && name == "tcp6" => {}
             Err(error) => return Err(error).with_context(|| format!("cannot read {path}"))?,
         }
     }
-    Ok(rows)
+    Ok(lines)
 }
 
 /// Ends what the kernel has left of connections whose processes have ended: it may be there for a minute, and CRIU cannot restore the
@@ -209,7 +217,7 @@ fn kill(which: &[&str]) {
 }
 
 /// A line of `/proc/net/tcp` or `tcp6`, if it is a connection's.
-fn row(line: &str) -> Option<(u64, Connection)> {
+pub(crate) fn row(line: &str) -> Option<(u64, Connection)> {
     let words: Vec<_> = line.split_ascii_whitespace().collect();
     let (own, other, state, inode) = (words.get(1)?, words.get(2)?, words.get(3)?, words.get(9)?);
     let connection = Connection { own: address(own)?, other: address(other)? };

@@ -15,12 +15,12 @@ pub(crate) fn has(program: &str) -> bool {
 }
 
 /// Runs commands of nft.
-pub(super) fn nft(commands: &str) -> Result<(), Failure> {
+pub(crate) fn nft(commands: &str) -> Result<(), Failure> {
     run("nft", &["-f".to_owned(), "-".to_owned()], Some(commands))
 }
 
 /// Runs a program of the network's administration.
-pub(super) fn run(program: &str, words: &[String], input: Option<&str>) -> Result<(), Failure> {
+pub(crate) fn run(program: &str, words: &[String], input: Option<&str>) -> Result<(), Failure> {
     let done = || -> anyhow::Result<std::process::Output> {
         let mut child = command(program).args(words).spawn()?;
         if let (Some(mut to), Some(input)) = (child.stdin.take(), input) {
@@ -36,10 +36,14 @@ pub(super) fn run(program: &str, words: &[String], input: Option<&str>) -> Resul
     Err(anyhow!("{program}: {}", said.lines().next().unwrap_or("it has failed")).into())
 }
 
-/// What a program prints; nothing if it is not there.
-pub(super) fn said(program: &str, words: &[&str]) -> String {
-    let output = command(program).args(words).output();
-    output.map(|it| String::from_utf8_lossy(&it.stdout).into_owned()).unwrap_or_default()
+/// What a program prints.
+pub(crate) fn said(program: &str, words: &[&str]) -> Result<String, Failure> {
+    let output = command(program).args(words).output().with_context(|| format!("cannot run {program}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(anyhow!("{program} {}: {}", words.join(" "), said.lines().next().unwrap_or("it has failed")).into())
 }
 
 /// A command with the path of the network's administration, and pipes.
@@ -58,10 +62,5 @@ pub(super) fn ip(words: &[String]) -> Result<(), Failure> {
 
 /// What iproute2 prints of a question as JSON.
 pub(super) fn json_of_ip(words: &[&str]) -> Result<String, Failure> {
-    let output = command("ip").arg("-json").args(words).output().context("cannot run ip (iproute2)")?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(anyhow!("ip {}: {}", words.join(" "), said.lines().next().unwrap_or("it has failed")).into())
+    said("ip", &[&["-json"], words].concat())
 }

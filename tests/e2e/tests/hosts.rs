@@ -3,10 +3,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, ensure};
-use rekindle_e2e::app::{Identity, undisturbed};
+use rekindle_e2e::app::Identity;
 use rekindle_e2e::hosts::{HERE, Hosts, THERE};
 use rekindle_e2e::{App, Result, network, pairs, process, stage, until};
 use serde_json::Value;
@@ -16,11 +16,14 @@ const PORT: &str = "7400";
 const MANY: &str = "1000000";
 
 /// What the two programs print undisturbed, without Rekindle, after so many turns.
-fn directly(turns: &str) -> Result<[String; 2]> {
-    let mut listens = Command::new(stage::app("talk")?);
-    stage::clean_environment(&mut listens);
-    listens.args(["--listen", PORT, "--turns", turns]).env("LD_LIBRARY_PATH", stage::software_gpu()?);
-    let mut listens = listens.stdout(std::process::Stdio::piped()).spawn()?;
+fn directly(turns: &str, how: &[&str]) -> Result<[String; 2]> {
+    let start = |words: &[&str]| -> Result<Child> {
+        let mut command = Command::new(stage::app("talk")?);
+        stage::clean_environment(&mut command);
+        command.args(words).args(["--turns", turns]).args(how).env("LD_LIBRARY_PATH", stage::software_gpu()?);
+        Ok(command.stdout(Stdio::piped()).spawn()?)
+    };
+    let mut listens = start(&["--listen", PORT])?;
     // If it ended, the other one would look for it for ever.
     let table = format!("/proc/{}/net/tcp", listens.id());
     let row = format!(":{:04X} 00000000:0000 0A", PORT.parse::<u16>()?);
@@ -28,28 +31,53 @@ fn directly(turns: &str) -> Result<[String; 2]> {
         ensure!(listens.try_wait()?.is_none(), "the program that listens has ended: is its port still in use?");
         Ok(fs::read_to_string(&table)?.contains(&row).then_some(()))
     })?;
-    let connects = undisturbed("talk", &["--connect", "127.0.0.1", "--port", PORT, "--turns", turns])?;
-    let listens = listens.wait_with_output()?;
-    ensure!(listens.status.success());
-    Ok([String::from_utf8(listens.stdout)?, connects])
+    let connects = start(&["--connect", "127.0.0.1", "--port", PORT])?;
+    let printed = |mut child: Child| -> Result<String> {
+        let ended = until("a program ends that runs alone", || Ok(child.try_wait()?));
+        if ended.is_err() {
+            child.kill()?;
+        }
+        let output = child.wait_with_output()?;
+        ensure!(ended?.success(), "alone it ended with {}", output.status);
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let connects = printed(connects);
+    if connects.is_err() {
+        listens.kill()?;
+    }
+    Ok([printed(listens)?, connects?])
 }
 
 /// The two programs, each of which is on a host.
 struct Pair {
     here: App,
     there: App,
+    /// The options that both have, besides those of every pair.
+    how: Vec<&'static str>,
 }
+
+/// They go on for as long as the test needs them, and leave others time.
+const SLOWLY: [&str; 2] = ["--sleep-us", "1000"];
+/// Each turn has a connection of its own, without pauses.
+const CONSTANTLY: [&str; 2] = ["--burst", MANY];
+/// The same, with pauses that are longer than it takes to dump both.
+const IN_BURSTS: [&str; 4] = ["--burst", "8", "--sleep-us", "1000000"];
 
 impl Pair {
     /// Starts them. They go on until the test ends them.
     fn start(hosts: &Hosts) -> Result<Self> {
+        Self::start_with(hosts, &SLOWLY)
+    }
+
+    /// The same, with these options.
+    fn start_with(hosts: &Hosts, how: &[&'static str]) -> Result<Self> {
         let (end, address) = (end(hosts), network::HERE.to_string());
-        let common = ["--turns", MANY, "--sleep-us", "1000"];
+        let common = [&["--turns", MANY], how].concat();
         let listen = ["--listen", PORT, "--until", &end];
         let here = hosts.here.run("talk", &[&listen[..], &common].concat())?;
         let connect = ["--connect", &address, "--port", PORT];
         let there = hosts.there.run_held("talk", &[&connect[..], &common].concat(), None)?;
-        let pair = Self { here, there };
+        let pair = Self { here, there, how: how.to_vec() };
         pair.here.reaches(10)?;
         pair.there.reaches(10)?;
         Ok(pair)
@@ -77,7 +105,12 @@ impl Pair {
 
     /// Both have been restored.
     fn adopt(hosts: &Hosts, [here, there]: &[Identity; 2]) -> Result<Self> {
-        Ok(Self { here: App::adopt(here.clone()), there: hosts.there.app(there)? })
+        Ok(Self { here: App::adopt(here.clone()), there: hosts.there.app(there)?, how: SLOWLY.to_vec() })
+    }
+
+    /// The same, with these options.
+    fn with(self, how: &[&'static str]) -> Self {
+        Self { how: how.to_vec(), ..self }
     }
 
     /// Both are killed, without a word to each other.
@@ -95,7 +128,9 @@ impl Pair {
         std::mem::forget(self.there);
         let printed = [self.here.finish()?, there];
         let turns = printed[0].lines().next().and_then(|it| it.strip_prefix("turns ")).context("no turns")?;
-        ensure!(printed == directly(turns)?, "other results: {printed:?}");
+        // Alone they need no pauses.
+        let how = if self.how.contains(&"--burst") { &self.how[..2] } else { &[] };
+        ensure!(printed == directly(turns, how)?, "other results: {printed:?}");
         Ok(())
     }
 }
@@ -133,9 +168,19 @@ impl Case {
 
     /// Restores a cut.
     fn restore(&self, dir: &Path) -> Result {
-        let (status, out, err) = self.hosts.cut(&["restore", &dir.to_string_lossy()])?;
+        let (status, out, err) = self.hosts.restores(dir)?;
         ensure!(status.success(), "{status}: {out} {err}");
         Ok(())
+    }
+
+    /// The daemons have let go of both programs after a cut.
+    fn can_be_dumped(&self, pair: &Pair) -> Result {
+        let numbers = [pair.here.pid(), self.hosts.there.number(pair.there.pid())?].map(|it| it.to_string());
+        until("both programs can be dumped", || {
+            let here = self.hosts.rekindle(&["check", &numbers[0]])?;
+            let there = self.hosts.there.rekindle(&["check".as_ref(), numbers[1].as_ref()])?;
+            Ok((here.status.success() && there.status.success()).then_some(()))
+        })
     }
 
     /// A restore of a cut fails, with this code and a message that has this text. Nothing runs.
@@ -199,10 +244,11 @@ fn a_daemon_that_is_killed_while_a_cut_is_made_costs_the_cut_and_no_program() ->
     for host in [HERE, THERE] {
         let daemon = if host == HERE { &case.hosts.here } else { case.hosts.there.node() };
         case.hosts.happens(&format!("before \"Go\" kill -KILL {}", daemon.daemon_pid()?))?;
+        case.can_be_dumped(&pair)?;
         let dir = case.fresh();
         let [here, there] = pair.words(&case.hosts)?;
         let (status, _, err) = case.hosts.cut(&["make", &dir.to_string_lossy(), &here, &there])?;
-        ensure!(case.hosts.has_happened()? && !status.success(), "{host}: {status} {err}");
+        ensure!(case.hosts.has_succeeded()? && !status.success(), "{host}: {status} {err}");
         ensure!(!dir.join("cut.json").exists(), "{host}: there is a cut");
         pair.advances().with_context(|| err)?;
         let node = if host == HERE { &mut case.hosts.here } else { case.hosts.there.node_mut() };
@@ -272,14 +318,33 @@ const VICTIMS: [Victim; 6] = [
 
 /// The shell command that ends it.
 fn kill(hosts: &Hosts, victim: Victim, dir: &Path) -> Result<String> {
-    let (rekindle, dir) = (stage::program("rekindle")?, dir.display());
-    let rekindle = rekindle.display();
+    let (rekindle, dir) = (stage::program("rekindle")?.display().to_string(), dir.display().to_string());
+    let (rekindle, dir) = (escaped(&rekindle), escaped(&dir));
     Ok(match victim {
         Victim::Connection => "cut".to_owned(),
         Victim::Command => format!("pkill -KILL -f '^{rekindle} cut [a-z]* {dir}'"),
         Victim::Part(host) => format!("pkill -KILL -P {} -f '^{rekindle} cut-part'", hosts.server(host)),
         Victim::Criu(host) => format!("pkill -KILL -f 'criu [a-z]* .*{dir}/{host} '"),
     })
+}
+
+/// A path as a pattern of pkill's.
+fn escaped(path: &str) -> String {
+    path.chars()
+        .map(|it| if it.is_ascii_alphanumeric() || "/-_".contains(it) { it.to_string() } else { format!("[{it}]") })
+        .collect()
+}
+
+/// Whether the victim is there for sure at this moment of a cut, or of a restore: others may have ended, or not begun.
+fn lives(victim: Victim, when: &str, message: &str) -> bool {
+    let is_early = ["\"Ready\"", "\"Checked\"", "\"Start\"", "\"Placed\"", "{\"Durable\"", "\"Running\"", "\"Good\""];
+    match victim {
+        _ if when != "before" => false,
+        Victim::Connection => true,
+        Victim::Command => message != "\"Good\"",
+        Victim::Part(_) => true,
+        Victim::Criu(_) => !is_early.contains(&message),
+    }
 }
 
 #[test]
@@ -300,14 +365,25 @@ fn whatever_ends_while_a_cut_is_made_both_programs_go_on_and_no_half_cut_is_left
     let (mut good, mut last) = (0, None);
     for (victim, when, message) in pairs::cases(&all, |(victim, when, message)| [victim, when, message]) {
         let dir = case.fresh();
+        case.can_be_dumped(&pair)?;
         case.hosts.happens(&format!("{when} {message} {}", kill(&case.hosts, victim, &dir)?))?;
         let [here, there] = pair.words(&case.hosts)?;
         let (status, _, err) = case.hosts.cut(&["make", &dir.to_string_lossy(), &here, &there])?;
         let what = format!("{victim:?} {when} {message}: {status} {err}");
         eprintln!("{what}");
-        ensure!(case.hosts.has_happened()?, "{what}: that has not happened: {}", case.hosts.plan()?);
-        until("nobody takes part any more", || Ok(takes_part(&case.hosts)?.is_empty().then_some(())))?;
+        until("that happens", || Ok(case.hosts.has_happened()?.then_some(()))).with_context(|| what.clone())?;
+        let is_certain = lives(victim, when, message);
+        ensure!(!is_certain || case.hosts.has_succeeded()?, "{what}: nothing was killed: {}", case.hosts.plan()?);
+        until("nobody takes part any more", || Ok(case.hosts.take_part().is_empty().then_some(())))?;
         pair.advances().with_context(|| what.clone())?;
+        let locks = case.hosts.locks()?;
+        ensure!(locks.is_empty(), "{what}: {locks:?}");
+        for host in [HERE, THERE] {
+            let part = dir.join(host);
+            // One that is whole belongs to no cut without the manifest. One that is not is left by who was killed.
+            let is_whole = part.join("rekindle-cut.json").exists();
+            ensure!(!part.exists() || is_whole || victim == Victim::Part(host), "{what}: {} is left", part.display());
+        }
         let is_good = dir.join("cut.json").exists();
         ensure!(is_good || !status.success(), "{what}: and there is no cut");
         if is_good {
@@ -322,20 +398,6 @@ fn whatever_ends_while_a_cut_is_made_both_programs_go_on_and_no_half_cut_is_left
     case.restore(&dir)?;
     Pair::adopt(&case.hosts, &identities)?.finish(&case.hosts)?;
     case.hosts.finish()
-}
-
-/// The processes on both hosts that take part in a cut.
-fn takes_part(hosts: &Hosts) -> Result<Vec<i32>> {
-    let own = process::tree(std::process::id() as i32);
-    let all = own.into_iter().chain(hosts.there.processes());
-    let names = ["cut-part", "cut-guard", "cut-gate"];
-    let dir = hosts.here.socket().to_string_lossy().into_owned();
-    Ok(all
-        .filter(|it| names.iter().any(|name| process::command_line(*it).contains(name)))
-        .filter(|it| {
-            fs::read(format!("/proc/{it}/environ")).is_ok_and(|it| String::from_utf8_lossy(&it).contains(&dir))
-        })
-        .collect())
 }
 
 #[test]
@@ -356,22 +418,30 @@ fn whatever_ends_while_a_cut_is_restored_both_programs_run_or_none_does() -> Res
     let (mut run, mut ended) = (0, 0);
     for (victim, when, message) in pairs::cases(&all, |(victim, when, message)| [victim, when, message]) {
         case.hosts.happens(&format!("{when} {message} {}", kill(&case.hosts, victim, &dir)?))?;
-        let (status, _, err) = case.hosts.cut(&["restore", &dir.to_string_lossy()])?;
+        let (status, _, err) = case.hosts.restores(&dir)?;
         let what = format!("{victim:?} {when} {message}: {status} {err}");
-        ensure!(case.hosts.has_happened()?, "{what}: that has not happened: {}", case.hosts.plan()?);
+        until("that happens", || Ok(case.hosts.has_happened()?.then_some(()))).with_context(|| what.clone())?;
+        let is_certain = lives(victim, when, message);
+        ensure!(!is_certain || case.hosts.has_succeeded()?, "{what}: nothing was killed: {}", case.hosts.plan()?);
         case.hosts.happens("")?;
         let settled = until("the restore is settled", || {
             let (status, out, err) = case.hosts.cut(&["settle", &dir.to_string_lossy()])?;
-            let is_settled = status.success() && takes_part(&case.hosts)?.is_empty();
+            let is_settled = status.success() && case.hosts.take_part().is_empty();
             Ok(is_settled.then(|| format!("{out} {err}")))
         })
         .with_context(|| what.clone())?;
         let what = format!("{what}; {settled}");
         eprintln!("{what}");
-        let runs = [runs(identities[0].pid), case.hosts.there.process(identities[1].pid).is_some()];
-        ensure!(runs[0] == runs[1], "{what}: here {}, there {}", runs[0], runs[1]);
-        ensure!(runs[0] || !status.success(), "{what}: and none runs");
-        if runs[0] {
+        let locks = case.hosts.locks()?;
+        ensure!(locks.is_empty(), "{what}: {locks:?}");
+        let all_run = until("both run, or none does", || {
+            let there = case.hosts.there.process(identities[1].pid).is_some_and(runs);
+            let here = runs(identities[0].pid);
+            Ok((here == there).then_some(here))
+        })
+        .with_context(|| what.clone())?;
+        ensure!(all_run || !status.success(), "{what}: and none runs");
+        if all_run {
             run += 1;
             let pair = Pair::adopt(&case.hosts, &identities)?;
             pair.advances().with_context(|| what)?;
@@ -388,8 +458,66 @@ fn whatever_ends_while_a_cut_is_restored_both_programs_run_or_none_does() -> Res
     case.hosts.finish()
 }
 
-/// Whether a process lives.
+/// Whether a process lives. One that has ended, and was not waited for, does not.
 fn runs(pid: i32) -> bool {
     process::reap(pid);
-    !process::is_gone(pid)
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, it)| !it.starts_with(['Z', 'X']))
+}
+
+#[test]
+fn a_host_that_is_silent_costs_the_cut_and_both_programs_go_on() -> Result {
+    let mut case = Case::start()?;
+    let pair = Pair::start(&case.hosts)?;
+    let dir = case.fresh();
+    let rekindle = escaped(&stage::program("rekindle")?.display().to_string());
+    let stop = format!("pkill -STOP -P {} -f '^{rekindle} cut-part'", case.hosts.server(THERE));
+    case.hosts.happens(&format!("before \"Go\" {stop}"))?;
+    let [here, there] = pair.words(&case.hosts)?;
+    let (status, _, err) = case.hosts.cut(&["make", &dir.to_string_lossy(), &here, &there])?;
+    ensure!(case.hosts.has_succeeded()? && !status.success(), "{status} {err}");
+    ensure!(err.contains("there: it has been silent") && !dir.join("cut.json").exists(), "{err}");
+    let stopped: Vec<_> = case.hosts.take_part();
+    ensure!(!stopped.is_empty(), "nobody was stopped");
+    stopped.iter().try_for_each(|it| process::signal(*it, libc::SIGCONT))?;
+    until("nobody takes part any more", || Ok(case.hosts.take_part().is_empty().then_some(())))?;
+    pair.advances()?;
+    pair.finish(&case.hosts)?;
+    case.hosts.finish()
+}
+
+#[test]
+fn a_cut_of_hosts_that_connect_all_the_time_is_good_only_if_it_has_all_they_have_said() -> Result {
+    const TORN: &str = "was opened or closed while the cut was made";
+    let mut case = Case::start()?;
+    // The program here closes thousands first.
+    case.hosts.network().forgets_connections()?;
+    let is_enough = |how: &[&str], good, torn| if how == CONSTANTLY { torn > 0 } else { good > 2 };
+    for how in [&CONSTANTLY[..], &IN_BURSTS] {
+        let _ = fs::remove_file(end(&case.hosts));
+        let pair = Pair::start_with(&case.hosts, how)?;
+        let identities = pair.identities(&case.hosts)?;
+        let (mut pair, mut good, mut torn) = (Some(pair), 0, 0);
+        until("some cuts are good, and some are torn", || {
+            let dir = case.fresh();
+            let mut now = pair.take().context("no pair")?;
+            case.can_be_dumped(&now)?;
+            let [here, there] = now.words(&case.hosts)?;
+            let (status, out, err) = case.hosts.cut(&["make", &dir.to_string_lossy(), &here, &there])?;
+            eprintln!("{status}: {out} {err}");
+            if status.success() {
+                good += 1;
+                now.kill()?;
+                case.restore(&dir)?;
+                now = Pair::adopt(&case.hosts, &identities)?.with(how);
+            }
+            torn += i32::from(err.contains(TORN));
+            // What was lost would end them both.
+            now.advances().with_context(|| format!("{good} good, {torn} torn"))?;
+            pair = Some(now);
+            Ok(is_enough(how, good, torn).then_some(()))
+        })?;
+        pair.context("no pair")?.finish(&case.hosts)?;
+    }
+    case.hosts.finish()
 }

@@ -108,13 +108,12 @@ fn a_job_of_mpi_on_two_hosts_goes_on_from_one_cut() -> Result {
     let (status, out, err) = hosts.cut(&words)?;
     ensure!(status.success(), "{status}: {out} {err}");
     ensure!(!err.contains("leads to no tree"), "{err}");
-    let now = app.progress()?;
-    until("the job goes on", || Ok((app.progress()? > now).then_some(())))?;
+    app.advances()?;
 
     let identity = app.identity().clone();
     app.kill()?;
     process::kill_all(&tree)?;
-    let (status, out, err) = hosts.cut(&["restore", &dir.to_string_lossy()])?;
+    let (status, out, err) = hosts.restores(&dir)?;
     ensure!(status.success(), "{status}: {out} {err}");
     let app = App::adopt(identity);
     let root = hosts.there.process(number).context("the other host's tree is restored")?;

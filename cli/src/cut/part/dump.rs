@@ -1,7 +1,7 @@
 //! The dump of a tree for a cut.
 //!
 //! ```text
-//!   Dump ─► criu dump ─► at its gate: Dumped ──┬── Go ─► the tree goes on ─► CRIU ends: Durable ─┬─ Good ─► done
+//!   Dump ─► criu dump ─► at its gate: Dumped, Seen ┬─ Go ─► the tree goes on ─► CRIU ends: Durable ─┬─ Good ─► done
 //!              │                               │         (or stands still)        │               └─ End ──► killed
 //!              └─ fails ───────────────────────┴── anything else ─────────────────┴─► the tree goes on, and leaves nothing
 //! ```
@@ -10,7 +10,7 @@
 //! be killed. If CRIU is killed there, it leaves sockets on which no system call works: they are mended before the tree goes on. If this
 //! process ends, the tree's guard does all that (`guard.rs`).
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ use super::gate::{self, Waiting};
 use super::guard::{Guarded, mend};
 use super::place::Place;
 use super::spoken::answer;
-use super::tree::{Tree, boot};
+use super::tree::{Held, Tree, boot};
 use crate::failure::Failure;
 use crate::network::connection::Connection;
 use crate::network::{firewall, sockets};
@@ -61,17 +61,24 @@ struct Dumped {
 }
 
 /// Serves a coordinator that makes a cut.
-pub(super) fn dump(socket: &Path, make: &Make) -> Result<(), Failure> {
+pub(super) fn dump(socket: &Path, make: &Make, events: Events) -> Result<(), Failure> {
     check(socket, make)?;
+    // Before anything is noted of the tree: another one may have stopped it.
+    let held = Held::take(make.pid)?;
     let place = Place::make(&make.cut, make.index, make.pid)?;
-    let events = Events::of(&place)?;
+    events.hear(&place)?;
     let before = Tree::of(make.pid)?.noting_stopped();
-    answer(&FromPart::Ready)?;
-    if !matches!(events.next(), Event::Said(ToPart::Dump)) {
-        return Ok(());
+    answer(&FromPart::Ready(before.seen()?))?;
+    loop {
+        match events.next() {
+            Event::Said(ToPart::Look) => answer(&FromPart::Seen(before.now(make.pid)?.seen()?))?,
+            Event::Said(ToPart::Dump) => break,
+            Event::Asked(..) | Event::Gate(_) => {}
+            _ => return Ok(()),
+        }
     }
-    make_directory(&make.dir)?;
-    let guard = Guarded::start(make.pid)?;
+    let _directory = make_directory(&make.dir)?;
+    let guard = Guarded::start(make.pid, &held)?;
     let before = before.now(make.pid)?.noting_connections();
     let mut dump = Dump { make, events, place: &place, guard, before, criu_runs: false, is_lost: false };
     let made = dump.until_durable(socket);
@@ -96,7 +103,7 @@ impl Dump<'_> {
         self.guard.knows_criu(criu, &self.before)?;
         let gate = self.until_gate(&log)?;
         let dumped = self.until_go(gate, &log)?;
-        self.until_criu_ends(&log)?;
+        self.until_criu_ends(&dumped.tree, &log)?;
         let note = self.write(&dumped)?;
         let durable = Durable { note, processes: dumped.tree.processes().len(), waited_ms: dumped.waited_ms };
         Ok((dumped.tree, durable))
@@ -130,15 +137,20 @@ impl Dump<'_> {
     fn until_go(&mut self, gate: Waiting, log: &Path) -> Result<Dumped, Failure> {
         let began = Instant::now();
         let tree = self.before.now(self.make.pid)?;
-        let connections = tree.connections()?;
+        let seen = tree.seen()?;
+        let connections = seen.connections.clone();
         let ports = sockets::listening(&tree.pids());
         // If CRIU is killed from now on, the tree does not run before its sockets are what they were.
         self.guard.stands(&tree)?;
         tree.stop();
         // If nobody hears it, the next event says so.
-        let _ = answer(&FromPart::Dumped { connections: connections.clone() });
+        let _ = answer(&FromPart::Dumped(seen));
         loop {
             match self.events.next() {
+                Event::Said(ToPart::Look) => match tree.seen() {
+                    Ok(seen) => drop(answer(&FromPart::Seen(seen))),
+                    Err(failure) => return Err(leave(gate, &tree, failure)),
+                },
                 Event::Said(ToPart::Go) => {
                     let waited_ms = began.elapsed().as_millis() as u64;
                     gate.pass();
@@ -148,14 +160,14 @@ impl Dump<'_> {
                     return Ok(Dumped { tree, connections, ports, waited_ms });
                 }
                 Event::Ended(status) => return Err(self.failed(status, log)),
-                Event::Lost | Event::Said(_) => return Err(lost()),
+                Event::Lost | Event::Said(_) => return Err(leave(gate, &tree, lost())),
                 Event::Gate(_) | Event::Asked(..) => {}
             }
         }
     }
 
     /// CRIU and the daemon make the image durable, whether somebody waits for that or not.
-    fn until_criu_ends(&mut self, log: &Path) -> Result<(), Failure> {
+    fn until_criu_ends(&mut self, tree: &Tree, log: &Path) -> Result<(), Failure> {
         loop {
             match self.events.next() {
                 Event::Ended(status) if status.success() => {
@@ -164,7 +176,11 @@ impl Dump<'_> {
                 }
                 Event::Ended(status) => return Err(self.failed(status, log)),
                 Event::Gate(gate) => gate.pass(),
-                Event::Lost => self.is_lost = true,
+                Event::Lost => {
+                    self.is_lost = true;
+                    // There is no cut with which it would be killed.
+                    tree.goes_on_when_left();
+                }
                 Event::Said(_) | Event::Asked(..) => {}
             }
         }
@@ -183,6 +199,7 @@ impl Dump<'_> {
             root: *pid,
             boot: boot(),
             processes: dumped.tree.processes().to_vec(),
+            stopped: dumped.tree.stopped().to_vec(),
             connections: dumped.connections.clone(),
             ports: dumped.ports.clone(),
             options: options.clone(),
@@ -240,6 +257,13 @@ struct Durable {
     waited_ms: u64,
 }
 
+/// There is no cut: CRIU fails at its gate, and lets go of the tree, which goes on. Then CRIU waits for GPU memory, which may take minutes.
+fn leave(gate: Waiting, tree: &Tree, failure: Failure) -> Failure {
+    drop(gate);
+    tree.goes_on_when_left();
+    failure
+}
+
 fn lost() -> Failure {
     anyhow!("the command that makes the cut has ended or given up: there is no cut, and the processes go on").into()
 }
@@ -279,34 +303,65 @@ fn check(socket: &Path, make: &Make) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes the directory of a part, in the place of one that was not finished.
-fn make_directory(dir: &Path) -> Result<(), Failure> {
-    let made = || -> io::Result<bool> {
-        if dir.join(UNFINISHED).exists() {
-            fs::remove_dir_all(dir)?;
+/// Makes the directory of a part, in the place of one that was not finished. It is in use until what this returns is dropped.
+fn make_directory(dir: &Path) -> Result<File, Failure> {
+    let unfinished = dir.join(UNFINISHED);
+    let made = || -> io::Result<Option<File>> {
+        match File::options().write(true).open(&unfinished) {
+            Ok(left) if is_in_use(&left) => return Ok(None),
+            Ok(_) => fs::remove_dir_all(dir)?,
+            Err(_) => {}
         }
         fs::create_dir_all(dir.parent().map_or_else(PathBuf::new, Path::to_owned))?;
         match fs::DirBuilder::new().mode(0o700).create(dir) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
             made => made?,
         }
-        File::create(dir.join(UNFINISHED))?;
-        Ok(true)
+        let file = File::create_new(&unfinished)?;
+        Ok((!is_in_use(&file)).then_some(file))
     };
-    if made().with_context(|| format!("cannot make {}", dir.display()))? {
-        return Ok(());
-    }
-    Err(Failure::refused(anyhow!(
-        "there is a {} already: if it is part of no cut that is needed, remove it, or name another directory",
-        dir.display()
-    )))
+    made().with_context(|| format!("cannot make {}", dir.display()))?.ok_or_else(|| {
+        Failure::refused(anyhow!(
+            "there is a {} already: if it is part of no cut that is needed or being made, remove it, or name another directory",
+            dir.display()
+        ))
+    })
+}
+
+/// Whether another process has locked a file. Otherwise this one has, where the file system can.
+fn is_in_use(file: &File) -> bool {
+    matches!(file.try_lock(), Err(TryLockError::WouldBlock))
 }
 
 /// Kills what runs on of a tree that a good cut was to end.
 pub(super) fn end(which: &Which) -> Result<(), Failure> {
     let note = Note::read(&which.cut, &which.part)?;
     if note.boot == boot() {
-        Tree::of_dumped(&note.processes).end()?;
+        Tree::of_dumped(&note.processes).end_all()?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn the_directory_of_a_part_that_is_being_made_is_not_removed() {
+        let base = TempDir::new().unwrap();
+        let dir = base.path().join("cut").join("a");
+        let made = make_directory(&dir).unwrap();
+        fs::write(dir.join("pages-1.img"), "pages").unwrap();
+        assert!(make_directory(&dir).unwrap_err().to_string().contains("already"));
+        assert!(dir.join("pages-1.img").exists());
+        // Who made it has ended.
+        drop(made);
+        let made = make_directory(&dir).unwrap();
+        assert!(!dir.join("pages-1.img").exists());
+        fs::remove_file(dir.join(UNFINISHED)).unwrap();
+        drop(made);
+        assert!(make_directory(&dir).is_err(), "it is complete");
+    }
 }

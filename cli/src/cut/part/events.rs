@@ -38,17 +38,22 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// Hears the coordinator, the gate, and those who settle.
-    pub(super) fn of(place: &Place) -> Result<Self, Failure> {
+    /// Hears the coordinator. From now on its signs of life are answered.
+    pub(super) fn of_coordinator() -> Self {
         let (sender, events) = mpsc::channel();
-        let (gates, settlers) = (place.listen_for_gates()?, place.listen_for_settlers()?);
         let said = sender.clone();
         std::thread::spawn(move || hear_coordinator(&said));
-        let waiting = sender.clone();
+        Self { events, sender }
+    }
+
+    /// Hears the gate and those who settle as well.
+    pub(super) fn hear(&self, place: &Place) -> Result<(), Failure> {
+        let (gates, settlers) = (place.listen_for_gates()?, place.listen_for_settlers()?);
+        let waiting = self.sender.clone();
         std::thread::spawn(move || hear_gates(&gates, &waiting));
-        let asked = sender.clone();
+        let asked = self.sender.clone();
         std::thread::spawn(move || hear_settlers(&settlers, &asked));
-        Ok(Self { events, sender })
+        Ok(())
     }
 
     /// Starts CRIU. Its end is an event. Returns its process.

@@ -11,7 +11,7 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use super::tree::Tree;
+use super::tree::{Held, Tree};
 use crate::failure::Failure;
 use crate::migrate::talk;
 use crate::network::firewall;
@@ -44,13 +44,13 @@ pub(super) struct Guarded {
 }
 
 impl Guarded {
-    /// Starts it.
-    pub(super) fn start(root: i32) -> Result<Self, Failure> {
+    /// Starts it. The tree is its own until it ends.
+    pub(super) fn start(root: i32, held: &Held) -> Result<Self, Failure> {
         let own = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(own);
         command.args(["cut-guard", &root.to_string()]);
-        // Whoever reads this process's output is not to wait for the guard.
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        // Whoever reads this process's output is not to wait for the guard. What it has as output is a directory's lock: it writes nothing.
+        command.stdin(Stdio::piped()).stdout(held.shared()?).stderr(Stdio::null());
         let mut child = command.spawn().context("cannot start the guard of a tree")?;
         let to = child.stdin.take().context("a process without its pipe")?;
         Ok(Self { to, child })
@@ -94,20 +94,19 @@ pub(crate) fn guard(options: &Guard) -> Result<(), Failure> {
             Err(_) => break,
         }
     }
-    // Its script fails by itself, since the other has ended, and then it lets the tree go on.
+    // CRIU's script fails by itself, since the other has ended, and then CRIU lets go of the tree. It waits for GPU memory before it ends.
+    stands.iter().for_each(Tree::goes_on_when_left);
     while criu.is_some_and(|(pid, start)| process::start_of(pid) == Some(start)) {
         std::thread::sleep(POLL_INTERVAL);
     }
-    let mended = mend(options.root, &before);
-    stands.iter().for_each(Tree::go_on);
-    mended
+    mend(options.root, &before)
 }
 
 /// Undoes what a CRIU leaves behind that is killed while it dumps a tree: connections that are locked, and in repair mode.
 /// `before` is the tree as it was before the dump.
 pub(super) fn mend(root: i32, before: &Tree) -> Result<(), Failure> {
     let tree = before.now(root)?;
-    firewall::remove_those_of_criu(&tree.connections()?);
+    let unlocked = firewall::remove_those_of_criu(&tree.connections()?);
     tree.unmute();
-    Ok(())
+    unlocked
 }

@@ -2,10 +2,12 @@
 
 mod dump;
 mod events;
+mod firewall;
 mod gate;
 mod guard;
 mod place;
 mod restore;
+mod seen;
 mod spoken;
 mod tree;
 
@@ -13,6 +15,7 @@ use anyhow::anyhow;
 use clap::Args;
 use rekindle_wire::control::FailureKind;
 
+use self::events::Events;
 pub(crate) use self::gate::{Gate, gate};
 pub(crate) use self::guard::{Guard, guard};
 use self::spoken::{answer, input};
@@ -31,6 +34,8 @@ pub(crate) struct Part {
 
 /// Serves the connection that is this process's input and output.
 pub(crate) fn part(options: &Part) -> Result<(), Failure> {
+    // What ends a command on this host by its group or its terminal, as Ctrl-C does, does not end this, nor CRIU.
+    let _ = rustix::process::setsid();
     let socket = options.daemon.socket()?;
     let mut input = input()?;
     let first = loop {
@@ -39,11 +44,16 @@ pub(crate) fn part(options: &Part) -> Result<(), Failure> {
             first => break first,
         }
     };
+    // Signs of life are answered whatever takes long.
+    let events = Events::of_coordinator();
     let served = match first {
-        ToPart::Make(make) => is_known(make.version).and_then(|()| dump::dump(&socket, &make)),
-        ToPart::Restore(restore) => is_known(restore.version).and_then(|()| restore::restore(&socket, &restore.which)),
+        ToPart::Make(make) => is_known(make.version).and_then(|()| dump::dump(&socket, &make, events)),
+        ToPart::Restore(restore) => {
+            is_known(restore.version).and_then(|()| restore::restore(&socket, &restore.which, events))
+        }
         ToPart::Ask(which) => restore::state(&which).and_then(|it| answer(&FromPart::State(it))),
         ToPart::Settle { which, run } => restore::settle(&which, run).and_then(|it| answer(&it)),
+        ToPart::Over(which) => restore::is_over(&which).and_then(|()| answer(&FromPart::Running)),
         ToPart::EndDumped(which) => dump::end(&which).and_then(|()| answer(&FromPart::Ended)),
         _ => Err(Failure::refused(anyhow!("a connection does not begin with this"))),
     };

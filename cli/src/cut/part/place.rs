@@ -40,6 +40,11 @@ impl Place {
     pub(super) fn make(cut: &str, index: usize, root: i32) -> Result<Self, Failure> {
         let dir = path(cut, index)?;
         let made = || -> anyhow::Result<Option<File>> {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(ALL)?;
+            // No other one is made meanwhile.
+            let all = File::open(ALL)?;
+            all.lock()?;
+            remove_those_left();
             fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
             let lock = File::open(&dir)?;
             if lock.try_lock().is_err() {
@@ -88,11 +93,28 @@ impl Drop for Place {
     }
 }
 
+/// Removes the places of processes that were killed.
+fn remove_those_left() {
+    for entry in fs::read_dir(ALL).into_iter().flatten().flatten() {
+        if File::open(entry.path()).is_ok_and(|it| it.try_lock().is_ok()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 fn path(cut: &str, index: usize) -> Result<PathBuf, Failure> {
     if !manifest::is_name(cut) {
         return Err(Failure::refused(anyhow!("{cut:?} is no name of a cut")));
     }
     Ok(Path::new(ALL).join(format!("{cut}-{index}")))
+}
+
+/// Whether a process takes part.
+pub(super) fn is_in_use(cut: &str, index: usize) -> bool {
+    // Without the lock nobody has it, or can find it.
+    path(cut, index)
+        .and_then(|it| File::open(it).map_err(|it| anyhow!(it).into()))
+        .is_ok_and(|it| it.try_lock().is_err())
 }
 
 /// Connects to the process that takes part, if there is one.

@@ -26,14 +26,15 @@ use super::super::manifest::{Dumped, Note};
 use super::super::options::criu;
 use super::super::talk::{FromPart, State, ToPart, Which};
 use super::events::{Event, Events};
+use super::firewall;
 use super::gate::{self, Waiting};
 use super::place::{self, Place};
 use super::spoken::answer;
 use super::tree::{Tree, boot};
 use crate::failure::Failure;
 use crate::migrate::talk;
-use crate::network::{firewall, sockets};
-use crate::process::{self, Process};
+use crate::network::sockets;
+use crate::process::Process;
 use crate::{cpu_image, criu as program};
 
 /// CRIU's log, in the part's directory.
@@ -53,19 +54,21 @@ struct Restore<'a> {
     /// CRIU waits for this.
     gate: Option<Waiting>,
     locked: Option<firewall::Locked>,
-    /// When CRIU was started, in the machine's clock ticks: what is killed is not older.
-    began: Option<u64>,
+    /// CRIU's process. Only what descends from it is killed.
+    criu: Option<i32>,
     criu_runs: bool,
     /// Whether the coordinator can still say something.
     is_lost: bool,
 }
 
 /// Serves a coordinator that restores a cut.
-pub(super) fn restore(socket: &Path, which: &Which) -> Result<(), Failure> {
+pub(super) fn restore(socket: &Path, which: &Which, events: Events) -> Result<(), Failure> {
     let note = Note::read(&which.cut, &which.part)?;
     check(&note, &which.part.dir)?;
     let place = Place::make(&which.cut, which.part.index, note.root)?;
-    let events = Events::of(&place)?;
+    // Of an earlier restore. No host begins before all have looked.
+    let _ = fs::remove_file(which.part.dir.join(RESTORED));
+    events.hear(&place)?;
     answer(&FromPart::Checked)?;
     if !matches!(events.next(), Event::Said(ToPart::Start)) {
         return Ok(());
@@ -76,7 +79,7 @@ pub(super) fn restore(socket: &Path, which: &Which) -> Result<(), Failure> {
         events,
         gate: None,
         locked: None,
-        began: None,
+        criu: None,
         criu_runs: false,
         is_lost: false,
     };
@@ -93,21 +96,22 @@ pub(super) fn restore(socket: &Path, which: &Which) -> Result<(), Failure> {
 impl Restore<'_> {
     /// Has the tree restored, until it is complete.
     fn until_held(&mut self, socket: &Path, place: &Place) -> Result<(), Failure> {
-        let name = format!("rekindle-cut-{}-{}", self.note.cut, self.note.index);
-        self.locked = Some(firewall::Locked::new(&name, &self.note.connections)?);
+        self.locked = Some(firewall::Locked::new(&self.note.cut, self.note.index, &self.note.connections)?);
         sockets::end_what_is_left_of(&self.note.connections, &self.note.ports)?;
         let log = self.dir.join(LOG);
         let _ = fs::remove_file(&log);
         let mut command = Command::new(criu()?);
         command.args(program::restore(self.dir, &log)?).arg("--restore-detached").args(&self.note.options);
         command.arg("--action-script").arg(place.script()).env("REKINDLE_SOCKET", socket);
-        self.began = process::start_of(std::process::id() as i32);
-        self.events.start(command)?;
+        // The tree's parent when CRIU has ended.
+        let _ = rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(std::process::id() as i32));
+        self.criu = Some(self.events.start(command)?);
         self.criu_runs = true;
         self.until(gate::PLACED, &log)?;
         answer(&FromPart::Placed)?;
         self.until_connected(&log)?;
-        self.locked = None;
+        // Otherwise nobody would hear anybody.
+        self.locked.take().map_or(Ok(()), firewall::Locked::unlock)?;
         self.passes();
         self.until(gate::COMPLETE, &log)?;
         Tree::of(self.note.root)?.stop();
@@ -150,8 +154,13 @@ impl Restore<'_> {
     /// The tree is complete: waits until it may run, or is to end.
     fn until_it_is_over(&mut self) -> Result<(), Failure> {
         let log = self.dir.join(LOG);
-        let (began, mut runs) = (Instant::now(), false);
+        // When the coordinator was lost: nobody has to settle a tree before.
+        let (mut began, mut runs) = (Instant::now(), false);
+        let mut was_lost = false;
         loop {
+            if self.is_lost && !was_lost {
+                (began, was_lost) = (Instant::now(), true);
+            }
             let left = PATIENCE.saturating_sub(began.elapsed());
             let event = match self.is_lost {
                 true => self.events.within(left),
@@ -163,7 +172,13 @@ impl Restore<'_> {
                     runs = true;
                     let _ = answer(&FromPart::Running);
                 }
-                Some(Event::Said(ToPart::Done)) if runs => return Ok(()),
+                Some(Event::Said(ToPart::Done)) if runs => {
+                    if let Err(failure) = write_over(self.dir) {
+                        // Somebody who settles would end this tree if another one has ended by then.
+                        eprintln!("rekindle: {failure}");
+                    }
+                    return Ok(());
+                }
                 Some(Event::Said(_)) => {
                     self.end();
                     return answer(&FromPart::Ended);
@@ -193,7 +208,7 @@ impl Restore<'_> {
 
     /// The tree runs.
     fn run(&mut self, log: &Path) -> Result<(), Failure> {
-        let tree = Tree::of(self.note.root)?;
+        let tree = Tree::of(self.note.root)?.with_stopped(&self.note.stopped);
         write_restored(self.dir, &tree, self.note.root)?;
         tree.go_on();
         self.passes();
@@ -228,8 +243,10 @@ impl Restore<'_> {
     fn end(&mut self) {
         let kill = |restore: &Self| {
             // CRIU may not have made it yet, or its number may be another's.
-            let began = restore.began.unwrap_or(u64::MAX);
-            if process::start_of(restore.note.root).is_some_and(|it| it >= began)
+            let parents = restore.criu.into_iter().chain([std::process::id() as i32]);
+            let is_restored = |it: Process| parents.clone().any(|parent| it.is_child_of(parent));
+            if restore.criu.is_some()
+                && Process::find(restore.note.root).is_some_and(is_restored)
                 && let Ok(tree) = Tree::of(restore.note.root)
                 && let Err(failure) = tree.end()
             {
@@ -254,6 +271,12 @@ impl Restore<'_> {
             }
         }
         kill(self);
+        // This is the parent of what was restored: until it has looked, their numbers are not free for another restore.
+        for it in &self.note.processes {
+            if let Some(pid) = rustix::process::Pid::from_raw(it.pid) {
+                let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG);
+            }
+        }
         self.locked = None;
     }
 
@@ -297,8 +320,15 @@ pub(super) fn state(which: &Which) -> Result<State, Failure> {
         Some(FromPart::State(state)) => Ok(state),
         Some(other) => Err(anyhow!("the process that restores answers {other:?}").into()),
         None => {
-            let runs = restored(&which.part.dir).is_some_and(|it| it.is_alive());
-            Ok(if runs { State::Running } else { State::Gone })
+            // What a restore has left that was killed.
+            if let Ok(note) = Note::read(&which.cut, &which.part) {
+                firewall::remove_those_left(&note.connections)?;
+            }
+            Ok(match restored(&which.part.dir) {
+                Some((_, true)) => State::Over,
+                Some((tree, false)) if tree.is_alive() => State::Running,
+                _ => State::Gone,
+            })
         }
     }
 }
@@ -307,14 +337,37 @@ pub(super) fn state(which: &Which) -> Result<State, Failure> {
 fn write_restored(dir: &Path, tree: &Tree, root: i32) -> Result<(), Failure> {
     let path = dir.join(RESTORED);
     let roots: Vec<_> = tree.processes().iter().copied().filter(|it| it.pid == root).collect();
-    let written = || -> anyhow::Result<()> { Ok(fs::write(&path, serde_json::to_vec(&(boot(), roots))?)?) };
+    write_roots(&path, &roots, false)
+}
+
+/// Notes that all trees run: from now on each may end by itself.
+fn write_over(dir: &Path) -> Result<(), Failure> {
+    match restored(dir) {
+        Some((tree, false)) => write_roots(&dir.join(RESTORED), tree.processes(), true),
+        _ => Ok(()),
+    }
+}
+
+fn write_roots(path: &Path, roots: &[Dumped], is_over: bool) -> Result<(), Failure> {
+    // Whole or not at all.
+    let new = path.with_extension("new");
+    let written = || -> anyhow::Result<()> {
+        fs::write(&new, serde_json::to_vec(&(boot(), roots, is_over))?)?;
+        Ok(fs::rename(&new, path)?)
+    };
     Ok(written().with_context(|| format!("cannot write {}", path.display()))?)
 }
 
-/// The root of the tree that was restored last, if the machine has not started anew since.
-fn restored(dir: &Path) -> Option<Tree> {
-    let (when, roots): (String, Vec<Dumped>) = serde_json::from_slice(&fs::read(dir.join(RESTORED)).ok()?).ok()?;
-    (when == boot()).then(|| Tree::of_dumped(&roots))
+/// The root of the tree that was restored last, if the machine has not started anew since, and whether all others have run.
+fn restored(dir: &Path) -> Option<(Tree, bool)> {
+    let text = fs::read(dir.join(RESTORED)).ok()?;
+    let (when, roots, is_over): (String, Vec<Dumped>, bool) = serde_json::from_slice(&text).ok()?;
+    (when == boot()).then(|| (Tree::of_dumped(&roots), is_over))
+}
+
+/// All trees run.
+pub(super) fn is_over(which: &Which) -> Result<(), Failure> {
+    write_over(&which.part.dir)
 }
 
 /// Has the tree of a restore run or end.
@@ -322,15 +375,16 @@ pub(super) fn settle(which: &Which, run: bool) -> Result<FromPart, Failure> {
     let message = ToPart::Settle { which: which.clone(), run };
     match ask(which, &message)? {
         Some(answer) => Ok(answer),
-        None if state(which)? == State::Running => {
-            if run {
-                return Ok(FromPart::Running);
+        None => match state(which)? {
+            State::Running | State::Over if run => Ok(FromPart::Running),
+            State::Running => {
+                Tree::of(which.part.root)?.end_all()?;
+                Ok(FromPart::Ended)
             }
-            Tree::of(which.part.root)?.end()?;
-            Ok(FromPart::Ended)
-        }
-        None if run => Err(anyhow!("the tree has ended").into()),
-        None => Ok(FromPart::Ended),
+            State::Over => Err(Failure::refused(anyhow!("all trees of the restore have run"))),
+            _ if run => Err(anyhow!("the tree has ended").into()),
+            _ => Ok(FromPart::Ended),
+        },
     }
 }
 

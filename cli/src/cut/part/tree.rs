@@ -1,14 +1,16 @@
 //! A process tree that stands still or ends.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
 use super::super::manifest::Dumped;
+use super::super::talk::Seen;
+use super::seen;
 use crate::failure::Failure;
 use crate::network::connection::Connection;
 use crate::network::sockets;
@@ -45,7 +47,8 @@ impl Tree {
 
     /// Notes which of its processes somebody has stopped.
     pub(super) fn noting_stopped(mut self) -> Self {
-        let is_stopped = |pid: &i32| Process::find(*pid).is_some_and(|it| it.is_stopped());
+        // A debugger's hold is none, nor that of another CRIU.
+        let is_stopped = |pid: &i32| Process::find(*pid).is_some_and(|it| it.is_stopped()) && !process::is_traced(*pid);
         self.stopped = self.pids().into_iter().filter(is_stopped).collect();
         self
     }
@@ -54,6 +57,15 @@ impl Tree {
     pub(super) fn noting_connections(mut self) -> Self {
         self.exclusive = sockets::exclusive(&self.pids());
         self
+    }
+
+    /// The same tree as one in which these are stopped.
+    pub(super) fn with_stopped(self, stopped: &[i32]) -> Self {
+        Self { stopped: stopped.to_vec(), ..self }
+    }
+
+    pub(super) fn stopped(&self) -> &[i32] {
+        &self.stopped
     }
 
     /// The same tree, which has grown since something was noted of it.
@@ -106,11 +118,28 @@ impl Tree {
         let began = Instant::now();
         while self.is_alive() {
             if began.elapsed() > END {
-                return Err(anyhow::anyhow!("processes do not end that were killed: {:?}", self.pids()).into());
+                return Err(anyhow!("processes do not end that were killed: {:?}", self.pids()).into());
             }
             std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
+    }
+
+    /// The same for a tree that runs, with all that descend from its processes by now.
+    pub(super) fn end_all(mut self) -> Result<(), Failure> {
+        loop {
+            // What is stopped makes no more processes.
+            self.stop();
+            let alive: Vec<_> = self.processes.iter().filter(|it| is_same(it)).map(|it| it.pid).collect();
+            let all = Process::trees_of(&alive).context("cannot list processes")?;
+            let known = self.pids();
+            let dumped = |pid| Some(Dumped { pid, start: process::start_of(pid)? });
+            let more: Vec<_> = all.into_iter().filter(|it| !known.contains(it)).filter_map(dumped).collect();
+            if more.is_empty() {
+                return self.end();
+            }
+            self.processes.extend(more);
+        }
     }
 
     /// Whether one of its processes lives.
@@ -123,6 +152,12 @@ impl Tree {
         sockets::connections(&self.pids())
     }
 
+    /// Its TCP connections, and those that may have been.
+    pub(super) fn seen(&self) -> Result<Seen, Failure> {
+        let network = format!("{} {}", boot(), seen::network()?);
+        Ok(Seen { network, ..seen::seen(&self.pids())? })
+    }
+
     fn signal(&self, signal: Signal, filter: impl Fn(i32) -> bool) {
         for it in self.processes.iter().filter(|it| filter(it.pid) && is_same(it)) {
             // It may have ended meanwhile.
@@ -133,6 +168,31 @@ impl Tree {
 
 fn is_same(process: &Dumped) -> bool {
     process::start_of(process.pid) == Some(process.start)
+}
+
+/// The right to stop a tree and to let it go on, which one process has at a time, and who inherits it.
+#[derive(Debug)]
+pub(super) struct Held(File);
+
+impl Held {
+    /// Takes it for the tree with this root.
+    pub(super) fn take(root: i32) -> Result<Self, Failure> {
+        // The process's directory: a later process with the same number has another one, and no file is left.
+        let path = format!("/proc/{root}");
+        let file = File::open(&path).map_err(|_| Failure::refused(anyhow!("there is no process {root}")))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self(file)),
+            Err(TryLockError::WouldBlock) => Err(Failure::refused(anyhow!(
+                "another cut of the tree of {root} is being made, or has not let go of it yet: try again"
+            ))),
+            Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("cannot lock {path}"))?,
+        }
+    }
+
+    /// The same right. It ends with the last one who has it.
+    pub(super) fn shared(&self) -> Result<File, Failure> {
+        Ok(self.0.try_clone().context("cannot duplicate a descriptor")?)
+    }
 }
 
 /// What tells this start of the machine from others.
@@ -173,5 +233,38 @@ mod tests {
         assert!(!other.is_alive() && tree.is_alive());
         tree.end().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_tree_ends_with_those_of_its_processes_that_were_not_known() {
+        let mut child = Command::new("sh").args(["-c", "sleep 1000 & wait"]).spawn().unwrap();
+        let root = child.id() as i32;
+        let all = loop {
+            let all = Tree::of(root).unwrap();
+            if all.processes.len() == 2 {
+                break all;
+            }
+        };
+        let known: Vec<_> = all.processes.iter().copied().filter(|it| it.pid == root).collect();
+        Tree::of_dumped(&known).end_all().unwrap();
+        child.wait().unwrap();
+        assert!(!all.is_alive());
+    }
+
+    #[test]
+    fn one_cut_at_a_time_has_a_tree() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let root = child.id() as i32;
+        let held = Held::take(root).unwrap();
+        let refused = || Held::take(root).unwrap_err().to_string();
+        assert!(refused().contains("another cut"), "{}", refused());
+        let shared = held.shared().unwrap();
+        drop(held);
+        assert!(refused().contains("another cut"));
+        drop(shared);
+        Held::take(root).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(refused().contains("no process"));
     }
 }

@@ -13,13 +13,13 @@
 //! ```
 //!
 //! The action is `cut`, which ends this connection while the command lives on, or a shell command. It is done once; several relays
-//! may have the same FILE. Each adds the bytes that it has passed to FILE with `.passed` behind it.
+//! may have the same FILE, which has "over" when it is done, and how the shell command has ended unless with success. Each relay adds the bytes that it has passed to FILE with `.passed` behind it.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result};
 
@@ -39,22 +39,24 @@ fn relay() -> Result<()> {
     let mut command = Command::new(arguments.next().context("no command")?);
     let mut child = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let (mut to, mut from) = (child.stdin.take().context("no pipe")?, child.stdout.take().context("no pipe")?);
-    let there = Arc::clone(&plan);
-    std::thread::spawn(move || pass(&mut io::stdin().lock(), &mut to, &there));
-    // The other direction ends with this process.
-    pass(&mut from, &mut io::stdout().lock(), &plan);
-    plan.wait();
+    let (there, turn) = (Arc::clone(&plan), Arc::new(Mutex::new(())));
+    let its = Arc::clone(&turn);
+    std::thread::spawn(move || pass(&mut io::stdin().lock(), &mut to, &there, &its));
+    pass(&mut from, &mut io::stdout().lock(), &plan, &Mutex::new(()));
+    // The other direction ends with this process, but not in the midst of what is done after some bytes.
+    let _turn = turn.lock();
     Ok(())
 }
 
-/// Passes bytes until they end. A connection that is cut ends in both directions, with this process.
-fn pass(from: &mut impl Read, to: &mut impl Write, plan: &Plan) {
+/// Passes bytes until they end, each with `turn` locked. A connection that is cut ends in both directions, with this process.
+fn pass(from: &mut impl Read, to: &mut impl Write, plan: &Plan, turn: &Mutex<()>) {
     let mut buffer = vec![0; 64 << 10];
     loop {
         let read = match from.read(&mut buffer) {
             Ok(0) | Err(_) => return,
             Ok(read) => read,
         };
+        let _turn = turn.lock();
         let bytes = &buffer[..read];
         let passed = plan
             .act("before", bytes)
@@ -89,15 +91,13 @@ impl Plan {
         if !has_come {
             return Ok(());
         }
-        if action != "cut" {
-            Command::new("sh").arg("-c").arg(action).stdin(Stdio::null()).stdout(Stdio::null()).status()?;
-        }
-        // Only now: who reads this expects that it has happened.
-        fs::write(&self.0, "over")?;
         if action == "cut" {
+            fs::write(&self.0, "over")?;
             std::process::exit(1);
         }
-        Ok(())
+        let status = Command::new("sh").arg("-c").arg(action).stdin(Stdio::null()).stdout(Stdio::null()).status()?;
+        let over = if status.success() { "over".to_owned() } else { format!("over: {status}") };
+        Ok(fs::write(&self.0, over)?)
     }
 
     /// Waits until what is being done is done. It may end the connection, and with that this process.
