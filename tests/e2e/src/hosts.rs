@@ -70,7 +70,8 @@ impl Hosts {
         &self.network
     }
 
-    fn plan_file(&self) -> PathBuf {
+    /// The file that says what is to happen still.
+    pub fn plan_file(&self) -> PathBuf {
         self.here.path("plan")
     }
 
