@@ -24,6 +24,8 @@ mod daemon;
 mod descriptors;
 mod doctor;
 mod engine;
+#[cfg(test)]
+mod explore;
 mod failure;
 mod flatten;
 mod image;
@@ -38,6 +40,7 @@ mod process;
 mod protect;
 mod protocol;
 mod ps;
+mod random;
 mod restore;
 mod run;
 mod span;

@@ -49,6 +49,11 @@ pub(crate) fn is_traced(pid: i32) -> bool {
     tracer.is_some_and(|it| it.trim() != "0")
 }
 
+/// The boot of the machine, by the kernel's random name for it.
+pub(crate) fn boot() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim_end().to_owned()
+}
+
 impl Process {
     /// The process with this number, if there is one.
     pub(crate) fn find(pid: i32) -> Option<Self> {

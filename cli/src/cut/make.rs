@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::io;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -17,7 +16,7 @@ use super::settle;
 use super::talk::{self, FromPart, ToPart};
 use crate::failure::Failure;
 use crate::network::connection::Connection;
-use crate::output;
+use crate::{output, random};
 
 /// What was made.
 #[derive(Serialize)]
@@ -50,7 +49,7 @@ pub(super) fn make(options: &Make) -> Result<(), Failure> {
     if Manifest::is_in(&dir) {
         return Err(Failure::refused(anyhow!("there is a cut in {} already: name another directory", dir.display())));
     }
-    let cut = random_name()?;
+    let cut = random::name()?;
     let mut ring = Ring::open(&options.ways, options.trees.iter().map(|(host, _)| host.as_str()))?;
     match gather(options, &dir, &cut, &mut ring) {
         Ok((manifest, report)) => finish(options, &dir, &manifest, report, ring),
@@ -149,19 +148,12 @@ fn finish(options: &Make, dir: &Path, manifest: &Manifest, report: Report, mut r
     ended
 }
 
-fn random_name() -> Result<String, Failure> {
-    let mut random = [0; 16];
-    let got = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
-    got.map_err(io::Error::from).context("cannot get random numbers")?;
-    Ok(format!("{:032x}", u128::from_ne_bytes(random)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_random_name_is_one_of_a_cut() {
-        assert_eq!(random_name().map(|it| super::super::manifest::is_name(&it)).ok(), Some(true));
+        assert_eq!(random::name().map(|it| super::super::manifest::is_name(&it)).ok(), Some(true));
     }
 }

@@ -39,7 +39,7 @@ use crate::checkpoint::base;
 use crate::criu;
 use crate::daemon::{self, Session};
 use crate::failure::Failure;
-use crate::{protect, span};
+use crate::{protect, random, span};
 
 /// The directory of the last dump among the migration's. A container's has the migration's name besides (`Container::link`).
 const LAST: &str = "last";
@@ -104,7 +104,7 @@ impl<'a> Source<'a> {
     /// Compares the hosts, and opens the connections.
     pub(super) fn begin(options: &'a Options, way: &'a dyn Way, subject: Subject<'_>) -> Result<Self, Failure> {
         let socket = options.daemon.socket()?;
-        let name = format!("{:032x}", random()?);
+        let name = random::name()?;
         let (container, pid) = match subject {
             Subject::Process(pid) => {
                 criu::program(options.criu.as_deref())?;
@@ -132,7 +132,7 @@ impl<'a> Source<'a> {
             Ok(link)
         };
         let streams = (0..options.streams).map(|_| stream()).collect::<Result<_, _>>()?;
-        let known = Some(Known::new(random()? as u64));
+        let known = Some(Known::new(random::number()? as u64));
         let mut report = Report::new(&name, pid, container.as_ref().map(Container::name), way.host());
         report.addresses = leaving.ips();
         Ok(Self { options, way, socket, pid, container, leaving, name, dir, lock, known, link, streams, report })
@@ -612,13 +612,6 @@ pub(super) fn status(socket: &Path) -> Result<StatusInfo, Failure> {
 /// This host's name.
 pub(super) fn host_name() -> String {
     fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim_end().to_owned()
-}
-
-fn random() -> Result<u128, Failure> {
-    let mut random = [0; 16];
-    let got = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
-    got.map_err(io::Error::from).context("cannot get random numbers")?;
-    Ok(u128::from_ne_bytes(random))
 }
 
 fn progress(order: &Session) -> Option<DumpInfo> {

@@ -13,10 +13,10 @@ use super::folder::Folder;
 use super::job::{self, Clients};
 use super::options::{OnFailure, Options};
 use super::uploads::stored_number;
-use super::{console, container as podman, ended, guard, supervisor};
+use super::{console, container as podman, ended, guard};
 use crate::engine::Engine;
 use crate::failure::Failure;
-use crate::process::Process;
+use crate::process::{Process, boot};
 use crate::{check, daemon, output, run};
 
 /// A protection that has begun.
@@ -64,7 +64,7 @@ pub(super) fn process(options: &Options, pid: i32) -> Result<(), Failure> {
     };
     let folder = Folder::named(&configuration.dir, &name)?;
     let wishes = wishes(options, &configuration, &folder, socket, Vec::new())?;
-    begin(options, &folder, &Record::new(wishes, Some(process), supervisor::boot()))
+    begin(options, &folder, &Record::new(wishes, Some(process), boot()))
 }
 
 /// Protects a container that runs.
@@ -85,7 +85,7 @@ pub(super) fn container(options: &Options, name: &str) -> Result<(), Failure> {
     let mut wishes = wishes(options, &configuration, &folder, socket, Vec::new())?;
     wishes.chain = 0;
     wishes.container = Some(Container { id: said.id, name: said.name, podman: program });
-    begin(options, &folder, &Record::new(wishes, Some(process), supervisor::boot()))
+    begin(options, &folder, &Record::new(wishes, Some(process), boot()))
 }
 
 /// Begins a protection of what runs.
@@ -133,7 +133,7 @@ pub(super) fn command(options: &Options) -> Result<(), Failure> {
     let name = name.unwrap_or_else(|| default_name(&program.file_name().unwrap_or_default().to_string_lossy(), own));
     let folder = Folder::named(&configuration.dir, &name)?;
     let wishes = wishes(options, &configuration, &folder, socket, command)?;
-    let record = Record::new(wishes, None, supervisor::boot());
+    let record = Record::new(wishes, None, boot());
     folder.make(&record)?;
     guard::start(&folder)?;
     console::follow(&folder)

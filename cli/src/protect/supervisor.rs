@@ -38,6 +38,7 @@ use super::job::{self, Clients, Job, Since};
 use super::uploads::{self, Uploaded, Uploads};
 use super::verbs::{Failed, Verbs};
 use crate::failure::Failure;
+use crate::process::boot;
 use crate::{cpu_image, daemon};
 
 /// How often to look for what nobody reports: the user's wishes, the guard.
@@ -693,9 +694,4 @@ impl Supervisor {
 pub(super) fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// The boot of the machine, by the kernel's random name for it.
-pub(super) fn boot() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }

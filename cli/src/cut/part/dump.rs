@@ -28,10 +28,11 @@ use super::gate::{self, Waiting};
 use super::guard::{Guarded, mend};
 use super::place::Place;
 use super::spoken::answer;
-use super::tree::{Held, Tree, boot};
+use super::tree::{Held, Tree};
 use crate::failure::Failure;
 use crate::network::connection::Connection;
 use crate::network::{firewall, sockets};
+use crate::process::boot;
 use crate::{criu as program, daemon, protect};
 
 /// CRIU's log, in the part's directory.

@@ -30,11 +30,11 @@ use super::firewall;
 use super::gate::{self, Waiting};
 use super::place::{self, Place};
 use super::spoken::answer;
-use super::tree::{Tree, boot};
+use super::tree::Tree;
 use crate::failure::Failure;
 use crate::migrate::talk;
 use crate::network::sockets;
-use crate::process::Process;
+use crate::process::{Process, boot};
 use crate::{cpu_image, criu as program};
 
 /// CRIU's log, in the part's directory.

@@ -1,7 +1,7 @@
 //! A process tree that stands still or ends.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, TryLockError};
+use std::fs::{File, TryLockError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
@@ -154,7 +154,7 @@ impl Tree {
 
     /// Its TCP connections, and those that may have been.
     pub(super) fn seen(&self) -> Result<Seen, Failure> {
-        let network = format!("{} {}", boot(), seen::network()?);
+        let network = format!("{} {}", process::boot(), seen::network()?);
         Ok(Seen { network, ..seen::seen(&self.pids())? })
     }
 
@@ -193,11 +193,6 @@ impl Held {
     pub(super) fn shared(&self) -> Result<File, Failure> {
         Ok(self.0.try_clone().context("cannot duplicate a descriptor")?)
     }
-}
-
-/// What tells this start of the machine from others.
-pub(super) fn boot() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim_end().to_owned()
 }
 
 #[cfg(test)]
