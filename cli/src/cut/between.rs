@@ -10,7 +10,7 @@
 //!   Seen        │ all, when all are: what no process has accepted       │ then they go on
 //! ```
 //!
-//! `model.rs` tries all orders.
+//! `model/` tries all orders.
 
 use std::collections::HashSet;
 use std::net::IpAddr;

@@ -27,7 +27,8 @@
 //! it again.
 //!
 //! If anything fails before a cut is good, all trees go on, and there is no cut. If anything fails before all trees of a restore run, none
-//! of them does. `model.rs` checks that for every order of steps, losses and deaths.
+//! of them does in the end: if the command dies after the first has begun to run, `rekindle cut settle` has ten minutes to see to that.
+//! `model/` checks that for every order of steps, losses and deaths.
 
 mod between;
 mod make;

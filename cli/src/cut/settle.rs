@@ -69,9 +69,6 @@ pub(super) fn all(ways: &Ways, manifest: &Manifest, order: Option<bool>) -> Resu
         match tell(ways, &part.host, &ToPart::Settle { which: which(part), run })? {
             FromPart::Running if run => {}
             FromPart::Ended if !run => {}
-            FromPart::Failed { kind, reason } => {
-                return Err(Failure::of_kind(kind, anyhow!("{}: {reason}", part.host)));
-            }
             other => return Err(unexpected(&part.host, &other)),
         }
     }

@@ -17,7 +17,7 @@ use crate::daemon;
 use crate::failure::Failure;
 use crate::network::address::Address;
 use crate::network::block::Block;
-use crate::process::Process;
+use crate::process::{self, Process};
 
 /// How long the daemon may take to say what was decided, if the processes run here: they hear nothing until then. As long as they stand still
 /// or are gone, nobody waits for packets, and a packet would do harm.
@@ -52,7 +52,7 @@ pub(crate) fn guard(options: &Guard) -> Result<(), Failure> {
             Err(_) => break,
         }
     }
-    if rules.stands_still { end(&options.migration, rules.root, &options.daemon.socket()?) } else { Ok(()) }
+    if rules.stands_still { end(&options.migration, &rules, &options.daemon.socket()?) } else { Ok(()) }
 }
 
 /// What is kept away.
@@ -60,6 +60,8 @@ pub(crate) fn guard(options: &Guard) -> Result<(), Failure> {
 struct Rules {
     name: String,
     root: i32,
+    /// When it started: a later process with its number is another.
+    start: Option<u64>,
     block: Option<Block>,
     stands_still: bool,
 }
@@ -68,6 +70,7 @@ impl Rules {
     fn obey(&mut self, said: Say) -> Result<(), Failure> {
         if let Say::Move { root, addresses } = &said {
             self.root = *root;
+            self.start = process::start_of(*root);
             let ips: Vec<_> = addresses.iter().map(|Address { ip, .. }| *ip).collect();
             self.block = Some(Block::new(&self.name, &ips)?);
         }
@@ -81,10 +84,15 @@ impl Rules {
             _ => Ok(()),
         }
     }
+
+    /// Whether the root of the tree runs here, and does not stand still.
+    fn root_runs(&self) -> bool {
+        process::start_of(self.root) == self.start && Process::find(self.root).is_some_and(|it| !it.is_stopped())
+    }
 }
 
 /// The command has been killed: does what it would have done.
-fn end(migration: &str, root: i32, socket: &Path) -> Result<(), Failure> {
+fn end(migration: &str, rules: &Rules, socket: &Path) -> Result<(), Failure> {
     let began = Instant::now();
     loop {
         match settle::decision(socket, migration) {
@@ -93,14 +101,9 @@ fn end(migration: &str, root: i32, socket: &Path) -> Result<(), Failure> {
             Ok(MigrationState::HandedOver) => return Ok(()),
             Ok(MigrationState::Kept) => return leaving::settle(migration, false),
             // The daemon has not noticed yet that its command has ended, or starts.
-            Ok(MigrationState::Undecided) | Err(_) if began.elapsed() < PATIENCE || !runs(root) => {}
+            Ok(MigrationState::Undecided) | Err(_) if began.elapsed() < PATIENCE || !rules.root_runs() => {}
             Ok(_) | Err(_) => return Ok(()),
         }
         std::thread::sleep(POLL_INTERVAL);
     }
-}
-
-/// Whether a process runs, and does not stand still.
-fn runs(pid: i32) -> bool {
-    Process::find(pid).is_some_and(|it| !it.is_stopped())
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   stand_still   nobody begins a connection, and those that begin are taken; then no packet comes or goes  ─► dump
-//!   are_gone      the decision has been made: this host has the addresses no more, and may answer for them
+//!   are_gone      the decision has been made: the addresses are removed here, then packets come and go again
 //!   stay          the processes go on here: packets come and go, and all neighbours hear where the addresses are
 //! ```
 //!
@@ -121,7 +121,7 @@ impl Leaving {
         self.place.write_addresses(&self.addresses)
     }
 
-    /// The processes were handed over: this host has the addresses no more, and may answer for them.
+    /// The processes were handed over: removes the addresses from this host, and then lets packets come and go.
     pub(super) fn are_gone(&mut self) -> Result<(), Failure> {
         remove(&self.addresses)?;
         self.guard = None;

@@ -283,19 +283,16 @@ impl<'a> Mapping<'a> {
     fn parse(line: &'a str) -> Option<Self> {
         let mut words = line.splitn(6, ' ').map(str::trim).filter(|it| !it.is_empty());
         let (range, rights, offset) = (words.next()?, words.next()?, words.next()?);
-        let (_device, rest) = (words.next()?, words.next()?);
-        let (inode, path) = rest.split_once(' ').map_or((rest, ""), |(inode, path)| (inode, path.trim()));
-        let path = words.next().unwrap_or(path);
+        let (_device, inode) = (words.next()?, words.next()?);
+        let path = words.next().unwrap_or_default();
         let (start, end) = range.split_once('-')?;
         let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
         let is_shared = rights.ends_with('s');
         let is_memory = ["/memfd:", "/dev/zero", "/SYSV"].iter().any(|it| path.starts_with(it));
         let is_of_kernel = path.starts_with("[v");
-        let is_gpus = range.start < window::PINNED_BASE && range.end > window::CLONE_BASE && {
-            let devices = window::DEVICE_BASE..window::DEVICE_BASE + window::DEVICE_SIZE * window::MAX_DEVICES as u64;
-            let others = window::reserved().start..window::aliases().end;
-            [devices, others].iter().any(|it| it.contains(&range.start))
-        };
+        let devices = window::DEVICE_BASE..window::DEVICE_BASE + window::DEVICE_SIZE * window::MAX_DEVICES as u64;
+        let others = window::reserved().start..window::aliases().end;
+        let is_gpus = [devices, others].iter().any(|it| it.contains(&range.start));
         let is_wanted = rights.starts_with('r') && !is_of_kernel && !is_gpus && (!is_shared || is_memory);
         let object = is_shared.then(|| line_part(line, offset, inode));
         (is_wanted && range.end > range.start && range.end - range.start <= LONGEST).then_some(Self { range, object })

@@ -32,7 +32,7 @@ use crate::network::address::Address;
 pub(super) const VERSION: u32 = 5;
 /// The directory of podman's archive of a container among a migration's, and the archive's name there.
 pub(super) const ARCHIVE: &str = "archive";
-/// The directory of memory that was sent while its processes ran among a migration's, and the name of no image.
+/// The directory, among a migration's, of memory that was sent while its processes ran. No image has this name.
 pub(super) const MEMORY: &str = "memory";
 /// The longest message: the list of the files of an image.
 const LONGEST: usize = 64 << 20;

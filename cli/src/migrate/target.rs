@@ -246,7 +246,7 @@ impl Target {
     fn make(&self, directory: &Directory) -> ToSource {
         let made = || -> Result<(), Failure> {
             if directory.name == MEMORY {
-                self.has_room_for(directory.files.iter().map(|(_, size)| *size).sum())?;
+                self.has_room_for(directory.files.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size)))?;
             }
             let name = |file: &str| {
                 let name = format!("{}/{file}", directory.name);

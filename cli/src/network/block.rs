@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, Stdio};
 
 use anyhow::{Context, anyhow};
 
-use super::firewall::MARK;
+use super::firewall::{MARK, deleted};
 use super::tools::{command, nft, said};
 use crate::failure::Failure;
 
@@ -108,11 +108,11 @@ pub(crate) fn block(address: IpAddr) -> Result<(), Failure> {
 pub(crate) fn unblock(address: IpAddr) -> Result<(), Failure> {
     let name = name_of(address);
     if let Err(failure) = nft(&format!("add table arp {name}\ndelete table arp {name}\n"))
-        && said("nft", &["list", "tables", "arp"])?.contains(&name)
+        && said("nft", &["list", "tables", "arp"])?.lines().any(|it| it.trim() == format!("table arp {name}"))
     {
         return Err(failure);
     }
-    nft(&format!("add table inet {name}\ndelete table inet {name}\n"))
+    nft(&deleted(&name))
 }
 
 /// Makes a table. It is made before it is deleted, so that it may be missing.

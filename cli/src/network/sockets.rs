@@ -8,13 +8,14 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::connection::Connection;
+use super::tools;
 use crate::failure::Failure;
 
 /// The states of a listening socket and of a connection that begins, in `/proc/net/tcp`.
@@ -66,8 +67,7 @@ pub(crate) fn is_one_beginning(pids: &[i32], addresses: &[IpAddr]) -> bool {
 }
 
 fn is_one_beginning_of(own: &Sockets, ports: &[u16], pid: i32, addresses: &[IpAddr]) -> bool {
-    let tables = ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default());
-    tables.iter().flat_map(|it| it.lines()).any(|line| {
+    lines(pid).unwrap_or_default().iter().any(|line| {
         let words: Vec<_> = line.split_ascii_whitespace().collect();
         let [_, local, _, state, queues, ..] = words[..] else { return false };
         let Some(local) = address(local) else { return false };
@@ -106,7 +106,7 @@ pub(crate) fn end_those_of(address: IpAddr) {
     kill(&["src", &from]);
 }
 
-/// The namespaces of these processes are that of this one.
+/// Whether these processes are in the network namespace of this one.
 pub(crate) fn is_own_network(pids: &[i32]) -> bool {
     let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
     let own = of("self");
@@ -211,7 +211,7 @@ pub(crate) fn end_what_is_left_of(connections: &[Connection], ports: &[u16]) -> 
 
 /// Ends connections. Without the program, or in a kernel without this, they end by themselves in time.
 fn kill(which: &[&str]) {
-    let mut command = Command::new("ss");
+    let mut command = tools::command("ss");
     command.args(["--tcp", "--all", "--kill"]).args(which);
     let _ = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
 }

@@ -43,8 +43,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const POLLS: u32 = 200;
 
 /// How often a restore is tried at most, and the pause in between, while a number is in use that no process has.
-const TRIES: u32 = 10;
-const LINGERS: Duration = Duration::from_millis(20);
+const TRIES: u32 = 4;
+const LINGERS: Duration = Duration::from_millis(50);
 
 /// A restore that has failed.
 struct Failed {

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The tree ends if anything fails, or the connection is lost, before it is held. While it is held, only somebody who knows of all others
-//! can say what becomes of it: the coordinator, or whoever settles. A tree of which nobody says that ends after a while. So does nothing
-//! that runs.
+//! can say what becomes of it: the coordinator, or whoever settles. It ends if nobody has said so ten minutes after the coordinator was
+//! lost. One that runs by then runs on.
 //!
 //! A tree that is held is stopped twice: by CRIU, and by a SIGSTOP that is pending. If that CRIU dies, no process runs.
 
