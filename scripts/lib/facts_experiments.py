@@ -84,6 +84,9 @@ def feeding(small):
     yield Experiment("B8 link", "feeding", ["--link", 1])
     every = ["--threads", "1,2,4,8,16", "--buffers", "1,2", "--hash", "none,device,host"]
     yield Experiment("B8 huge", "feeding", every, limit=90, repeated=False, place="huge")
+    lanes = ["--mib", 16 if small else 16384, "--threads", "2" if small else "16,24", "--buffers", "2,4"]
+    sizes = ["--kib", "64" if small else "512,1024,2048,4096", "--read", "call,map"]
+    yield Experiment("B8 huge, smaller pieces", "feeding", [*lanes, *sizes], limit=90, repeated=False, place="huge")
     yield Experiment("B8 tmpfs", "feeding", every, limit=90, repeated=False, place="tmpfs")
     disk = [*few, "--threads", "1,4,16", "--hash", "none"]
     yield Experiment("B8 disk cached", "feeding", disk, limit=60, repeated=False, place="disk")

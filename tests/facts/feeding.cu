@@ -1,11 +1,15 @@
-// B8: how fast a file reaches the device: threads read pieces of 4 MiB into pinned memory, and copy them; the content is
-// hashed on the device, on the host, or not.
+// B8: how fast a file reaches the device: threads read pieces into pinned memory, and copy them; the content is hashed on the
+// device, on the host, or not.
 //
-//   feeding --file PATH [--make 1] [--mib 8192] [--threads 16] [--buffers 2] [--hash none] [--direct 0] [--repeats 2] [--small 0]
+//   feeding --file PATH [--make 1] [--mib 8192] [--threads 16] [--buffers 2] [--kib 4096] [--read call] [--hash none] [--direct 0]
+//           [--repeats 2] [--small 0]
 //   feeding --link 1
 //
 // --make     writes the file if it is not there in that size, with eight threads
-// --threads, --buffers, --hash   one or several values with commas between them; each combination is a line
+// --threads, --buffers, --kib, --read, --hash   one or several values with commas between them; each combination is a line
+// --buffers  of each thread, at most 4
+// --kib      the size of a piece, at most 4096
+// --read     call: pread; map: the file is mapped, and the thread copies with vector instructions, whose writes stay in its cache
 // --hash     none, device, host
 // --direct   1: O_DIRECT, past the page cache
 // --mib-each the most MiB that one thread reads in one measurement (1024): few threads need not read all
@@ -14,9 +18,12 @@
 
 #include <cerrno>
 #include <fcntl.h>
+#include <immintrin.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
-static size_t piece = 4 * MIB;
+// What the file is made of, and the largest piece.
+static size_t largest = 4 * MIB;
 
 // A hash of about the cost of a good one: multiplications and additions in eight lanes.
 static uint64_t host_hash(const void *data, size_t bytes) {
@@ -87,12 +94,12 @@ static void make_file(const char *path, size_t bytes) {
     const size_t threads = 8;
     double start = now_ns();
     in_threads(threads, [&](size_t number) {
-        std::vector<char> buffer(piece);
-        for (size_t at = number * piece; at < bytes; at += threads * piece) {
-            for (size_t i = 0; i < piece / 8; i++) {
+        std::vector<char> buffer(largest);
+        for (size_t at = number * largest; at < bytes; at += threads * largest) {
+            for (size_t i = 0; i < largest / 8; i++) {
                 ((uint64_t *)buffer.data())[i] = word_of(i, at);
             }
-            whole_io(true, file, buffer.data(), piece, (off_t)at);
+            whole_io(true, file, buffer.data(), largest, (off_t)at);
         }
     });
     fsync(file);
@@ -108,17 +115,28 @@ struct Buffer {
 
 struct Lane {
     CUstream stream;
-    Buffer buffers[2];
+    Buffer buffers[4];
 };
 
 struct Feed {
     CUcontext context;
     int file;
+    const char *map; // The file, mapped.
     CUdeviceptr device, hashes;
     std::vector<Lane> lanes;
 
+    void read(bool mapped, char *to, size_t piece, size_t at) const {
+        if (!mapped) {
+            whole_io(false, file, to, piece, (off_t)at);
+            return;
+        }
+        for (size_t i = 0; i < piece; i += 16) {
+            _mm_store_si128((__m128i *)(to + i), _mm_load_si128((const __m128i *)(map + at + i)));
+        }
+    }
+
     // Reads, copies and hashes the first `bytes`; the rate in GB/s.
-    double run(size_t threads, size_t buffers, const std::string &hash, size_t bytes) {
+    double run(size_t threads, size_t buffers, size_t piece, bool mapped, const std::string &hash, size_t bytes) {
         size_t next = 0;
         double start = now_ns();
         in_threads(threads, [&](size_t number) {
@@ -133,7 +151,7 @@ struct Feed {
                 if (buffer.used) {
                     NEED(cuEventSynchronize, buffer.free);
                 }
-                whole_io(false, file, buffer.host, piece, (off_t)at);
+                read(mapped, buffer.host, piece, at);
                 if (hash == "host") {
                     tell(kept[number], host_hash(buffer.host, piece));
                 }
@@ -152,7 +170,7 @@ struct Feed {
     uint64_t kept[64];
 };
 
-static void say_link(size_t large) {
+static void say_link(size_t large, size_t piece) {
     CUstream streams[4];
     CUdeviceptr device;
     char *host = (char *)new_pinned(large);
@@ -216,16 +234,17 @@ int main(int argc, char **argv) {
     size_t each = options.number("--mib-each", 1024) * MIB;
     bool make = options.number("--make", 1), direct = options.number("--direct", 0), link = options.number("--link", 0);
     auto threads = parts(options.text("--threads", "16")), buffers = parts(options.text("--buffers", "2"));
-    auto hashes = parts(options.text("--hash", "none"));
+    auto hashes = parts(options.text("--hash", "none")), pieces = parts(options.text("--kib", scale.small ? "256" : "4096"));
+    auto reads = parts(options.text("--read", "call"));
     uint64_t repeats = options.number("--repeats", 2);
     options.done();
-    piece = scale.size(4 * MIB, 256 * KIB);
+    largest = scale.size(4 * MIB, 256 * KIB);
     if (link) {
         start_device();
-        say_link(scale.size(64 * MIB, MIB));
+        say_link(scale.size(64 * MIB, MIB), largest);
         return 0;
     }
-    if (!path || bytes % piece) {
+    if (!path || bytes % largest) {
         options.fail("--file");
     }
     if (make) {
@@ -236,8 +255,12 @@ int main(int argc, char **argv) {
     feed.context = start_device();
     feed.file = open_file(path, O_RDONLY | (direct ? O_DIRECT : 0));
     NEED(cuMemAlloc, &feed.device, bytes);
-    NEED(cuMemAlloc, &feed.hashes, bytes / piece * 8);
-    NEED(cuMemsetD32, feed.hashes, 0, bytes / piece * 2);
+    const size_t smallest = 4 * KIB;
+    NEED(cuMemAlloc, &feed.hashes, bytes / smallest * 8);
+    NEED(cuMemsetD32, feed.hashes, 0, bytes / smallest * 2);
+    void *mapped = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, feed.file, 0);
+    REQUIRE(mapped != MAP_FAILED);
+    feed.map = (const char *)mapped;
     size_t most = 0;
     for (const auto &count : threads) {
         most = std::max(most, number_of(count));
@@ -247,38 +270,47 @@ int main(int argc, char **argv) {
     for (Lane &lane : feed.lanes) {
         lane.stream = new_stream();
         for (Buffer &buffer : lane.buffers) {
-            buffer.host = (char *)new_pinned(piece);
+            buffer.host = (char *)new_pinned(largest);
             NEED(cuEventCreate, &buffer.free, CU_EVENT_DISABLE_TIMING);
         }
     }
     // Code is loaded, and the file's pages are in the cache where there is one.
-    feed.run(most, 2, "device", direct ? std::min(bytes, most * piece) : bytes);
-    for (const auto &hash : hashes) {
+    feed.run(most, 2, largest, false, "device", direct ? std::min(bytes, most * largest) : bytes);
+    auto measure = [&](const std::string &hash, size_t n, size_t of, size_t piece, const std::string &how) {
+        REQUIRE(of > 0 && of <= 4 && piece >= smallest && piece <= largest && bytes % piece == 0);
         REQUIRE(hash == "none" || hash == "device" || hash == "host");
-        for (const auto &count : threads) {
-            for (const auto &room : buffers) {
-                size_t of = number_of(room), n = number_of(count), some = std::min(bytes, n * each);
-                REQUIRE(of == 1 || of == 2);
-                std::vector<double> rates;
-                for (uint64_t i = 0; i < repeats; i++) {
-                    rates.push_back(feed.run(n, of, hash, some));
+        REQUIRE(how == "call" || how == "map");
+        size_t some = std::min(bytes, n * each);
+        std::vector<double> rates;
+        for (uint64_t i = 0; i < repeats; i++) {
+            rates.push_back(feed.run(n, of, piece, how == "map", hash, some));
+        }
+        std::sort(rates.begin(), rates.end());
+        Line line;
+        line.number("threads", (double)n).number("buffers", (double)of).number("kib", (double)(piece / KIB)).word("read", how.c_str());
+        line.word("hash", hash.c_str()).yes("direct", direct).number("mib", (double)(some / MIB));
+        line.number("gb_per_s", rates[rates.size() / 2]).number("gb_per_s_lowest", rates[0]);
+        line.number("gb_per_s_highest", rates.back()).print();
+    };
+    for (const auto &hash : hashes) {
+        for (const auto &kib : pieces) {
+            for (const auto &how : reads) {
+                for (const auto &count : threads) {
+                    for (const auto &room : buffers) {
+                        measure(hash, number_of(count), number_of(room), number_of(kib) * KIB, how);
+                    }
                 }
-                std::sort(rates.begin(), rates.end());
-                Line line;
-                line.number("threads", (double)n).number("buffers", (double)of).word("hash", hash.c_str()).yes("direct", direct);
-                line.number("mib", (double)(some / MIB)).number("gb_per_s", rates[rates.size() / 2]);
-                line.number("gb_per_s_lowest", rates[0]).number("gb_per_s_highest", rates.back()).print();
             }
         }
     }
     // The device has what the file has.
-    std::vector<char> from_file(piece), from_device(piece);
+    std::vector<char> from_file(largest), from_device(largest);
     bool whole = true;
     int file = open_file(path, O_RDONLY);
-    for (size_t at : {(size_t)0, bytes / piece / 2 * piece, bytes - piece}) {
-        whole_io(false, file, from_file.data(), piece, (off_t)at);
-        NEED(cuMemcpyDtoH, from_device.data(), feed.device + at, piece);
-        whole = whole && memcmp(from_file.data(), from_device.data(), piece) == 0;
+    for (size_t at : {(size_t)0, bytes / largest / 2 * largest, bytes - largest}) {
+        whole_io(false, file, from_file.data(), largest, (off_t)at);
+        NEED(cuMemcpyDtoH, from_device.data(), feed.device + at, largest);
+        whole = whole && memcmp(from_file.data(), from_device.data(), largest) == 0;
     }
     Line().yes("content_is_whole", whole).print();
     _exit(0);

@@ -156,6 +156,13 @@ impl App {
         })
     }
 
+    /// Waits until the program has advanced by this much, or waits at its hold: then it does not go on to its end, for which
+    /// whatever comes next may be too late.
+    pub fn advances_by(&self, more: u64) -> Result {
+        let goal = self.progress()? + more;
+        self.reaches(self.identity.hold.as_ref().map_or(goal, |hold| goal.min(hold.at)))
+    }
+
     /// Waits until the program advances beyond its present progress. Lifts the hold only if the program stands still there: what comes
     /// next may need a program that runs, however long it takes.
     pub fn advances(&self) -> Result {

@@ -5,16 +5,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{App, Fate, Image, Node, Result, process, stage, until};
 
 /// The memory of its own that a program has, all of which it reads again and again.
-const BALLAST_KIB: &str = "65536";
+const BALLAST_KIB: u64 = 65536;
 
 /// Dumps and kills `steady`, which compares its own memory, in new processes too.
 fn dumped(node: &Node) -> Result<(Image, PathBuf)> {
-    dumped_with(node, BALLAST_KIB)
+    dumped_with(node, &BALLAST_KIB.to_string())
 }
 
 fn dumped_with(node: &Node, ballast: &str) -> Result<(Image, PathBuf)> {
@@ -43,34 +43,48 @@ fn succeeded(output: &Output) -> Result {
     Ok(())
 }
 
-/// A restored program whose pages are all missing but those that it touches, since the server is stopped.
+/// A restored program that lacks pages of its memory, since the server is stopped.
 struct Lacking {
     app: App,
+    image: Image,
+    until_file: PathBuf,
     server: i32,
     guard: i32,
 }
 
-/// Restores a program and stops the server of its pages when CRIU is about to let the program run. The server brings pages by
-/// then, and may have brought all: then once more.
-fn restored_without_pages(node: &Node, image: &Image) -> Result<Lacking> {
-    until("a program lacks pages", || {
-        let (script, pid) = (node.fresh("script"), node.fresh("pid"));
-        let find = format!("pgrep -f 'lazy-pages --images-dir {}'", image.dir.display());
-        let stop = format!("server=$({find}) && kill -STOP $server && echo $server >'{}'", pid.display());
-        let text = format!("#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" = pre-resume ] || exit 0\n{stop}\nexit 0\n");
-        stage::write_script(&script, &text)?;
-        succeeded(&restore(node, image, &["--".as_ref(), "--action-script".as_ref(), script.as_os_str()])?)?;
-        let app = App::adopt(image.app.clone());
-        let server = fs::read_to_string(&pid).ok().and_then(|it| it.trim().parse().ok());
-        let Some(server) = server.filter(|_| lacks_pages(app.pid()).unwrap_or(false)) else {
-            app.kill()?;
-            return Ok(None);
-        };
-        let stat = fs::read_to_string(format!("/proc/{server}/stat"))?;
-        let guard =
-            stat.rsplit_once(") ").and_then(|(_, it)| it.split(' ').nth(1)?.parse().ok()).context("no guard")?;
-        Ok(Some(Lacking { app, server, guard }))
-    })
+/// Dumps and restores a program, and stops the server of its pages when CRIU is about to let the program run. It cannot be stopped
+/// earlier: it ends if a signal interrupts its wait for the first page. It brings pages by then, and may have brought all, so programs
+/// have more and more memory.
+fn restored_without_pages(node: &Node) -> Result<Lacking> {
+    for doublings in 0..6 {
+        let (image, until_file) = dumped_with(node, &(BALLAST_KIB << doublings).to_string())?;
+        for _ in 0..3 {
+            if let Some((app, server, guard)) = try_without_pages(node, &image)? {
+                return Ok(Lacking { app, image, until_file, server, guard });
+            }
+        }
+        fs::remove_dir_all(&image.dir)?;
+    }
+    bail!("the server brings all pages before a program runs, however many these are")
+}
+
+/// Restores the program, stops the server, and returns the program, the server and its guard if the program lacks pages.
+fn try_without_pages(node: &Node, image: &Image) -> Result<Option<(App, i32, i32)>> {
+    let (script, pid) = (node.fresh("script"), node.fresh("pid"));
+    let find = format!("pgrep -f 'lazy-pages --images-dir {}'", image.dir.display());
+    let stop = format!("server=$({find}) && kill -STOP $server && echo $server >'{}'", pid.display());
+    let text = format!("#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" = pre-resume ] || exit 0\n{stop}\nexit 0\n");
+    stage::write_script(&script, &text)?;
+    succeeded(&restore(node, image, &["--".as_ref(), "--action-script".as_ref(), script.as_os_str()])?)?;
+    let app = App::adopt(image.app.clone());
+    let server = fs::read_to_string(&pid).ok().and_then(|it| it.trim().parse().ok());
+    let Some(server) = server.filter(|_| lacks_pages(app.pid()).unwrap_or(false)) else {
+        app.kill()?;
+        return Ok(None);
+    };
+    let stat = fs::read_to_string(format!("/proc/{server}/stat"))?;
+    let guard = stat.rsplit_once(") ").and_then(|(_, it)| it.split(' ').nth(1)?.parse().ok()).context("no guard")?;
+    Ok(Some((app, server, guard)))
 }
 
 fn lacks_pages(pid: i32) -> Result<bool> {
@@ -126,14 +140,14 @@ fn a_program_with_little_memory_has_all_pages_before_it_runs() -> Result {
 #[test]
 fn two_restores_at_once_have_a_server_each() -> Result {
     let node = Node::start()?;
-    let (first, second) = (dumped(&node)?, dumped(&node)?);
-    let Lacking { app, server, .. } = restored_without_pages(&node, &first.0)?;
-    succeeded(&restore(&node, &second.0, &["--wait-loaded".as_ref()])?)?;
-    let other = App::adopt(second.0.app.clone());
+    let (image, _) = dumped(&node)?;
+    let Lacking { app, until_file, server, .. } = restored_without_pages(&node)?;
+    succeeded(&restore(&node, &image, &["--wait-loaded".as_ref()])?)?;
+    let other = App::adopt(image.app.clone());
     other.advances()?;
     ensure!(lacks_pages(app.pid())?);
     process::signal(server, libc::SIGCONT)?;
-    fs::write(&first.1, "")?;
+    fs::write(&until_file, "")?;
     for app in [app, other] {
         assert_eq!(app.finish()?, "steady ok\n");
     }
@@ -143,8 +157,7 @@ fn two_restores_at_once_have_a_server_each() -> Result {
 #[test]
 fn a_dump_waits_until_all_pages_are_there() -> Result {
     let node = Node::start()?;
-    let (image, until_file) = dumped(&node)?;
-    let Lacking { app, server, guard } = restored_without_pages(&node, &image)?;
+    let Lacking { app, until_file, server, guard, .. } = restored_without_pages(&node)?;
     let (dump, again) = node.start_dump(&app, Fate::Killed)?;
     until_true("the dump waits", || {
         Ok(fs::read_to_string(node.path("daemon.log"))?.contains("the dump waits until CRIU has brought all pages"))
@@ -163,8 +176,7 @@ fn a_dump_waits_until_all_pages_are_there() -> Result {
 #[test]
 fn a_dump_fails_where_the_pages_do_not_come() -> Result {
     let mut node = Node::start()?;
-    let (image, until_file) = dumped(&node)?;
-    let Lacking { app, server, guard } = restored_without_pages(&node, &image)?;
+    let Lacking { app, until_file, server, guard, .. } = restored_without_pages(&node)?;
     let is_running = || Ok(node.client(app.pid()).is_ok_and(|it| it.state == "running"));
     until_true("its GPU memory is loaded", is_running)?;
     // The next daemon knows nothing of the restore.
@@ -189,8 +201,7 @@ fn a_dump_fails_where_the_pages_do_not_come() -> Result {
 fn a_program_that_will_never_have_its_pages_is_killed_and_runs_no_step_without_them() -> Result {
     let node = Node::start()?;
     for signal in [libc::SIGKILL, libc::SIGABRT] {
-        let (image, _) = dumped(&node)?;
-        let Lacking { app, server, guard } = restored_without_pages(&node, &image)?;
+        let Lacking { app, image, server, guard, .. } = restored_without_pages(&node)?;
         process::signal(server, signal)?;
         // It takes the signal before it goes on.
         let _ = process::signal(server, libc::SIGCONT);
@@ -212,8 +223,7 @@ fn a_program_that_will_never_have_its_pages_is_killed_and_runs_no_step_without_t
 #[test]
 fn a_server_goes_on_when_its_guard_is_killed() -> Result {
     let node = Node::start()?;
-    let (image, until_file) = dumped(&node)?;
-    let Lacking { app, server, guard } = restored_without_pages(&node, &image)?;
+    let Lacking { app, until_file, server, guard, .. } = restored_without_pages(&node)?;
     process::signal(guard, libc::SIGKILL)?;
     until_true("the guard is gone", || Ok(process::is_gone(guard) || process::reap(guard).is_some()))?;
     process::signal(server, libc::SIGCONT)?;
