@@ -146,27 +146,6 @@ impl DataReader {
         Ok(())
     }
 
-    /// Fills `buffer` with the content of a piece from byte `from` on, without comparing a hash. Only for pieces that are
-    /// [stored as they are](Storage::is_plain).
-    ///
-    /// # Errors
-    /// As [`read_unchecked`](Self::read_unchecked); [`ImageError::Invalid`] for other pieces, and outside the piece.
-    pub fn read_part(&self, piece: &Piece, from: u64, buffer: &mut [u8]) -> Result<(), ImageError> {
-        let (Some((file, extent)), true) = (piece.storage.place(), piece.storage.is_plain()) else {
-            return Err(ImageError::Invalid {
-                what: "a part asked for of a piece that is not stored as it is".to_owned(),
-            });
-        };
-        let inside = from.checked_add(buffer.len() as u64).is_some_and(|end| end <= piece.length.min(extent.length));
-        let at = extent.offset.checked_add(from).filter(|_| inside);
-        let at = at.ok_or_else(|| ImageError::Invalid { what: "a part asked for outside its piece".to_owned() })?;
-        let name = file.to_string();
-        self.file(file)?.read_exact_at(buffer, at).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => ImageError::corrupt_at(&name, extent.offset, "it is too short"),
-            _ => ImageError::io("read", &*name, error),
-        })
-    }
-
     /// Fills `buffer` with the content of pieces that follow each other, using up to `threads`
     /// threads. The first failure ends it.
     ///

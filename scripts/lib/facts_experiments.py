@@ -28,6 +28,9 @@ def mapping():
     for case in ("each", "early", "sweep", "access"):
         for spin in (1, 0):
             yield Experiment(f"B1 {case} {'spin' if spin else 'idle'}", "mapping", ["--case", case, "--spin", spin])
+    for spin in (1, 0):
+        few = ["--case", "register", "--pieces", 48, "--mib", 1]
+        yield Experiment(f"B1 register {'spin' if spin else 'idle'}", "mapping", [*few, "--spin", spin])
 
 
 def states(programs):

@@ -3,7 +3,7 @@
 from bench_common import spread
 
 # What a line of a program is about, beside its figures.
-ABOUT = ("call", "waited_for", "content", "threads", "buffers", "kib", "read", "wait", "hash", "direct", "how")
+ABOUT = ("call", "waited_for", "content", "threads", "buffers", "kib", "read", "wait", "hash", "direct", "how", "unmapped")
 STATES = ("reserved", "mapped", "readonly", "ready")
 
 

@@ -222,12 +222,20 @@ static void used(const char *memory, Object &object, uint32_t word) {
 }
 
 // Gives memory back and makes it anew, at the same addresses: access is granted once for all pieces.
+// How memory is given back.
+enum class Way { EACH, AT_ONCE, RELEASED_FIRST };
+const struct {
+    const char *name;
+    Way way;
+} WAYS[] = {{"each piece", Way::EACH}, {"all pieces by one call", Way::AT_ONCE}, {"each piece, released before", Way::RELEASED_FIRST}};
+
 static void cost(int pieces, size_t bytes) {
     start_device();
     CUdeviceptr at = reserve(pieces * bytes);
     std::vector<CUmemGenericAllocationHandle> handles(pieces);
     size_t free_without = 0, free_with = 0, total = 0;
-    for (int round = 0; round < 3; round++) {
+    for (int round = 0; round < 9; round++) {
+        auto [name, way] = WAYS[round % 3];
         Times create, map, access, unmap, release;
         NEED(cuMemGetInfo, &free_without, &total);
         double start = now_ns();
@@ -242,17 +250,29 @@ static void cost(int pieces, size_t bytes) {
         NEED(cuMemsetD32, at, 1, pieces * bytes / 4);
         NEED(cuCtxSynchronize);
         NEED(cuMemGetInfo, &free_with, &total);
+        auto release_all = [&] {
+            for (int i = 0; i < pieces; i++) {
+                TIMED(release, NEED(cuMemRelease, handles[i]));
+            }
+        };
         start = now_ns();
-        for (int i = 0; i < pieces; i++) {
-            TIMED(unmap, NEED(cuMemUnmap, at + i * bytes, bytes));
+        if (way == Way::RELEASED_FIRST) {
+            release_all();
         }
-        for (int i = 0; i < pieces; i++) {
-            TIMED(release, NEED(cuMemRelease, handles[i]));
+        if (way == Way::AT_ONCE) {
+            TIMED(unmap, NEED(cuMemUnmap, at, pieces * bytes));
+        } else {
+            for (int i = 0; i < pieces; i++) {
+                TIMED(unmap, NEED(cuMemUnmap, at + i * bytes, bytes));
+            }
+        }
+        if (way != Way::RELEASED_FIRST) {
+            release_all();
         }
         double gone = now_ns() - start;
-        Line().number("round", round).number("pieces", pieces).number("bytes", bytes).number("made_ms", made / 1e6).number("gone_ms", gone / 1e6)
-            .times("create", create).times("map", map).times("access", access).times("unmap", unmap).times("release", release)
-            .number("held_bytes", (double)(free_without - free_with)).print();
+        Line().word("unmapped", name).number("round", round / 3).number("pieces", pieces).number("bytes", bytes).number("made_ms", made / 1e6)
+            .number("gone_ms", gone / 1e6).times("create", create).times("map", map).times("access", access).times("unmap", unmap)
+            .times("release", release).number("held_bytes", (double)(free_without - free_with)).print();
     }
 }
 

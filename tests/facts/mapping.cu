@@ -8,12 +8,16 @@
 //         early   the same, with all pieces created and mapped at their final addresses, without access, before
 //         sweep   all created and mapped at aliases, one call gives access to all aliases; then each is copied to, summed and
 //                 mapped at its final address; access there for eight at a time
+//         register  host memory of a memfd: each piece is registered for the first time, copied from, and unregistered
 //         access  nothing is copied: one cuMemSetAccess for all pieces, one for each, one for eight, three times in turn
 // --spin  0: no kernel spins
 //
 // The kernel ends when the work is done, or after --limit-ms: "spin_ended_by" says which. If it is the limit, a call has
 // waited for the kernel, and the calls' maxima show which.
 #include "spin.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
 
 struct Launches {
     Times enqueue, round_trip;
@@ -59,7 +63,7 @@ struct Work {
     void *host;
     unsigned long long *sums;
     std::vector<CUmemGenericAllocationHandle> handles;
-    Times create, map_alias, access_alias, copy_and_sum, map_final, access_final, unmap;
+    Times create, map_alias, access_alias, copy_and_sum, map_final, access_final, unmap, pinned, unpinned;
     double began, took_ms = 0, loaded_ms = 0;
 
     Work(const Scale &how, size_t count, size_t bytes) : scale(how), pieces(count), size(bytes), handles(count) {
@@ -121,6 +125,24 @@ struct Work {
         }
         loaded_ms = (now_ns() - began) / 1e6;
         TIMED(unmap, NEED(cuMemUnmap, alias, pieces * size));
+    }
+    // The memory of other processes, as a worker registers it.
+    void pin() {
+        int file = memfd_create("facts", MFD_CLOEXEC);
+        REQUIRE(file >= 0 && ftruncate(file, (off_t)(pieces * size)) == 0);
+        char *shared = (char *)mmap(nullptr, pieces * size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        REQUIRE(shared != MAP_FAILED);
+        CUdeviceptr target;
+        NEED(cuMemAlloc, &target, size);
+        const unsigned PORTABLE_AND_MAPPED = 3;
+        for (size_t i = 0; i < pieces; i++) {
+            TIMED(pinned, NEED(cuMemHostRegister, shared + i * size, size, PORTABLE_AND_MAPPED));
+            NEED(cuMemcpyHtoDAsync, target, shared + i * size, size, stream);
+            NEED(cuStreamSynchronize, stream);
+        }
+        for (size_t i = 0; i < pieces; i++) {
+            TIMED(unpinned, NEED(cuMemHostUnregister, shared + i * size));
+        }
     }
     // What is at the final addresses is what was copied to the aliases.
     bool whole() {
@@ -201,6 +223,8 @@ int main(int argc, char **argv) {
         work.began = now_ns();
         if (kind == "access") {
             access_in_runs(work, launcher, line);
+        } else if (kind == "register") {
+            work.pin();
         } else if (kind == "sweep") {
             work.sweep();
         } else {
@@ -221,6 +245,10 @@ int main(int argc, char **argv) {
     }
     if (kind != "access") {
         launcher.say(line, Launcher::WORKING, "beside_work");
+    }
+    if (kind == "register") {
+        line.times("register", work.pinned).times("unregister", work.unpinned);
+    } else if (kind != "access") {
         line.times("create", work.create).times("map_alias", work.map_alias).times("access_alias", work.access_alias);
         line.times("copy_and_sum", work.copy_and_sum).times("map_final", work.map_final);
         line.times("access_final", work.access_final).times("unmap_aliases", work.unmap);

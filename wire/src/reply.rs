@@ -33,6 +33,11 @@ pub fn claim(shared: &Shared, hint: usize) -> Option<usize> {
         .find(|&slot| shared.reply(slot).state.compare_exchange(FREE, PENDING, AcqRel, Relaxed).is_ok())
 }
 
+/// Whether `word` says [`DONE`] or [`FAILED`].
+pub fn is_over(word: &AtomicU32) -> bool {
+    word.load(Acquire) >= DONE
+}
+
 /// Waits until `word` says [`DONE`] or [`FAILED`]: spins for `spin`, then sleeps. Every 100 ms of sleep it asks `alive`, and gives
 /// up with `false` when that says no: the worker is gone, and nobody will ever answer.
 pub fn wait(word: &AtomicU32, spin: Duration, alive: impl Fn() -> bool) -> bool {
@@ -40,7 +45,7 @@ pub fn wait(word: &AtomicU32, spin: Duration, alive: impl Fn() -> bool) -> bool 
         let start = Instant::now();
         loop {
             for _ in 0..64 {
-                if word.load(Acquire) >= DONE {
+                if is_over(word) {
                     return true;
                 }
                 std::hint::spin_loop();
@@ -56,12 +61,12 @@ pub fn wait(word: &AtomicU32, spin: Duration, alive: impl Fn() -> bool) -> bool 
             Err(_) => return true,
         }
         futex::wait(word, ASLEEP, Duration::from_millis(100));
-        if word.load(Acquire) >= DONE {
+        if is_over(word) {
             return true;
         }
         if !alive() {
             // The worker may have answered just before it died.
-            return word.load(Acquire) >= DONE;
+            return is_over(word);
         }
     }
 }

@@ -126,8 +126,7 @@ impl Memory {
         let device = self.check_end(call, globals, end, size)?;
         let key = call.stream_key(stream)?;
         let real = call.stream(stream)?;
-        // SAFETY: inside the staging, which is mapped and registered as long as there is a client.
-        let host = packed(unsafe { call.session.staging.add(chunk * CHUNK_SIZE) }, size);
+        let host = packed(call.staged(chunk, self.first_primary())?, size);
         let (mut copy, arrays) = if to_device {
             (between(device.side, host, size), [device.array_context, None])
         } else {

@@ -102,23 +102,6 @@ impl Job {
         }
     }
 
-    /// Copies a part of the content, which begins at byte `from` of the piece, in stream order.
-    ///
-    /// # Safety
-    /// As [`Job::write`]; the piece is no part of an array.
-    pub(crate) unsafe fn write_part(
-        &self,
-        driver: &Driver,
-        from: u64,
-        part: &[u8],
-        stream: CUstream,
-    ) -> Result<(), CallFailed> {
-        // SAFETY: the caller's promise.
-        let copied =
-            unsafe { (driver.cuMemcpyHtoDAsync_v2)(self.address + from, part.as_ptr().cast(), part.len(), stream) };
-        checked("cuMemcpyHtoDAsync", copied)
-    }
-
     /// Sets the piece to zeros, in stream order.
     ///
     /// # Safety

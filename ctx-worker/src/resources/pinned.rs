@@ -168,7 +168,7 @@ impl PinnedMemory {
         if size != allocation.size || !inside || !aligned || !(file_offset.is_some() || is_sealed(&file, size)) {
             return CUDA_ERROR_INVALID_VALUE;
         }
-        if !map_fixed(&file, address, size, file_offset.unwrap_or(0)) {
+        if !map_fixed(&file, address, size, file_offset.unwrap_or(0), libc::MAP_POPULATE) {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         // SAFETY: the range was mapped just now and stays until `unmap`.
@@ -227,10 +227,10 @@ pub(crate) fn is_sealed(file: &OwnedFd, size: u64) -> bool {
     }
 }
 
-fn map_fixed(file: &OwnedFd, address: u64, size: u64, offset: u64) -> bool {
+fn map_fixed(file: &OwnedFd, address: u64, size: u64, offset: u64, more_flags: i32) -> bool {
     let Ok(offset) = libc::off_t::try_from(offset) else { return false };
     let (protection, flags) =
-        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_POPULATE);
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | more_flags);
     // SAFETY: MAP_FIXED_NOREPLACE replaces nothing.
     let got = unsafe { libc::mmap(address as *mut _, size as usize, protection, flags, file.as_raw_fd(), offset) };
     if got != libc::MAP_FAILED && got as u64 != address {
@@ -241,7 +241,12 @@ fn map_fixed(file: &OwnedFd, address: u64, size: u64, offset: u64) -> bool {
     got != libc::MAP_FAILED
 }
 
-/// Maps a file shared at an address that nothing else uses.
+/// Maps a file shared at an address that nothing else uses, with all of its pages.
 pub(crate) fn map_at(file: &OwnedFd, address: u64, size: u64) -> Option<*mut u8> {
-    map_fixed(file, address, size, 0).then_some(address as *mut u8)
+    map_fixed(file, address, size, 0, libc::MAP_POPULATE).then_some(address as *mut u8)
+}
+
+/// The same, with pages that come when they are used: those of a new file do not exist yet, and some of them never will.
+pub(crate) fn map_as_used(file: &OwnedFd, address: u64, size: u64) -> Option<*mut u8> {
+    map_fixed(file, address, size, 0, 0).then_some(address as *mut u8)
 }

@@ -4,7 +4,6 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::boxes;
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::{self, CopyBoxBytes, CopyBoxChunk, CopyBytes, CopyChunk, Kind, MAX_INLINE_BYTES};
-use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::reply;
 use rekindle_wire::ring::CommandHeader;
 
@@ -17,8 +16,6 @@ use crate::session::Session;
 use crate::session::call::Call;
 use crate::session::objects::Object;
 use crate::session::outcome::Refused;
-
-const CHUNK_BYTES: u64 = CHUNK_SIZE as u64;
 
 impl Scheduler {
     /// Gives deferred commands another event in place of this one, with its record, so that this event can be recorded anew.
@@ -80,14 +77,14 @@ impl DeferredCommands {
     ) -> Result<bool, Refused> {
         let CopyChunk { device, chunk, bytes, stream } = CopyChunk::read(&mut Reader::new(parameters))?;
         let (chunk, bytes) = (chunk as usize, bytes as usize);
-        if chunk >= CHUNKS || bytes > CHUNK_SIZE || session.staging.is_null() {
+        let Some(staged) = session.staging.content(chunk, bytes) else {
             return Ok(false);
-        }
-        for offset in (0..bytes).step_by(MAX_INLINE_BYTES) {
-            let copied = staged_bytes(session, chunk, offset, MAX_INLINE_BYTES.min(bytes - offset));
+        };
+        for (number, copied) in staged.chunks(MAX_INLINE_BYTES).enumerate() {
+            let offset = number * MAX_INLINE_BYTES;
             let mut args = Writer::new();
             let destination = device.wrapping_add(offset as u64);
-            CopyBytes { destination, stream, bytes: &copied }.write(&mut args);
+            CopyBytes { destination, stream, bytes: copied }.write(&mut args);
             let header = CommandHeader { call: command::COPY_BYTES, ..header };
             self.add(header, args.into_bytes(), dependencies.clone(), Progress::Queued);
         }
@@ -104,41 +101,30 @@ impl DeferredCommands {
         dependencies: &Dependencies,
     ) -> Result<bool, Refused> {
         let copy = CopyBoxChunk::read(&mut Reader::new(parameters))?;
-        let chunk = usize::try_from(copy.chunk).ok().filter(|chunk| *chunk < CHUNKS);
-        let (Some(chunk), Some(..=CHUNK_BYTES)) = (chunk, boxes::bytes(copy.size)) else {
+        let (Ok(chunk), Some(bytes)) = (usize::try_from(copy.chunk), boxes::bytes(copy.size)) else {
             return Ok(false);
         };
-        if session.staging.is_null() {
+        let Some(staged) = usize::try_from(bytes).ok().and_then(|bytes| session.staging.content(chunk, bytes)) else {
             return Ok(false);
-        }
-        let mut offset = 0;
+        };
+        let mut rest = &staged[..];
         for part in boxes::cut(copy.size, MAX_INLINE_BYTES as u64) {
             let Some(end) = copy.end.part(part.at) else {
                 return Ok(false);
             };
-            let copied = staged_bytes(session, chunk, offset, part.bytes() as usize);
-            offset += copied.len();
+            let Some((copied, behind)) = rest.split_at_checked(part.bytes() as usize) else {
+                return Ok(false);
+            };
+            rest = behind;
             let mut args = Writer::new();
             let (size, stream) = (part.size, copy.stream);
-            CopyBoxBytes { first: 0, second: 0, end, size, stream, bytes: &copied }.write(&mut args);
+            CopyBoxBytes { first: 0, second: 0, end, size, stream, bytes: copied }.write(&mut args);
             let header = CommandHeader { call: command::COPY_BOX_BYTES, ..header };
             self.add(header, args.into_bytes(), dependencies.clone(), Progress::Queued);
         }
         chunk_is_free(session, chunk);
         Ok(true)
     }
-}
-
-/// Bytes of a chunk. The range lies within the chunk.
-fn staged_bytes(session: &Session, chunk: usize, offset: usize, length: usize) -> Vec<u8> {
-    let mut copied = vec![0; length];
-    // SAFETY: inside the staging, which is mapped as long as there is a client; what the client writes there
-    // meanwhile harms its own copy.
-    unsafe {
-        let from = session.staging.add(chunk * CHUNK_SIZE + offset);
-        std::ptr::copy_nonoverlapping(from, copied.as_mut_ptr(), length);
-    }
-    copied
 }
 
 fn chunk_is_free(session: &Session, chunk: usize) {

@@ -197,11 +197,10 @@ impl Executor {
             return Err(Malformed("a staging chunk that does not exist").into());
         }
         self.reachable(device, bytes as u64)?;
+        let host = self.call.staged(chunk, self.memory.first_primary())?;
         self.allow_peer(device)?;
         let key = self.stream_key(stream)?;
         let real = self.handle_stream(stream)?;
-        // SAFETY: inside the staging, which is mapped and registered as long as there is a client.
-        let host = unsafe { self.call.session.staging.add(chunk * CHUNK_SIZE) };
         // SAFETY: `bytes` at most a chunk; the device range was checked.
         check(unsafe {
             if to_device {
@@ -519,8 +518,8 @@ impl Executor {
         }
         self.checkpoint.peek.release(driver, ordinal);
         self.checkpoint.release_hashers(driver, ordinal);
-        self.unregister_staging(ordinal);
         if ordinal == 0 {
+            self.call.session.staging.unregister(driver);
             self.memory.managed.transit.release(driver);
         }
         self.memory.ipc_events.unregister(&mut self.call, self.memory.first_primary(), ordinal);
@@ -546,7 +545,6 @@ impl Executor {
         let peek = self.checkpoint.peek.prepare(driver, &primaries);
         self.context_changed();
         peek.map_err(|failed| Refused::Code(failed.code))?;
-        self.register_staging(ordinal)?;
         self.memory.ipc_events.register(&mut self.call, self.memory.first_primary(), ordinal)
     }
 
@@ -568,31 +566,6 @@ impl Executor {
         self.context_changed();
         released?;
         self.reserve_for_code(ordinal, bytes)
-    }
-
-    /// Registers the client's staging with the driver, in a device's primary context (once, on device 0: registered
-    /// memory is portable).
-    pub(crate) fn register_staging(&mut self, ordinal: usize) -> Result<(), Refused> {
-        if ordinal != 0 || self.call.session.staging.is_null() {
-            return Ok(());
-        }
-        self.enter_real(self.memory.devices[0].primary)?;
-        const PORTABLE_AND_MAPPED: u32 = 3;
-        // SAFETY: the staging is mapped as long as there is a client.
-        check(unsafe {
-            (self.driver().cuMemHostRegister_v2)(
-                self.call.session.staging.cast(),
-                rekindle_wire::layout::STAGING_SIZE,
-                PORTABLE_AND_MAPPED,
-            )
-        })
-    }
-
-    pub(super) fn unregister_staging(&mut self, ordinal: usize) {
-        if ordinal == 0 && !self.call.session.staging.is_null() {
-            // SAFETY: registered by `register_staging`; nothing copies through it now.
-            unsafe { (self.driver().cuMemHostUnregister)(self.call.session.staging.cast()) };
-        }
     }
 }
 

@@ -33,8 +33,36 @@ fn driver() -> &'static Driver {
         let mut driver = unsafe { Driver::load(find) }.unwrap();
         (driver.cuEventCreate, driver.cuEventRecord) = (clock::create, clock::record_in);
         driver.cuEventElapsedTime = clock::elapsed;
+        (driver.cuMemHostRegister_v2, driver.cuMemHostUnregister) = (pins::register, pins::unregister);
         driver
     })
+}
+
+/// The host memory that this thread has registered with the driver.
+pub(crate) mod pins {
+    use std::cell::RefCell;
+    use std::ffi::c_void;
+
+    use rekindle_cuda_abi::types::*;
+
+    thread_local! {
+        static PINNED: RefCell<Vec<(usize, usize)>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// The address and the length of each piece, in the order in which they were registered.
+    pub(crate) fn all() -> Vec<(usize, usize)> {
+        PINNED.with_borrow(Clone::clone)
+    }
+
+    pub(super) unsafe extern "C" fn register(at: *mut c_void, bytes: usize, _: u32) -> CUresult {
+        PINNED.with_borrow_mut(|pinned| pinned.push((at as usize, bytes)));
+        CUDA_SUCCESS
+    }
+
+    pub(super) unsafe extern "C" fn unregister(at: *mut c_void) -> CUresult {
+        PINNED.with_borrow_mut(|pinned| pinned.retain(|(address, _)| *address != at as usize));
+        CUDA_SUCCESS
+    }
 }
 
 /// The driver's events: they store when they were recorded, by a clock that the calling thread sets.

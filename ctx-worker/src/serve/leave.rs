@@ -31,9 +31,9 @@ impl Executor {
             }
             self.checkpoint.peek.release(driver, ordinal);
             self.checkpoint.release_hashers(driver, ordinal);
-            self.unregister_staging(ordinal);
             self.memory.ipc_events.unregister(&mut self.call, self.memory.first_primary(), ordinal);
         }
+        self.call.session.staging.unregister(driver);
         self.memory.managed.transit.release(driver);
         said("releasing the memory for hashes", self.checkpoint.hasher.leave(driver));
         let _ = self.call.gpu.enter(self.memory.first_primary());

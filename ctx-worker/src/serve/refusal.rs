@@ -51,8 +51,6 @@ pub(crate) enum Refusal {
     OtherRing(u32),
     #[error(transparent)]
     Dialect(#[from] NotServed),
-    #[error("the staging cannot be registered: {0}")]
-    Staging(Refused),
     #[error("pinned memory at {address:#x}: {error}")]
     Pinned { address: u64, error: Refused },
     #[error("{source} at {address:#x}")]

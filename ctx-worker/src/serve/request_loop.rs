@@ -29,7 +29,7 @@ use crate::checkpoint::copying::background::Progress;
 use crate::checkpoint::engine::{StageError, small_thread};
 use crate::checkpoint::save::Wanted;
 use crate::resources::code_store::Image;
-use crate::resources::pinned::{is_sealed, map_at};
+use crate::resources::pinned::{is_sealed, map_as_used};
 use crate::schedule::gpu_time::GpuTime;
 use crate::schedule::rest::{self, Rest};
 use crate::serve::channel::{self, Asker, Channel, Event};
@@ -38,6 +38,7 @@ use crate::serve::refusal::Refusal;
 use crate::serve::silence;
 use crate::serve::state::{Closed, How, Spare, State};
 use crate::serve::title;
+use crate::session::staging::Staging;
 use crate::transition::{Machine, step};
 
 /// The number of commands executed before other events are checked.
@@ -848,7 +849,7 @@ impl Server {
             if !is_sealed(&file, size as u64) {
                 return Err(Refusal::NotSealed { what, size });
             }
-            map_at(&file, address, size as u64).ok_or(Refusal::NotMapped(what))
+            map_as_used(&file, address, size as u64).ok_or(Refusal::NotMapped(what))
         };
         let ring = map("ring", RING_AT, layout::SHARED_SIZE)?;
         let staging = map("staging", STAGING_AT, layout::STAGING_SIZE)?;
@@ -859,8 +860,8 @@ impl Server {
             return Err(Refusal::OtherRing(dialect.version));
         }
         self.executor.call.session.shared = Some(shared);
-        self.executor.call.session.staging = staging;
-        self.executor.register_staging(0).map_err(Refusal::Staging)
+        self.executor.call.session.staging = Staging::new(staging);
+        Ok(())
     }
 
     /// Begins to consume the ring. `runs`: the process has run all the time.

@@ -12,7 +12,7 @@ use rekindle_wire::attach::{Attach, Pinned};
 use rekindle_wire::control::{Learned, TemplatePiece, WorkerReply};
 use rekindle_wire::frame::MAX_FDS;
 use rekindle_wire::ring::Consumer;
-use tracing::{error, info};
+use tracing::{debug, error, info};
 
 use crate::checkpoint::borrowing::Borrowing;
 use crate::checkpoint::content::LoadProgress;
@@ -199,7 +199,10 @@ impl Server {
             None => None,
         };
         let dialect = Dialect::from_parts(client.wire_version, &client.shared_state);
+        let began = Instant::now();
+        let us = || began.elapsed().as_micros() as u64;
         self.share(&mut fds, &dialect)?;
+        let shared_us = us();
         files.extend(pinned.into_iter().zip(fds));
         for (what, file) in files {
             self.executor.memory.pinned.arrived.put(what, file);
@@ -215,8 +218,15 @@ impl Server {
         if let Some(userfault) = self.executor.memory.managed.faults.clone() {
             self.channel.watch(userfault);
         }
+        let pinned_us = us();
         let (call, mut loading, code) = self.executor.code_parts();
         code.make_graphs(call, &mut loading);
+        debug!(
+            shared_us,
+            pinned_us,
+            graphs_us = us(),
+            "the process is connected: times until its memory is mapped, is registered, and its graphs are made"
+        );
         let consumer = self.begin(client.ring.head, takes_over.is_some())?;
         if let (Some(attach), Some(socket)) = (takes_over, keeper) {
             self.know_client(&connection, attach)?;

@@ -9,6 +9,7 @@ pub(crate) mod objects;
 pub(crate) mod outcome;
 pub(crate) mod record;
 pub mod share;
+pub(crate) mod staging;
 pub(crate) mod state;
 pub(crate) mod waiting;
 
@@ -22,6 +23,7 @@ use rekindle_wire::ring::CommandHeader;
 use self::green::Green;
 use self::objects::Objects;
 use self::outcome::Refused;
+use self::staging::Staging;
 use self::waiting::{StreamKey, Waiting};
 use crate::gpu::Gpu;
 
@@ -39,8 +41,8 @@ pub(crate) struct Session {
     pub(crate) waiting: Waiting,
     /// The client's shared memory, once there is a client.
     pub(crate) shared: Option<Shared>,
-    /// The client's staging memory; null as long as there is no client.
-    pub(crate) staging: *mut u8,
+    /// The client's staging, once there is a client.
+    pub(crate) staging: Staging,
     /// Why the client cannot be checkpointed from now on; `None` if it can.
     pub(crate) unsavable: Option<String>,
 }
@@ -55,7 +57,7 @@ impl Session {
             green: Green::default(),
             waiting: Waiting::default(),
             shared: None,
-            staging: std::ptr::null_mut(),
+            staging: Staging::default(),
             unsavable: None,
         }
     }

@@ -1,5 +1,4 @@
-//! The bounce buffer: memory that this process shares with its worker, and that the worker has registered with the driver
-//! once. Copies between the device and ordinary host memory go through its chunks.
+//! The bounce buffer: memory that this process shares with its worker, and that the worker registers with the driver. Copies between the device and ordinary host memory go through its chunks.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Release;
@@ -24,6 +23,19 @@ struct Free {
     in_flight: VecDeque<usize>,
 }
 
+impl Free {
+    /// Frees the chunks that have been copied, so that they are taken again rather than chunks that nobody has used: the worker
+    /// registers a chunk when it is used first, and an image has those that were used.
+    fn take_back(&mut self, connection: &Connection) {
+        while let Some(&chunk) = self.in_flight.front()
+            && reply::is_over(connection.shared.chunk(chunk))
+        {
+            self.in_flight.pop_front();
+            self.chunks.push(chunk);
+        }
+    }
+}
+
 // SAFETY: the base is the address of a mapping that stays; which thread uses a chunk is decided under the lock.
 unsafe impl Send for BounceBuffer {}
 // SAFETY: as above.
@@ -44,7 +56,9 @@ impl BounceBuffer {
     /// Takes a free chunk and marks it as pending, if there is one now. A thread that has chunks already must use this: if it
     /// waited for another, threads could wait for each other.
     pub(crate) fn try_take(&self, connection: &Connection) -> Option<usize> {
-        let chunk = self.free.lock().ok()?.chunks.pop()?;
+        let mut free = self.free.lock().ok()?;
+        free.take_back(connection);
+        let chunk = free.chunks.pop()?;
         connection.shared.chunk(chunk).store(reply::PENDING, Release);
         Some(chunk)
     }
@@ -53,6 +67,7 @@ impl BounceBuffer {
     pub(crate) fn take(&self, connection: &Connection) -> Result<usize, CUresult> {
         let mut free = self.free.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
         loop {
+            free.take_back(connection);
             if let Some(chunk) = free.chunks.pop() {
                 connection.shared.chunk(chunk).store(reply::PENDING, Release);
                 return Ok(chunk);

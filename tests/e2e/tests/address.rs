@@ -14,7 +14,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use rekindle_e2e::app::Identity;
 use rekindle_e2e::hosts::{HERE, Hosts, THERE};
 use rekindle_e2e::network::{DEVICE, Machine, Network};
-use rekindle_e2e::random::Random;
+use rekindle_e2e::random::{Random, repetitions};
 use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{App, Result, process, stage, until};
 use serde_json::Value;
@@ -370,7 +370,7 @@ impl Case {
 fn a_service_moves_to_and_fro_with_its_addresses_and_no_client_notices() -> Result {
     let mut case = Case::start()?;
     let mut random = Random::new();
-    for _ in 0..4 {
+    for _ in 0..4 * repetitions() {
         // At another moment of the clients' each time.
         std::thread::sleep(Duration::from_millis(random.below(20)));
         let (status, out, err) = case.migrate("")?;

@@ -152,7 +152,7 @@ fn a_container_moves_to_and_fro() -> Result {
     let hosts = Hosts::start()?;
     // podman would start a container anew that is killed.
     hosts.run(&["--restart", "always"])?;
-    for _ in 0..2 {
+    for _ in 0..2 * repetitions() {
         let said = report(&hosts.migrate(&[])?)?;
         assert_eq!((&said["moved"], &said["container"]), (&true.into(), &NAME.into()), "{said}");
         assert!(said["pause_ms"].is_u64() && said["last_sent"].as_u64() > Some(0), "{said}");

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Output, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use rekindle_e2e::app::{Identity, undisturbed};
@@ -101,11 +102,11 @@ fn to_and_fro(here: &Node, app: App, there: &Elsewhere, server: &Server, look: i
 
 #[test]
 fn a_program_moves_to_and_fro() -> Result {
-    // Without pauses here, and longer than the moves take: it does not end before them.
+    // Without pauses here. It waits well before its end if the moves take long.
     let expected = undisturbed("globals", &["--iterations", "6000"])?;
     let here = Node::start()?;
     let (there, server) = (Elsewhere::beside(&here)?, Server::of(&here)?);
-    let mut app = here.run("globals", &["--iterations", "6000", "--sleep-us", "2000"])?;
+    let mut app = here.run_held("globals", &["--iterations", "6000", "--sleep-us", "2000"], Some(4500))?;
     for round in 1..=2 {
         app.reaches(round * 150)?;
         app = to_and_fro(&here, app, &there, &server, || Ok(()))?;
@@ -161,6 +162,19 @@ fn a_program_whose_content_wanders_through_its_memory_moves_as_well() -> Result 
     moves_until_copied("shuffled", &["--buffers", "12"], 1)
 }
 
+/// A program that starts others, moved again and again. It runs until the test ends it.
+#[test]
+fn a_program_and_its_children_move_to_and_fro_at_random_moments() -> Result {
+    let mut hosts = Hosts::start_with(&["--fork-steps", "3"])?;
+    let mut random = Random::new();
+    for _ in 0..2 * repetitions() {
+        std::thread::sleep(Duration::from_millis(random.below(50)));
+        let app = hosts.app.take().context("the program is here")?;
+        hosts.app = Some(to_and_fro(&hosts.here, app, &hosts.there, &hosts.server, || Ok(()))?);
+    }
+    hosts.finish()
+}
+
 /// What ends, at a moment of the conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Victim {
@@ -205,10 +219,16 @@ struct Hosts {
 
 impl Hosts {
     fn start() -> Result<Self> {
+        Self::start_with(&[])
+    }
+
+    /// With more arguments for the program.
+    fn start_with(more: &[&str]) -> Result<Self> {
         let here = Node::start()?;
         let (there, server) = (Elsewhere::beside(&here)?, Server::of(&here)?);
         let end = here.path("end").display().to_string();
-        let app = here.run("steady", &["--until", &end, "--ballast-kib", "3000", "--sleep-us", "2000"])?;
+        let usual = ["--until", &end, "--ballast-kib", "3000", "--sleep-us", "2000"];
+        let app = here.run("steady", &[&usual, more].concat())?;
         app.reaches(2)?;
         Ok(Self { identity: app.identity().clone(), server, here, there, app: Some(app) })
     }

@@ -1,4 +1,4 @@
-//! One lane of the engine: a pinned buffer, and how it copies on each device.
+//! One lane of the engine: its pinned buffers, and how it copies on each device.
 
 use std::time::Duration;
 
@@ -23,62 +23,86 @@ pub(super) struct Way {
 
 pub(super) struct Lane {
     pub(super) buffer: *mut u8,
+    /// The second buffer of a lane that loads.
+    pub(super) second: *mut u8,
     /// The lane's resources for each device.
     pub(super) ways: Vec<Option<Way>>,
     /// While the engine loads.
-    pub(super) halves: Halves,
+    pub(super) turns: Turns,
 }
 
-/// The two halves of a lane's buffer: one is filled while the other is copied to a device.
+/// The two buffers of a lane that loads take turns: one is filled while the other is copied to a device.
 #[derive(Default)]
-pub(super) struct Halves {
-    /// An event for each half, for each device.
+pub(super) struct Turns {
+    /// An event for each buffer, for each device.
     events: Vec<Option<[CUevent; 2]>>,
-    /// The events behind the last copies out of each half.
+    /// The events behind the last copies out of each buffer.
     copying: [Option<CUevent>; 2],
+    /// The buffer whose turn it was last.
+    last: usize,
 }
 
 impl Lane {
-    /// Makes the events of the halves.
-    pub(super) fn make_halves(&mut self, driver: &Driver) -> Result<(), CallFailed> {
+    /// A lane without buffers.
+    pub(super) fn new(devices: usize) -> Self {
+        let none = std::ptr::null_mut();
+        Self { buffer: none, second: none, ways: vec![None; devices], turns: Turns::default() }
+    }
+
+    /// Makes the events of the buffers.
+    pub(super) fn make_events(&mut self, driver: &Driver) -> Result<(), CallFailed> {
         for way in &self.ways {
             let events = way.map(|way| Ok([way.make_event(driver)?, way.make_event(driver)?])).transpose()?;
-            self.halves.events.push(events);
+            self.turns.events.push(events);
         }
         Ok(())
     }
 
-    /// Removes the events of the halves. All copies are done.
-    pub(super) fn remove_halves(&mut self, driver: &Driver) {
-        for event in std::mem::take(&mut self.halves).events.into_iter().flatten().flatten() {
+    /// Removes the events of the buffers. All copies are done.
+    pub(super) fn remove_events(&mut self, driver: &Driver) {
+        for event in std::mem::take(&mut self.turns).events.into_iter().flatten().flatten() {
             // SAFETY: the event is ours, and nobody waits for it.
             unsafe { (driver.cuEventDestroy_v2)(event) };
         }
     }
 
-    /// Whether copies to this device can use the halves.
-    pub(super) fn has_halves(&self, device: usize) -> bool {
-        matches!(self.halves.events.get(device), Some(Some(_)))
+    /// Whether copies to this device can use both buffers.
+    pub(super) fn has_events(&self, device: usize) -> bool {
+        matches!(self.turns.events.get(device), Some(Some(_))) && !self.second.is_null()
     }
 
-    /// Waits until no copy reads a half any more.
-    pub(super) fn settle(&mut self, driver: &Driver, half: usize) -> Result<(), CallFailed> {
-        match self.halves.copying[half].take() {
+    /// The buffer whose turn it is. No copy reads it any more.
+    pub(super) fn take_turn(&mut self, driver: &Driver) -> Result<*mut u8, CallFailed> {
+        self.turns.last = 1 - self.turns.last;
+        self.turns.settle(driver, self.turns.last)?;
+        Ok([self.buffer, self.second][self.turns.last])
+    }
+
+    /// Called when a copy out of the buffer whose turn it is has been enqueued in the device's stream, whose context is current.
+    pub(super) fn begun(&mut self, driver: &Driver, device: usize) -> Result<(), CallFailed> {
+        let (Some(Some(events)), Some(Some(way))) = (self.turns.events.get(device), self.ways.get(device)) else {
+            return Err(CallFailed { call: "cuEventRecord", code: CUDA_ERROR_INVALID_HANDLE });
+        };
+        let event = events[self.turns.last];
+        // SAFETY: the handles are ours.
+        checked("cuEventRecord", unsafe { (driver.cuEventRecord)(event, way.stream) })?;
+        self.turns.copying[self.turns.last] = Some(event);
+        Ok(())
+    }
+
+    /// Waits until no copy reads either buffer any more.
+    pub(super) fn settle(&mut self, driver: &Driver) -> Result<(), CallFailed> {
+        self.turns.settle(driver, 0)?;
+        self.turns.settle(driver, 1)
+    }
+}
+
+impl Turns {
+    fn settle(&mut self, driver: &Driver, buffer: usize) -> Result<(), CallFailed> {
+        match self.copying[buffer].take() {
             Some(event) => wait_for(driver, event),
             None => Ok(()),
         }
-    }
-
-    /// Called when a copy out of a half has been enqueued in the device's stream, whose context is current.
-    pub(super) fn begun(&mut self, driver: &Driver, half: usize, device: usize) -> Result<(), CallFailed> {
-        let (Some(Some(events)), Some(Some(way))) = (self.halves.events.get(device), self.ways.get(device)) else {
-            return Err(CallFailed { call: "cuEventRecord", code: CUDA_ERROR_INVALID_HANDLE });
-        };
-        let event = events[half];
-        // SAFETY: the handles are ours.
-        checked("cuEventRecord", unsafe { (driver.cuEventRecord)(event, way.stream) })?;
-        self.halves.copying[half] = Some(event);
-        Ok(())
     }
 }
 

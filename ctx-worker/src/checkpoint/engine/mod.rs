@@ -6,9 +6,9 @@
 //!   load   data file ──read──> lane's pinned buffer ──copy──> device ──(later)─> hash, as expected?
 //! ```
 //!
-//! Each lane is a thread with a pinned buffer of its own. There are more lanes than cores to save, since a lane waits while its
-//! buffer is filled: 16 cores bring 46 GB/s into files in memory with 16 lanes, and 50 with 24 (`tests/facts/draining.cu`). To load,
-//! where a lane has two halves of a buffer, there is a lane for each core. How they save is in [`out`], and how they load in
+//! Each lane is a thread with pinned memory of its own. There are more lanes than cores to save, since a lane waits while its
+//! buffer is filled: 16 cores bring 46 GB/s into files in memory with 16 lanes, and 50 with 24 (`tests/facts/draining.cu`). To load there
+//! is a lane for each core, with two buffers: the second one is that of a lane that only saves, as far as there are such. How they save is in [`out`], and how they load in
 //! [`fill`]. All lanes copy in one stream of each device, so that the link goes from one piece to the next at once: between copies of
 //! different streams it stands still for 20 us, a quarter of the time that a piece takes. Buffers and streams are made
 //! before there is a client: the engine never allocates or uses the legacy stream while it copies.
@@ -33,7 +33,7 @@ use tracing::debug;
 
 pub(crate) use self::buffers::Buffers;
 pub(crate) use self::fill::{Fill, Part};
-use self::lane::{Halves, Lane, Way};
+use self::lane::{Lane, Way};
 use self::out::Out;
 pub(crate) use self::pace::Pace;
 pub(crate) use self::peek::Peek;
@@ -71,14 +71,18 @@ impl Engine {
         Self { lanes: Vec::new(), streams: Vec::new(), count, loading, few, buffers, stage, pace }
     }
 
+    /// How many buffers the lanes have.
+    fn buffers_of_lanes(&self) -> usize {
+        self.count.max(2 * self.loading)
+    }
+
     /// Makes missing buffers and streams. `primaries` are the devices' primary contexts.
     pub(crate) fn prepare(&mut self, driver: &Driver, primaries: &[CUcontext]) -> Result<(), CallFailed> {
         const NON_BLOCKING: u32 = 1;
         const DISABLE_TIMING: u32 = 2;
         let Some(&first) = primaries.first() else { return Ok(()) };
         while self.lanes.len() < self.count {
-            let ways = vec![None; primaries.len()];
-            self.lanes.push(Lane { buffer: std::ptr::null_mut(), ways, halves: Halves::default() });
+            self.lanes.push(Lane::new(primaries.len()));
         }
         self.streams.resize(primaries.len(), None);
         for (slot, &primary) in self.streams.iter_mut().zip(primaries).filter(|(slot, _)| slot.is_none()) {
@@ -94,6 +98,9 @@ impl Engine {
             // SAFETY: the context is the driver's own.
             unsafe { checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(first))? };
             lane.buffer = self.buffers.prepare(driver, number)?;
+            if number < self.loading {
+                lane.second = self.buffers.prepare(driver, self.loading + number)?;
+            }
             for ((slot, &stream), &primary) in lane.ways.iter_mut().zip(&self.streams).zip(primaries) {
                 if let (None, Some(stream)) = (&slot, stream) {
                     let mut done = 0;

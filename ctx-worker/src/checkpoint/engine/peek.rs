@@ -31,7 +31,7 @@ unsafe impl Send for Peek {}
 impl Peek {
     /// Reads through the buffer behind those of the engine's lanes.
     pub(crate) fn beside(engine: &Engine) -> Self {
-        let (buffers, number) = (engine.buffers.clone(), engine.count);
+        let (buffers, number) = (engine.buffers.clone(), engine.buffers_of_lanes());
         Self { buffers, number, buffer: std::ptr::null_mut(), ways: Vec::new(), given_up: false }
     }
 

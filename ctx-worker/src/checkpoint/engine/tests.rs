@@ -367,7 +367,7 @@ fn content_arrives_whole_however_late_copies_take_place() {
         assert_eq!((fill.loaded(), fill.bytes()), (memory.0.len() as u64, memory.0.len() as u64));
         assert_eq!(fill.set(), PIECE_LENGTH);
         assert_eq!(fill.to_compare().count(), if on_device { 8 } else { 0 });
-        assert!(engine.lanes.iter().all(|lane| !lane.has_halves(0)));
+        assert!(engine.lanes.iter().all(|lane| !lane.has_events(0)));
     }
 }
 
