@@ -33,6 +33,19 @@ impl Call {
         self.enter(self.header.context)
     }
 
+    /// The address of a chunk of the staging, which the driver knows from now on. `primary` is the first device's context: what is
+    /// registered there stays when the client destroys the context in which it copies.
+    pub(crate) fn staged(&mut self, chunk: usize, primary: CUcontext) -> Result<*mut u8, Refused> {
+        let at = self.session.staging.chunk(chunk).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
+        if !self.session.staging.is_registered(chunk) {
+            self.gpu.enter(primary).map_err(Refused::Code)?;
+            let registered = self.session.staging.register(self.gpu.driver, chunk);
+            self.enter_own()?;
+            registered?;
+        }
+        Ok(at)
+    }
+
     /// The context that what the command makes belongs to; a stream, however, belongs to the command's own context.
     pub(crate) fn owner(&self) -> u64 {
         self.session.owner(self.header.context)

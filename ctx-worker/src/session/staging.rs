@@ -8,7 +8,6 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 
 use crate::gpu::driver::Driver;
-use crate::session::call::Call;
 use crate::session::outcome::{Refused, check};
 
 /// The staging of a client, if there is one.
@@ -40,33 +39,29 @@ impl Staging {
         Some(content)
     }
 
+    /// Whether the driver knows a chunk.
+    pub(crate) fn is_registered(&self, chunk: usize) -> bool {
+        self.registered.get(chunk).is_some_and(|it| *it)
+    }
+
+    /// Registers a chunk with the driver, in the current context and for all.
+    pub(crate) fn register(&mut self, driver: &Driver, chunk: usize) -> Result<(), Refused> {
+        const PORTABLE_AND_MAPPED: u32 = 3;
+        let at = self.chunk(chunk).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
+        // SAFETY: the chunk is mapped as long as the process.
+        check(unsafe { (driver.cuMemHostRegister_v2)(at.cast(), CHUNK_SIZE, PORTABLE_AND_MAPPED) })?;
+        self.registered[chunk] = true;
+        Ok(())
+    }
+
     /// Has the driver forget all chunks. No copy goes through them now.
     pub(crate) fn unregister(&mut self, driver: &Driver) {
         for chunk in 0..CHUNKS {
             if let (true, Some(at)) = (std::mem::take(&mut self.registered[chunk]), self.chunk(chunk)) {
-                // SAFETY: `Call::staged` has registered it.
+                // SAFETY: `register` has registered it.
                 unsafe { (driver.cuMemHostUnregister)(at.cast()) };
             }
         }
-    }
-}
-
-impl Call {
-    /// The address of a chunk that the driver knows from now on. `primary` is the first device's context: what is registered there
-    /// is known in all contexts, and stays when the client destroys the one in which it copies.
-    pub(crate) fn staged(&mut self, chunk: usize, primary: CUcontext) -> Result<*mut u8, Refused> {
-        const PORTABLE_AND_MAPPED: u32 = 3;
-        let at = self.session.staging.chunk(chunk).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
-        if !self.session.staging.registered[chunk] {
-            self.gpu.enter(primary).map_err(Refused::Code)?;
-            // SAFETY: the chunk is mapped as long as the process.
-            let registered =
-                check(unsafe { (self.driver().cuMemHostRegister_v2)(at.cast(), CHUNK_SIZE, PORTABLE_AND_MAPPED) });
-            self.enter_own()?;
-            registered?;
-            self.session.staging.registered[chunk] = true;
-        }
-        Ok(at)
     }
 }
 
