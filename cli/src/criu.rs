@@ -166,9 +166,12 @@ mod tests {
 
     #[test]
     fn another_host_chooses_what_is_kept_and_nothing_else() {
-        let are_kept = |options: &[&str]| are_kept(&options.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>()).is_ok();
+        let are_kept =
+            |options: &[&str]| are_kept(&options.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>()).is_ok();
         assert!(are_kept(&["--tcp-established", "--file-locks", "--ghost-limit=20M"]) && are_kept(&[]));
-        for other in ["--ghost-limit=20", "--ghost-limit=-M", "--ghost-limit", "--action-script=/x", "/x", "--libdir=/x"] {
+        for other in
+            ["--ghost-limit=20", "--ghost-limit=-M", "--ghost-limit", "--action-script=/x", "/x", "--libdir=/x"]
+        {
             assert!(!are_kept(&["--file-locks", other]), "{other}");
         }
     }

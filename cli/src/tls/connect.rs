@@ -47,7 +47,9 @@ pub(crate) fn connect(options: &Options) -> Result<(), Failure> {
 /// Opens a connection to a host that runs what these words say.
 pub(super) fn open(keys: &Keys, host: &str, words: &[u8]) -> Result<Secured, Failure> {
     let place = Place::parse(host).ok_or_else(|| {
-        Failure::usage(anyhow!("{host} is no host: give a name or an address, and a port if it is another than the usual one"))
+        Failure::usage(anyhow!(
+            "{host} is no host: give a name or an address, and a port if it is another than the usual one"
+        ))
     })?;
     let config = keys.client().map_err(|error| Failure::refused(anyhow::Error::from(error)))?;
     let name = ServerName::try_from(place.host.clone()).context("no name of a host")?;

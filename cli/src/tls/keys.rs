@@ -41,7 +41,9 @@ const OTHERS_WRITE: u32 = 0o022;
 pub(super) enum KeysError {
     #[error("cannot read {path}: {source}. docs/migration.md says how to make the files for TLS")]
     Read { path: PathBuf, source: io::Error },
-    #[error("others than its owner can read {path} (mode {mode:o}): run `chmod 600 {path}`, and make a new key if somebody may have read it")]
+    #[error(
+        "others than its owner can read {path} (mode {mode:o}): run `chmod 600 {path}`, and make a new key if somebody may have read it"
+    )]
     Readable { path: PathBuf, mode: u32 },
     #[error("others than its owner can write {path} (mode {mode:o}), and so let anybody in: run `chmod go-w {path}`")]
     Writable { path: PathBuf, mode: u32 },

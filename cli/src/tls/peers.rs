@@ -20,7 +20,8 @@ impl Peers {
     /// One name or address a line. What comes behind `#` is a comment. The error is a line that has neither.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let lines = text.lines().map(|it| it.split('#').next().unwrap_or_default().trim());
-        let names = lines.filter(|it| !it.is_empty()).map(|it| ServerName::try_from(it.to_owned()).map_err(|_| it.to_owned()));
+        let names =
+            lines.filter(|it| !it.is_empty()).map(|it| ServerName::try_from(it.to_owned()).map_err(|_| it.to_owned()));
         Ok(Self { names: Some(names.collect::<Result<_, _>>()?) })
     }
 
@@ -43,9 +44,8 @@ mod tests {
     #[test]
     fn a_host_is_let_in_by_one_of_its_names() {
         let authority = Authority::new();
-        let certificate = |names: &[&str]| {
-            CertificateDer::from_pem_file(authority.host_of(names).path().join("cert.pem")).unwrap()
-        };
+        let certificate =
+            |names: &[&str]| CertificateDer::from_pem_file(authority.host_of(names).path().join("cert.pem")).unwrap();
         let peers = Peers::parse("# ours\ngpu1\n\n gpu2.example # the new one\n10.0.0.3\n").unwrap();
         let admits = |names: &[&str]| peers.admits(&certificate(names));
         assert_eq!(admits(&["gpu1"]).as_deref(), Some("gpu1"));

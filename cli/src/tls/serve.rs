@@ -87,7 +87,8 @@ fn admit(socket: TcpStream, keys: &Keys) -> Result<Admitted, ServeError> {
         }
     };
     let Some(name) = connection.certificate().and_then(|it| peers.admits(it)) else {
-        let why = "its certificate is good, and none of its names is in the list of hosts that are let in (`peers`)".to_owned();
+        let why = "its certificate is good, and none of its names is in the list of hosts that are let in (`peers`)"
+            .to_owned();
         return Err(refuse(connection, why.clone(), ServeError::Refused(why)));
     };
     match Service::asked(&words) {
@@ -122,10 +123,8 @@ fn start(
     else {
         return Err(failed(io::ErrorKind::BrokenPipe.into()));
     };
-    let sources = vec![
-        Source { from: output.into(), kind: Kind::Data },
-        Source { from: errors.into(), kind: Kind::Errors },
-    ];
+    let sources =
+        vec![Source { from: output.into(), kind: Kind::Data }, Source { from: errors.into(), kind: Kind::Errors }];
     Ok((child, input.into(), sources))
 }
 
@@ -134,12 +133,7 @@ fn canonical(ip: IpAddr) -> IpAddr {
 }
 
 /// Carries what the program hears and says, until it has ended.
-fn carry_for(
-    mut child: Child,
-    connection: Secured,
-    input: OwnedFd,
-    sources: Vec<Source>,
-) -> Result<(), ServeError> {
+fn carry_for(mut child: Child, connection: Secured, input: OwnedFd, sources: Vec<Source>) -> Result<(), ServeError> {
     let carried = watch(&child).and_then(|program| Carrier::of_program(connection, program, input, sources));
     let carried = match carried {
         Ok(carrier) => carrier.until_ended(),

@@ -123,7 +123,8 @@ fn nobody_waits_for_processes_that_a_program_has_left() {
 fn a_program_hears_that_its_caller_is_lost_and_lives() {
     let dir = tempfile::tempdir().unwrap();
     let (began, over) = (dir.path().join("began"), dir.path().join("over"));
-    let script = format!("touch {}; cat >/dev/null; echo to nobody; echo >&2; touch {}", began.display(), over.display());
+    let script =
+        format!("touch {}; cat >/dev/null; echo to nobody; echo >&2; touch {}", began.display(), over.display());
     let (_authority, host, client) = hosts(&script);
     let connection = host.open(&client, "migrate").unwrap();
     until("it runs", || began.exists());
@@ -267,7 +268,8 @@ fn a_host_that_breaks_the_rules_is_lost_and_its_program_hears_the_end() {
     };
     // It reads nothing until the file `go` is there.
     let go = dir.path().join("go");
-    let script = format!("while [ ! -e {} ]; do sleep 0.01; done; cat >/dev/null; touch {}", go.display(), over.display());
+    let script =
+        format!("while [ ! -e {} ]; do sleep 0.01; done; cat >/dev/null; touch {}", go.display(), over.display());
     let (_authority, host, client) = hosts(&script);
     for kind in [Kind::Status, Kind::Errors, Kind::Ask, Kind::Started, Kind::Refused] {
         fs::write(&go, "").unwrap();

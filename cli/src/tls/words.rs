@@ -98,7 +98,11 @@ mod tests {
         let line = |service| {
             let command = programs.command(service);
             let words = command.get_args().map(|it| it.to_string_lossy().into_owned());
-            [command.get_program().to_string_lossy().into_owned()].into_iter().chain(words).collect::<Vec<_>>().join(" ")
+            [command.get_program().to_string_lossy().into_owned()]
+                .into_iter()
+                .chain(words)
+                .collect::<Vec<_>>()
+                .join(" ")
         };
         assert_eq!(line(Service::Migrate), "/r migrate --receive --dir /d --podman /p --socket /s");
         assert_eq!(line(Service::Cut), "/r cut-part --socket /s");
