@@ -46,10 +46,9 @@ pub(crate) mod talk;
 mod target;
 mod told;
 
-pub(crate) use self::arriving::CONNECTION;
 pub(crate) use self::guard::{Guard, guard};
 use self::link::Via;
-pub(crate) use self::options::{DIRECTORY, Options, quoted};
+pub(crate) use self::options::{Options, quoted};
 use self::source::Source;
 use crate::failure::Failure;
 use crate::output;

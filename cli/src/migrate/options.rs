@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::{criu, daemon, tls};
 
 /// The directory of a migration's files, on both hosts: in memory.
-pub(crate) const DIRECTORY: &str = "/dev/shm/rekindle-migrations";
+pub(super) const DIRECTORY: &str = "/dev/shm/rekindle-migrations";
 
 /// The options of `rekindle migrate`.
 #[derive(Debug, Args)]

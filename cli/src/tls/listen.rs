@@ -16,7 +16,6 @@ use super::waiting::Waiting;
 use super::words::Programs;
 use crate::daemon;
 use crate::failure::Failure;
-use crate::migrate;
 
 /// The most connections at a time, with those that wait.
 const MOST: usize = 1024;
@@ -32,9 +31,9 @@ pub(crate) struct Options {
     /// The directory of ca.pem, cert.pem, key.pem and peers
     #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
     tls_dir: PathBuf,
-    /// The directory for files of migrations, best in memory
-    #[arg(long, value_name = "DIR", default_value = migrate::DIRECTORY)]
-    dir: PathBuf,
+    /// The directory for files of migrations, best in memory [default: /dev/shm/rekindle-migrations]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
     /// The podman program
     #[arg(long, value_name = "PATH", default_value = "podman")]
     podman: PathBuf,
@@ -57,9 +56,10 @@ pub(crate) fn listen(options: &Options) -> Result<(), Failure> {
     // What is wrong is said now, and not to the first who connects.
     keys.server().map_err(|error| Failure::refused(anyhow::Error::from(error)))?;
     keys.peers().map_err(|error| Failure::refused(anyhow::Error::from(error)))?;
+    let dir = options.dir.as_ref().map(std::path::absolute).transpose();
     let programs = Programs {
         rekindle: std::env::current_exe().context("cannot find this program")?,
-        dir: std::path::absolute(&options.dir).context("cannot tell the current directory")?,
+        dir: dir.context("cannot tell the current directory")?,
         podman: options.podman.clone(),
         socket: options.daemon.socket()?,
     };

@@ -32,7 +32,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use self::keys::DIRECTORY;
-pub(crate) use self::words::Service;
+pub(crate) use self::words::{CONNECTION, Service};
 use crate::failure::Failure;
 
 /// The options of `rekindle tls`.

@@ -17,8 +17,7 @@ use super::keys::{Keys, KeysError};
 use super::secured::{Lost, Secured};
 use super::socket;
 use super::waiting::Ticket;
-use super::words::{Programs, Service};
-use crate::migrate::CONNECTION;
+use super::words::{CONNECTION, Programs, Service};
 
 /// How long a host may take to say who it is and what it wants.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);

@@ -36,7 +36,7 @@ impl Host {
         let program = dir.path().join("program");
         fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&program, Permissions::from_mode(0o700)).unwrap();
-        let programs = Programs { rekindle: program, dir: "/d".into(), podman: "/p".into(), socket: "/s".into() };
+        let programs = Programs { rekindle: program, dir: Some("/d".into()), podman: "/p".into(), socket: "/s".into() };
         let listener = TcpListener::bind((HOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let keys = Keys::of(dir.path());

@@ -5,6 +5,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 
+/// The variable that tells both ends of the connection, as sshd's SSH_CONNECTION.
+pub(crate) const CONNECTION: &str = "REKINDLE_CONNECTION";
+
 /// What a host runs for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Service {
@@ -41,8 +44,8 @@ impl Service {
 pub(super) struct Programs {
     /// This program.
     pub(super) rekindle: PathBuf,
-    /// The directory for files.
-    pub(super) dir: PathBuf,
+    /// The directory for files, unless it is the usual one.
+    pub(super) dir: Option<PathBuf>,
     pub(super) podman: PathBuf,
     pub(super) socket: PathBuf,
 }
@@ -52,8 +55,9 @@ impl Programs {
     pub(super) fn command(&self, service: Service) -> Command {
         let words: Vec<OsString> = match service {
             Service::Migrate => {
-                let (dir, podman) = (self.dir.clone().into(), self.podman.clone().into());
-                vec!["migrate".into(), "--receive".into(), "--dir".into(), dir, "--podman".into(), podman]
+                let dir = self.dir.iter().flat_map(|it| ["--dir".into(), it.into()]);
+                let words = ["migrate", "--receive"].map(OsString::from).into_iter().chain(dir);
+                words.chain(["--podman".into(), self.podman.clone().into()]).collect()
             }
             Service::Cut => vec!["cut-part".into()],
         };
@@ -94,7 +98,7 @@ mod tests {
     #[test]
     fn programs_and_paths_are_those_of_who_listens() {
         let [rekindle, dir, podman, socket] = ["/r", "/d", "/p", "/s"].map(PathBuf::from);
-        let programs = Programs { rekindle, dir, podman, socket };
+        let programs = Programs { rekindle, dir: Some(dir), podman, socket };
         let line = |service| {
             let command = programs.command(service);
             let words = command.get_args().map(|it| it.to_string_lossy().into_owned());

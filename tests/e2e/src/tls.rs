@@ -31,9 +31,15 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Makes the files for both hosts, and has the other one listen. Migrations have their files there in `into`.
+    /// Makes the files for both hosts, and has the other one listen, which is in the same network. Migrations have their files there in
+    /// `into`.
     pub fn start(here: &Node, there: &Elsewhere, into: &Path) -> Result<Self> {
-        let (dir, address) = (here.path("tls"), address());
+        Self::at(&address(), here, there, into)
+    }
+
+    /// The same, at this address of the other host.
+    pub fn at(address: &str, here: &Node, there: &Elsewhere, into: &Path) -> Result<Self> {
+        let (dir, address) = (here.path("tls"), address.to_owned());
         let mut params = CertificateParams::new(Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let authority = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;

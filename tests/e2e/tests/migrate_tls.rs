@@ -81,6 +81,7 @@ fn a_listener_that_is_killed_at_whatever_moment_leaves_one_program() -> Result {
     hosts.by_tls(&way, listener, options);
     for moment in MOMENTS {
         hosts.migrate_while(&format!("{moment} {kill}"))?;
+        ensure!(fs::read_to_string(hosts.here.path("plan"))? == "over", "{moment}: nothing was killed");
     }
     hosts.finish()
 }
