@@ -8,6 +8,9 @@ use std::process::Command;
 /// The variable that tells both ends of the connection, as sshd's SSH_CONNECTION.
 pub(crate) const CONNECTION: &str = "REKINDLE_CONNECTION";
 
+/// The most characters of what is not run that a message has.
+const SHOWN: usize = 100;
+
 /// What a host runs for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Service {
@@ -31,9 +34,10 @@ impl Service {
         if let Some((found, _)) = ALL.iter().find(|(_, word)| word.as_bytes() == words) {
             return Ok(*found);
         }
-        let (words, [(_, a), (_, b)]) = (String::from_utf8_lossy(words).replace('\0', " "), ALL);
+        let shown: String = String::from_utf8_lossy(words).replace('\0', " ").chars().take(SHOWN).collect();
+        let [(_, a), (_, b)] = ALL;
         Err(format!(
-            "{words:?} is not run for other hosts: they say `{a}` or `{b}` and nothing else. Programs, paths and options are those of \
+            "{shown:?} is not run for other hosts: they say `{a}` or `{b}` and nothing else. Programs, paths and options are those of \
              `rekindle tls listen`"
         ))
     }
@@ -93,6 +97,8 @@ mod tests {
             let said = Service::asked(words).unwrap_err();
             assert!(said.contains("nothing else"), "{said}");
         }
+        // The reason is sent back, in one frame.
+        assert!(Service::asked(&[0xff; 64 << 10]).unwrap_err().len() < 4096);
     }
 
     #[test]
