@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The options of `rekindle tls listen`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The address of this host on which to listen, with a port or without: 10.0.0.2, 10.0.0.2:7353 or [::]:7353
+    /// The address of this host on which to listen, with a port or without: 10.0.0.2, 10.0.0.2:7353 or `[::]:7353`
     #[arg(long, value_name = "ADDRESS", value_parser = socket::address)]
     listen: SocketAddr,
     /// The directory of ca.pem, cert.pem, key.pem and peers
