@@ -51,6 +51,18 @@ impl Keep {
     }
 }
 
+/// Whether these options are those by which CRIU keeps more of processes, as another host says them: it chooses nothing else here.
+pub(crate) fn are_kept(options: &[String]) -> Result<(), Failure> {
+    let is_kept = |it: &str| {
+        let limit = it.strip_prefix("--ghost-limit=").and_then(|it| it.strip_suffix('M'));
+        ["--tcp-established", "--file-locks"].contains(&it) || limit.is_some_and(|it| it.parse::<u32>().is_ok())
+    };
+    match options.iter().find(|it| !is_kept(it)) {
+        Some(other) => Err(Failure::refused(anyhow!("{other:?} is no option that another host may choose for CRIU"))),
+        None => Ok(()),
+    }
+}
+
 /// The first criu in `PATH` or in the directories above.
 pub(crate) fn find() -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -150,6 +162,18 @@ mod tests {
         let text = "tcp-established\n# libdir /no\nlibdir /a # old\nlibdir = \"/b\"\nlibdirs /c\n";
         assert_eq!(libdir("log-file x\n"), None);
         assert_eq!(libdir(text), Some("/b".into()));
+    }
+
+    #[test]
+    fn another_host_chooses_what_is_kept_and_nothing_else() {
+        let are_kept =
+            |options: &[&str]| are_kept(&options.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>()).is_ok();
+        assert!(are_kept(&["--tcp-established", "--file-locks", "--ghost-limit=20M"]) && are_kept(&[]));
+        for other in
+            ["--ghost-limit=20", "--ghost-limit=-M", "--ghost-limit", "--action-script=/x", "/x", "--libdir=/x"]
+        {
+            assert!(!are_kept(&["--file-locks", other]), "{other}");
+        }
     }
 
     #[test]

@@ -45,6 +45,7 @@ mod restore;
 mod run;
 mod span;
 mod suspend;
+mod tls;
 mod warm;
 
 use std::path::PathBuf;
@@ -78,6 +79,8 @@ enum Verb {
     Migrate(migrate::Options),
     /// Checkpoint process trees on several hosts, which talk over TCP, at one moment, and restore them together
     Cut(cut::Options),
+    /// The way to other hosts by TLS, for `migrate` and `cut`
+    Tls(tls::Options),
     /// Give the GPU memory of processes back to the GPU while they live on; their next GPU command brings it back
     Suspend(suspend::Suspend),
     /// Bring the GPU memory of suspended processes back now
@@ -166,6 +169,7 @@ pub fn main() -> ExitCode {
         Verb::CutPart(options) => cut::part(&options),
         Verb::CutGuard(options) => cut::guard(&options),
         Verb::CutGate(options) => cut::gate(&options),
+        Verb::Tls(options) => tls::tls(&options),
         Verb::Suspend(options) => suspend::suspend(&options),
         Verb::Resume(options) => suspend::resume(&options),
         Verb::Warm(options) => warm::warm(&options),

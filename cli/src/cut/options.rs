@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use crate::criu;
 use crate::failure::Failure;
 use crate::migrate::link::Via;
+use crate::tls;
 
 /// The host that is reached without a program.
 const HERE: &str = "localhost";
@@ -108,12 +109,17 @@ pub(super) struct Ways {
     /// The rekindle program on other hosts
     #[arg(long, value_name = "PATH", default_value = "rekindle")]
     rekindle: String,
+    #[command(flatten)]
+    tls: tls::Way,
 }
 
 impl Ways {
     /// The way to a host.
     pub(super) fn to(&self, host: &str) -> Result<Via, Failure> {
         let words = |program: &str| [program, "cut-part"].map(str::to_owned);
+        if let Some(words) = self.tls.words(host, tls::Service::Cut).filter(|_| host != HERE) {
+            return Via::own(host, &words);
+        }
         match &self.via {
             Some(command) => Ok(Via::command(host, command, &words(&self.rekindle))),
             None if host == HERE => {
@@ -133,6 +139,7 @@ impl Ways {
         if self.rekindle != "rekindle" {
             words.extend(["--rekindle".to_owned(), self.rekindle.clone()]);
         }
+        words.extend(self.tls.options());
         words
     }
 

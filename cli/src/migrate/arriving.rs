@@ -21,12 +21,13 @@ use crate::failure::Failure;
 use crate::network::address::{self, Address, Lifetime};
 use crate::network::announce::Announced;
 use crate::network::{block, firewall, sockets};
+use crate::tls;
 
 /// How long the host has an address if nobody renews that, and how often somebody does.
 const LIFETIME: Lifetime = Lifetime::Seconds(60);
 const RENEWAL: Duration = Duration::from_secs(15);
 /// The variable in which sshd tells both ends of its connection.
-const CONNECTION: &str = "SSH_CONNECTION";
+const BY_SSH: &str = "SSH_CONNECTION";
 
 /// Whether this host can take addresses.
 pub(super) fn compare(addresses: &[Address]) -> Result<(), Failure> {
@@ -36,16 +37,16 @@ pub(super) fn compare(addresses: &[Address]) -> Result<(), Failure> {
     must_have_tools()?;
     let devices = address::devices()?;
     addresses.iter().try_for_each(|it| it.is_welcome(&devices))?;
-    let connection = std::env::var(CONNECTION).unwrap_or_default();
-    match comes_from(&connection, addresses) {
+    let mut connections = [tls::CONNECTION, BY_SSH].into_iter().filter_map(|it| std::env::var(it).ok());
+    match connections.find_map(|it| comes_from(&it, addresses)) {
         None => Ok(()),
         Some(ip) => Err(Failure::refused(anyhow!(
-            "ssh comes from the address {ip}, which is to move: the migration would cut itself off. Have ssh come from another one (BindAddress)"
+            "the connection comes from the address {ip}, which is to move: the migration would cut itself off. Have it come from another one (ssh: BindAddress; TLS: the source address of the route)"
         ))),
     }
 }
 
-/// The address that moves and from which the other host reaches this one, as sshd says it.
+/// The address that moves and from which the other host reaches this one, as whoever runs this says it.
 fn comes_from(connection: &str, addresses: &[Address]) -> Option<IpAddr> {
     let from: IpAddr = connection.split_ascii_whitespace().next()?.parse().ok()?;
     addresses.iter().map(|it| it.ip).find(|it| *it == from.to_canonical())

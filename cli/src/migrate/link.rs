@@ -1,4 +1,5 @@
-//! The way to another host: a command that runs `rekindle` there, and whose input and output are a connection to it.
+//! The way to another host: a command that runs `rekindle` there, and whose input and output are a connection to it. That may be ssh, what a
+//! user names, or this program's own (`crate::tls`).
 //!
 //! What is said and sent on it (`talk.rs`, `stream.rs`) does not depend on how it gets there.
 
@@ -41,7 +42,7 @@ pub(super) trait Way: Sync {
 #[derive(Clone, Debug)]
 pub(crate) struct Via {
     host: String,
-    program: &'static str,
+    program: OsString,
     arguments: Vec<OsString>,
 }
 
@@ -53,21 +54,28 @@ impl Via {
         }
         let mut arguments: Vec<OsString> = SSH.into_iter().chain(["--", host]).map(Into::into).collect();
         arguments.extend(words.iter().map(|it| quoted(it).into()));
-        Ok(Self { host: host.to_owned(), program: "ssh", arguments })
+        Ok(Self { host: host.to_owned(), program: "ssh".into(), arguments })
+    }
+
+    /// By this program itself, with these words.
+    pub(crate) fn own(host: &str, words: &[String]) -> Result<Self, Failure> {
+        let own = std::env::current_exe().context("cannot find this program")?;
+        let arguments = words.iter().map(Into::into).collect();
+        Ok(Self { host: host.to_owned(), program: own.into(), arguments })
     }
 
     /// By a shell's command, which gets a program and its arguments.
     pub(crate) fn command(host: &str, command: &str, words: &[String]) -> Self {
         let mut arguments: Vec<OsString> = vec!["-c".into(), format!("exec {command} \"$@\"").into(), "sh".into()];
         arguments.extend(words.iter().map(Into::into));
-        Self { host: host.to_owned(), program: "sh", arguments }
+        Self { host: host.to_owned(), program: "sh".into(), arguments }
     }
 
     /// Starts the program, whose input and output are pipes.
     pub(crate) fn start(&self) -> Result<Child, Failure> {
-        let mut command = Command::new(self.program);
+        let mut command = Command::new(&self.program);
         command.args(&self.arguments).env(HOST, &self.host).stdin(Stdio::piped()).stdout(Stdio::piped());
-        Ok(command.spawn().with_context(|| format!("cannot run {}", self.program))?)
+        Ok(command.spawn().with_context(|| format!("cannot run {}", self.program.display()))?)
     }
 
     /// The other host's name.
@@ -147,7 +155,7 @@ impl Drop for Link {
 mod tests {
     use super::*;
 
-    fn said(program: &str, arguments: &[OsString]) -> String {
+    fn said(program: &OsString, arguments: &[OsString]) -> String {
         let output = Command::new(program).args(arguments).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     }
@@ -156,7 +164,7 @@ mod tests {
     fn words_arrive_as_they_are() {
         let words = ["a b", "it's", "$HOME", "-x"].map(str::to_owned);
         let via = Via::command("there", "printf '%s|'", &words);
-        assert_eq!(said(via.program, &via.arguments), "a b|it's|$HOME|-x|");
+        assert_eq!(said(&via.program, &via.arguments), "a b|it's|$HOME|-x|");
         let ssh = Via::ssh("there", &words).unwrap();
         let (options, rest) = ssh.arguments.split_at(SSH.len());
         assert_eq!((options, &rest[..2]), (&SSH.map(OsString::from)[..], &["--", "there"].map(OsString::from)[..]));
@@ -164,7 +172,7 @@ mod tests {
         let joined = rest[2..].join(&OsString::from(" "));
         let mut script = OsString::from("printf '%s|' ");
         script.push(joined);
-        assert_eq!(said("sh", &["-c".into(), script]), "a b|it's|$HOME|-x|");
+        assert_eq!(said(&"sh".into(), &["-c".into(), script]), "a b|it's|$HOME|-x|");
         assert!(Via::ssh("-oProxyCommand=x", &words).is_err());
     }
 

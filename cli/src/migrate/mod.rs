@@ -44,6 +44,7 @@ mod source;
 mod stream;
 pub(crate) mod talk;
 mod target;
+mod told;
 
 pub(crate) use self::guard::{Guard, guard};
 use self::link::Via;
@@ -51,15 +52,17 @@ pub(crate) use self::options::{Options, quoted};
 use self::source::Source;
 use crate::failure::Failure;
 use crate::output;
+use crate::tls::Service;
 
 /// Moves processes, or is the other host of one who does.
 pub(crate) fn migrate(options: &Options) -> Result<(), Failure> {
     if options.receive {
         return target::receive(options);
     }
-    let way = |host: &str| match &options.via {
-        Some(command) => Ok(Via::command(host, command, &options.words_there())),
-        None => Via::ssh(host, &options.words_there()),
+    let way = |host: &str| match (&options.via, options.tls.words(host, Service::Migrate)) {
+        (_, Some(words)) => Via::own(host, &words),
+        (Some(command), None) => Ok(Via::command(host, command, &options.words_there())),
+        (None, None) => Via::ssh(host, &options.words_there()),
     };
     if let Some([migration, host]) = options.settle.as_deref() {
         let said = settle::settle(options, &way(host)?, migration)?;

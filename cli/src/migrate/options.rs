@@ -9,7 +9,7 @@ use clap::Args;
 
 use crate::engine::Engine;
 use crate::failure::Failure;
-use crate::{criu, daemon};
+use crate::{criu, daemon, tls};
 
 /// The directory of a migration's files, on both hosts: in memory.
 pub(super) const DIRECTORY: &str = "/dev/shm/rekindle-migrations";
@@ -28,7 +28,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "PATH")]
     podman: Option<PathBuf>,
     /// The podman program on the other host
-    #[arg(long, value_name = "PATH", default_value = "podman")]
+    #[arg(long, value_name = "PATH", default_value = "podman", conflicts_with = "tls")]
     podman_there: String,
     /// Finish a migration whose connection was lost: tell HOST whether the processes go on there
     #[arg(long, num_args = 2, value_names = ["MIGRATION", "HOST"], conflicts_with = "what")]
@@ -49,6 +49,8 @@ pub(crate) struct Options {
     /// The rekindle program on the other host
     #[arg(long, value_name = "PATH", default_value = "rekindle")]
     pub(super) rekindle: String,
+    #[command(flatten)]
+    pub(super) tls: tls::Way,
     /// The connections over which content is sent at a time
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(super) streams: u32,
@@ -59,7 +61,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
     pub(super) dir: PathBuf,
     /// The directory for files on the other host, best in memory
-    #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
+    #[arg(long, value_name = "DIR", default_value = DIRECTORY, conflicts_with = "tls")]
     pub(super) dir_there: String,
     /// Move this address of the host with the process, whose connections to it go on, to the device of the same name or of that one there:
     /// with --tcp-established, which this implies. May be given several times
@@ -161,6 +163,12 @@ impl Options {
             }
         };
         option("--via", self.via.as_deref().unwrap_or_default(), "");
+        words.extend(self.tls.options());
+        let mut option = |name: &str, value: &str, default: &str| {
+            if value != default {
+                words.extend([name.to_owned(), value.to_owned()]);
+            }
+        };
         option("--rekindle", &self.rekindle, "rekindle");
         option("--dir-there", &self.dir_there, DIRECTORY);
         option("--podman-there", &self.podman_there, "podman");
@@ -233,6 +241,21 @@ mod tests {
         assert!(failure.to_string().contains("podman"), "{failure}");
     }
 
+    /// The host that listens has its own.
+    #[test]
+    fn by_tls_nothing_is_said_of_programs_and_paths_there() {
+        let line = |words: &str| Line::try_parse_from(["migrate"].into_iter().chain(words.split_whitespace()));
+        assert!(line("1 gpu2 --tls --tls-dir /d --socket /s --dir /x --podman /p").is_ok());
+        for words in ["--via ssh", "--rekindle /r", "--dir-there /d", "--podman-there /p"] {
+            assert!(line(&format!("1 gpu2 {words}")).is_ok(), "{words}");
+            assert!(line(&format!("1 gpu2 --tls {words}")).is_err(), "{words}");
+        }
+        assert!(line("1 gpu2 --tls-dir /d").is_err());
+        let words = line("1 gpu2:9 --tls").unwrap().options.tls.words("gpu2:9", tls::Service::Migrate).unwrap();
+        assert_eq!(words.join(" "), "tls connect --tls-dir /etc/rekindle/tls -- gpu2:9 migrate");
+        assert_eq!(line("1 gpu2").unwrap().options.tls.words("gpu2", tls::Service::Migrate), None);
+    }
+
     #[test]
     fn the_command_that_settles_a_migration_reaches_the_host_in_the_same_way() {
         let command = |words: &[&str], more: &[&str]| {
@@ -245,5 +268,8 @@ mod tests {
             ["--via", "ssh -p 22 'gpu2'", "--dir-there", "/mnt/a b", "--podman-there", "/opt/podman", "--socket", "/s"];
         let expected = r"rekindle migrate --settle ab gpu2 --via 'ssh -p 22 '\''gpu2'\''' --dir-there '/mnt/a b'";
         assert_eq!(command(&words, &[]), format!("{expected} --podman-there /opt/podman --socket /s"));
+        assert_eq!(command(&["--tls"], &[]), "rekindle migrate --settle ab gpu2 --tls");
+        let words = ["--tls", "--tls-dir", "/a b", "--socket", "/s"];
+        assert_eq!(command(&words, &[]), "rekindle migrate --settle ab gpu2 --tls --tls-dir '/a b' --socket /s");
     }
 }

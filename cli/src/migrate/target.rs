@@ -43,6 +43,7 @@ use super::place::Place;
 use super::preload::Preloads;
 use super::stream;
 use super::talk::{self, Directory, MEMORY, Remedy, Restore, Settle, TalkError, ToSource, ToTarget, VERSION};
+use super::told;
 use crate::daemon;
 use crate::failure::Failure;
 use crate::network::announce::Announced;
@@ -60,6 +61,9 @@ const OLD: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Serves the connection that is this process's input and output.
 pub(super) fn receive(options: &Options) -> Result<(), Failure> {
     let first = talk::receive::<ToTarget>(&mut io::stdin().lock()).map_err(|error| anyhow!(error))?;
+    if let Err(failure) = told::check(&first) {
+        return answer(&failed(&failure, false));
+    }
     match first {
         ToTarget::Begin(begin) => {
             let begun = match begin.version {
@@ -221,13 +225,14 @@ impl Target {
                 Event::Lost if self.held.is_some() => continue,
                 Event::Lost => (ToTarget::Abandon, None),
             };
-            let answered = match said {
-                ToTarget::Directory(directory) => self.make(&directory),
-                ToTarget::Preload { name } => self.preload(&name),
-                ToTarget::Restore(restore) => self.hold(&restore),
-                ToTarget::Own => self.own(),
-                ToTarget::Abandon => self.abandon(),
-                _ => failed(&Failure::refused(anyhow!("this is out of turn")), false),
+            let answered = match told::check(&said).map(|()| said) {
+                Err(failure) => failed(&failure, false),
+                Ok(ToTarget::Directory(directory)) => self.make(&directory),
+                Ok(ToTarget::Preload { name }) => self.preload(&name),
+                Ok(ToTarget::Restore(restore)) => self.hold(&restore),
+                Ok(ToTarget::Own) => self.own(),
+                Ok(ToTarget::Abandon) => self.abandon(),
+                Ok(_) => failed(&Failure::refused(anyhow!("this is out of turn")), false),
             };
             let is_over =
                 matches!(answered, ToSource::Running | ToSource::Abandoned | ToSource::Failed { kept: true, .. });

@@ -196,6 +196,16 @@ impl Address {
         words
     }
 
+    /// Whether its device and its label have names that are no options.
+    pub(crate) fn has_plain_names(&self) -> bool {
+        let is_plain = |it: &str| !it.contains(|c: char| c == '/' || c.is_whitespace());
+        let Self { device_there, label, .. } = self;
+        !device_there.is_empty()
+            && !device_there.starts_with('-')
+            && is_plain(device_there)
+            && label.as_deref().is_none_or(is_plain)
+    }
+
     /// Whether this host has it for an unlimited time.
     pub(crate) fn is_for_good(&self) -> Result<bool, Failure> {
         Ok(found(&devices()?, self.ip).is_some_and(|(_, info)| !info.is_temporary()))

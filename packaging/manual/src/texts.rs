@@ -14,7 +14,7 @@ macro_rules! texts {
 texts! {
     "rekindle.1" "rekindle-builds.1" "rekindle-check.1" "rekindle-checkpoint.1" "rekindle-config.1" "rekindle-cut.1" "rekindle-doctor.1" "rekindle-flatten.1"
     "rekindle-images.1" "rekindle-inspect.1" "rekindle-migrate.1" "rekindle-pool.1" "rekindle-protect.1" "rekindle-protocol.1" "rekindle-ps.1" "rekindle-restore.1" "rekindle-resume.1"
-    "rekindle-run.1" "rekindle-suspend.1" "rekindle-verify.1" "rekindle-warm.1"
+    "rekindle-run.1" "rekindle-suspend.1" "rekindle-tls.1" "rekindle-verify.1" "rekindle-warm.1"
     "rekindled.toml.5" "rekindle-oci-hook.8" "rekindled.8"
 }
 

@@ -107,6 +107,11 @@ impl Elsewhere {
         command
     }
 
+    /// Starts a command on this host, as a child of this process.
+    pub fn spawn(&self, command: &mut Command) -> Result<Child> {
+        self.namespace.entry().spawn(command.env("REKINDLE_SOCKET", &self.socket))
+    }
+
     /// Runs `rekindle` on this host.
     pub fn rekindle(&self, arguments: &[&OsStr]) -> Result<Output> {
         Ok(self.inside(stage::program("rekindle")?).args(arguments).output()?)

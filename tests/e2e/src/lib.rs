@@ -17,7 +17,7 @@
 //! - [`gate`]: holds a dump or a restore at a known moment; [`footprint`]: the resources in use, to find leaks;
 //!   [`faults`]: kills a process at that moment and checks the result; [`disk`]: a disk that becomes full
 //! - [`twin`]: dumps without CRIU, each compared with the image that `stop` writes at the same quiesce
-//! - [`elsewhere`]: another host, in a [`namespace`]; [`hosts`]: two hosts with a network between them
+//! - [`elsewhere`]: another host, in a [`namespace`]; [`hosts`]: two hosts with a network between them; [`tls`]: one that listens
 //! - [`native`]: programs without the interposer
 //! - [`kept`]: images of earlier releases, kept in the tree
 //! - [`process`], [`wait`]: inspect processes, wait for conditions. No helper waits for a fixed time to pass
@@ -51,6 +51,7 @@ pub mod random;
 pub mod schedule;
 pub mod service;
 pub mod stage;
+pub mod tls;
 pub mod twin;
 pub mod wait;
 

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, ensure};
 use rekindle_e2e::app::Identity;
 use rekindle_e2e::hosts::{HERE, Hosts, THERE};
+use rekindle_e2e::tls::Listener;
 use rekindle_e2e::{App, Result, network, pairs, process, stage, until};
 use serde_json::Value;
 
@@ -211,6 +212,39 @@ fn a_pair_on_two_hosts_goes_on_from_one_cut_and_ends_as_it_would_have() -> Resul
     pair.finish(&case.hosts)?;
     let (status, out, err) = case.hosts.cut(&["settle", &dir.to_string_lossy()])?;
     ensure!(status.success() && out.contains("no restore of the cut waits"), "{out} {err}");
+    case.hosts.finish()
+}
+
+#[test]
+fn a_cut_and_its_restore_reach_the_other_host_by_tls() -> Result {
+    let case = Case::start()?;
+    let (hosts, address) = (&case.hosts, network::ELSEWHERE.to_string());
+    let listener = Listener::at(&address, &hosts.here, &hosts.there, &hosts.here.path("moves"))?;
+    let pair = Pair::start(hosts)?;
+    case.can_be_dumped(&pair)?;
+    let by_tls = |verb: &str, words: &[&str]| {
+        let [dir, keys] = [hosts.here.path("by-tls"), listener.dir()].map(|it| it.to_string_lossy().into_owned());
+        let words = [&["cut", verb, &dir][..], words, &["--tls", "--tls-dir", &keys]].concat();
+        let output = hosts.rekindle(&words)?;
+        Ok::<_, anyhow::Error>((output.status, String::from_utf8_lossy(&output.stderr).into_owned()))
+    };
+    let here = format!("localhost={}", pair.here.pid());
+    let there = format!("{address}={}", hosts.there.number(pair.there.pid())?);
+    let (status, said) = by_tls("make", &[&here, &there])?;
+    ensure!(status.success(), "{status}: {said}");
+    pair.advances()?;
+    let identities = pair.identities(hosts)?;
+    pair.kill()?;
+    until("the numbers of processes are free that were killed", || {
+        let (status, said) = by_tls("restore", &[])?;
+        let is_early = said.contains("File exists") || said.contains("thread: -17");
+        ensure!(status.success() || is_early, "{status}: {said}");
+        Ok(status.success().then_some(()))
+    })?;
+    let pair = Pair::adopt(hosts, &identities)?;
+    pair.advances()?;
+    pair.finish(hosts)?;
+    drop(listener);
     case.hosts.finish()
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
 
@@ -10,11 +10,12 @@ use anyhow::{Context, ensure};
 use rekindle_e2e::app::{Identity, undisturbed};
 use rekindle_e2e::elsewhere::Server;
 use rekindle_e2e::random::{Random, repetitions};
+use rekindle_e2e::tls::Listener;
 use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{App, Elsewhere, Node, Result, pairs, process, stage, until};
 use serde_json::Value;
 
-const ARGUMENTS: [&str; 4] = ["--iterations", "1500", "--sleep-us", "2000"];
+pub(super) const ARGUMENTS: [&str; 4] = ["--iterations", "1500", "--sleep-us", "2000"];
 
 /// Moves a program from a host to another by `rekindle migrate`.
 fn migrate(here: &Node, pid: i32, there: &Elsewhere, more: &[&str]) -> Result<Output> {
@@ -44,21 +45,21 @@ fn options(here: &Node, via: &str) -> Result<Vec<String>> {
 }
 
 /// The report of a migration that has succeeded.
-fn report(output: &Output) -> Result<Value> {
+pub(super) fn report(output: &Output) -> Result<Value> {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     ensure!(output.status.code() == Some(0), "{} {out} {err}", output.status);
     Ok(serde_json::from_str(&out)?)
 }
 
 /// Waits until a program that has moved here ends, and returns its output.
-fn finish_elsewhere(app: App) -> Result<String> {
+pub(super) fn finish_elsewhere(app: App) -> Result<String> {
     app.lift();
     until("the program ends on the other host", || Ok(process::is_gone(app.pid()).then_some(())))?;
     app.output()
 }
 
 /// The program, which was handed over: all of it is gone here.
-fn handed_over(app: App) -> Result<Identity> {
+pub(super) fn handed_over(app: App) -> Result<Identity> {
     let tree = process::tree(app.pid());
     app.was_killed(&tree)
 }
@@ -208,17 +209,23 @@ enum Place {
 }
 
 /// Two hosts, and a program that moves between them.
-struct Hosts {
+pub(super) struct Hosts {
     server: Server,
-    here: Node,
-    there: Elsewhere,
+    pub(super) here: Node,
+    pub(super) there: Elsewhere,
+    /// The option `--via` by which a relay reaches the other host.
+    via: String,
+    /// The other host's name, and the options by which migrations are settled there.
+    settles: (String, Vec<String>),
+    /// What listens there for TLS, if that is how it is reached.
+    listener: Option<Listener>,
     identity: Identity,
     /// The program, while it is here.
     app: Option<App>,
 }
 
 impl Hosts {
-    fn start() -> Result<Self> {
+    pub(super) fn start() -> Result<Self> {
         Self::start_with(&[])
     }
 
@@ -230,15 +237,25 @@ impl Hosts {
         let usual = ["--until", &end, "--ballast-kib", "3000", "--sleep-us", "2000"];
         let app = here.run("steady", &[&usual, more].concat())?;
         app.reaches(2)?;
-        Ok(Self { identity: app.identity().clone(), server, here, there, app: Some(app) })
+        let via = there.via()?;
+        let settles = ("there".to_owned(), options(&here, &via)?);
+        let identity = app.identity().clone();
+        Ok(Self { identity, server, here, there, via, settles, listener: None, app: Some(app) })
+    }
+
+    /// From now on the other host is reached by TLS: by this script, and by these options of the command.
+    pub(super) fn by_tls(&mut self, way: &Path, listener: Listener, options: impl Fn(&Node, &Listener) -> Vec<String>) {
+        self.via = way.display().to_string();
+        self.settles = (listener.host().to_owned(), options(&self.here, &listener));
+        self.listener = Some(listener);
     }
 
     /// Has the program end, which is here, and whose results must be right.
-    fn finish(mut self) -> Result {
+    pub(super) fn finish(mut self) -> Result {
         fs::write(self.here.path("end"), "")?;
         let app = self.app.take().context("the program is here")?;
         ensure!(app.finish()?.ends_with("steady ok\n"));
-        drop(self.server);
+        drop((self.server, self.listener));
         self.there.finish()?;
         self.here.finish()
     }
@@ -290,8 +307,9 @@ impl Hosts {
             let left: Vec<_> = left.filter(|it| it.join("restore").exists()).collect();
             for dir in &left {
                 let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                let words = ["migrate".to_owned(), "--settle".to_owned(), name, "there".to_owned()];
-                let words: Vec<_> = words.into_iter().chain(options(&self.here, &self.there.via()?)?).collect();
+                let (host, options) = &self.settles;
+                let words = ["migrate".to_owned(), "--settle".to_owned(), name, host.clone()];
+                let words: Vec<_> = words.into_iter().chain(options.clone()).collect();
                 let (status, said) = self.run(&words)?;
                 eprintln!("settled: {status} {said}");
             }
@@ -303,12 +321,12 @@ impl Hosts {
 
     /// Moves the program, over connections to which this happens (`tests/e2e/src/bin/relay.rs`), finds it on exactly one host, and
     /// brings it back. Returns the bytes that have passed.
-    fn migrate_while(&mut self, happens: &str) -> Result<u64> {
+    pub(super) fn migrate_while(&mut self, happens: &str) -> Result<u64> {
         let plan = self.here.path("plan");
         let passed = plan.with_extension("passed");
         fs::write(&plan, happens)?;
         fs::write(&passed, "0")?;
-        let via = format!("{} {} {}", stage::helper("relay")?.display(), plan.display(), self.there.via()?);
+        let via = format!("{} {} {}", stage::helper("relay")?.display(), plan.display(), self.via);
         // One round: the conversation is always the same.
         let words = arguments(&self.here, self.identity.pid, &via, &["--pause-ms", "600000"])?;
         let (status, said) = self.run(&words)?;

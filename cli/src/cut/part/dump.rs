@@ -279,6 +279,7 @@ fn why(status: ExitStatus, log: &Path) -> Failure {
 /// Whether the tree can be dumped.
 fn check(socket: &Path, make: &Make) -> Result<(), Failure> {
     criu()?;
+    program::are_kept(&make.options)?;
     let Reply::Checked(processes) = daemon::ask(socket, &Request::Check { pid: make.pid })? else {
         return Err(daemon::unexpected_answer().into());
     };

@@ -96,6 +96,7 @@ pub(super) fn restore(socket: &Path, which: &Which, events: Events) -> Result<()
 impl Restore<'_> {
     /// Has the tree restored, until it is complete.
     fn until_held(&mut self, socket: &Path, place: &Place) -> Result<(), Failure> {
+        program::are_kept(&self.note.options)?;
         self.locked = Some(firewall::Locked::new(&self.note.cut, self.note.index, &self.note.connections)?);
         sockets::end_what_is_left_of(&self.note.connections, &self.note.ports)?;
         let log = self.dir.join(LOG);

@@ -1,0 +1,216 @@
+//! The files of TLS, which an administrator makes. They are read for each connection, so new ones need no restart.
+//!
+//! | | |
+//! |---|---|
+//! | `ca.pem` | the certificates of who signs those of all hosts: whoever has one of them is let in |
+//! | `cert.pem` | this host's certificate, and those between it and `ca.pem` if there are any |
+//! | `key.pem` | its key, which nobody else may read |
+//! | `peers` | the names of hosts that are let in, one a line; without this file all whose certificate is good |
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::client::Resumption;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
+use rustls::version::TLS13;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use thiserror::Error;
+
+use super::peers::Peers;
+
+/// The default directory.
+pub(crate) const DIRECTORY: &str = "/etc/rekindle/tls";
+const CA: &str = "ca.pem";
+const CERTIFICATE: &str = "cert.pem";
+const KEY: &str = "key.pem";
+const PEERS: &str = "peers";
+/// What both ends say that they speak: its version.
+const PROTOCOL: &[u8] = b"rekindle/1";
+/// The bits of a mode by which others read, write or execute, and those by which they write.
+const OTHERS: u32 = 0o077;
+const OTHERS_WRITE: u32 = 0o022;
+
+/// Why there is no TLS with these files.
+#[derive(Debug, Error)]
+pub(super) enum KeysError {
+    #[error("cannot read {path}: {source}. docs/migration.md says how to make the files for TLS")]
+    Read { path: PathBuf, source: io::Error },
+    #[error(
+        "others than its owner can read {path} (mode {mode:o}): run `chmod 600 {path}`, and make a new key if somebody may have read it"
+    )]
+    Readable { path: PathBuf, mode: u32 },
+    #[error("others than its owner can write {path} (mode {mode:o}), and so let anybody in: run `chmod go-w {path}`")]
+    Writable { path: PathBuf, mode: u32 },
+    #[error("{path} has no certificate in the form of PEM")]
+    NoCertificate { path: PathBuf },
+    #[error("{path} is not in the form of PEM: {source}")]
+    Pem { path: PathBuf, source: pem::Error },
+    #[error("{path} has something that is no certificate: {source}")]
+    Certificate { path: PathBuf, source: rustls::Error },
+    #[error("no certificate can be checked by {path}: {source}")]
+    Verifier { path: PathBuf, source: VerifierBuilderError },
+    #[error("the certificate and the key in {dir} cannot be used: {source}")]
+    Pair { dir: PathBuf, source: rustls::Error },
+    #[error("{path} has {line:?}, which is no name of a host: give one name or address a line")]
+    Name { path: PathBuf, line: String },
+}
+
+/// A directory with the files of TLS.
+#[derive(Clone, Debug)]
+pub(super) struct Keys(PathBuf);
+
+impl Keys {
+    /// Those in this directory.
+    pub(super) fn of(dir: &Path) -> Self {
+        Self(dir.to_owned())
+    }
+
+    /// What a host that listens presents and demands.
+    pub(super) fn server(&self) -> Result<Arc<ServerConfig>, KeysError> {
+        let (provider, (chain, key)) = (provider(), self.own()?);
+        let roots = Arc::new(self.roots()?);
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build();
+        let verifier = verifier.map_err(|source| KeysError::Verifier { path: self.path(CA), source })?;
+        let config = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]);
+        let config = config.and_then(|it| it.with_client_cert_verifier(verifier).with_single_cert(chain, key));
+        let mut config = config.map_err(|source| KeysError::Pair { dir: self.0.clone(), source })?;
+        // Each connection shows its certificate: an earlier one proves nothing.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        Ok(Arc::new(config))
+    }
+
+    /// What a host that connects presents and demands.
+    pub(super) fn client(&self) -> Result<Arc<ClientConfig>, KeysError> {
+        let ((chain, key), roots) = (self.own()?, self.roots()?);
+        let config = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
+        let config = config.and_then(|it| it.with_root_certificates(roots).with_client_auth_cert(chain, key));
+        let mut config = config.map_err(|source| KeysError::Pair { dir: self.0.clone(), source })?;
+        config.resumption = Resumption::disabled();
+        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        Ok(Arc::new(config))
+    }
+
+    /// The hosts that are let in.
+    pub(super) fn peers(&self) -> Result<Peers, KeysError> {
+        let path = self.path(PEERS);
+        match self.read(PEERS, OTHERS_WRITE) {
+            Ok(bytes) => Peers::parse(&String::from_utf8_lossy(&bytes)).map_err(|line| KeysError::Name { path, line }),
+            Err(KeysError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(Peers::any()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Reads a file, unless others may do with it what these bits say.
+    fn read(&self, name: &str, forbidden: u32) -> Result<Vec<u8>, KeysError> {
+        let path = self.path(name);
+        let read = || -> io::Result<(u32, Vec<u8>)> {
+            let mut file = File::open(&path)?;
+            let (mode, mut bytes) = (file.metadata()?.mode() & 0o7777, Vec::new());
+            if mode & forbidden == 0 {
+                file.read_to_end(&mut bytes)?;
+            }
+            Ok((mode, bytes))
+        };
+        match read() {
+            Err(source) => Err(KeysError::Read { path, source }),
+            Ok((mode, bytes)) if mode & forbidden == 0 => Ok(bytes),
+            Ok((mode, _)) if forbidden == OTHERS => Err(KeysError::Readable { path, mode }),
+            Ok((mode, _)) => Err(KeysError::Writable { path, mode }),
+        }
+    }
+
+    fn certificates(&self, name: &str) -> Result<Vec<CertificateDer<'static>>, KeysError> {
+        let (path, bytes) = (self.path(name), self.read(name, OTHERS_WRITE)?);
+        match CertificateDer::pem_slice_iter(&bytes).collect::<Result<Vec<_>, _>>() {
+            Ok(found) if found.is_empty() => Err(KeysError::NoCertificate { path }),
+            found => found.map_err(|source| KeysError::Pem { path, source }),
+        }
+    }
+
+    fn roots(&self) -> Result<RootCertStore, KeysError> {
+        let mut roots = RootCertStore::empty();
+        for certificate in self.certificates(CA)? {
+            let added = roots.add(certificate);
+            added.map_err(|source| KeysError::Certificate { path: self.path(CA), source })?;
+        }
+        Ok(roots)
+    }
+
+    /// This host's certificate and key.
+    fn own(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), KeysError> {
+        let key = PrivateKeyDer::from_pem_slice(&self.read(KEY, OTHERS)?);
+        let key = key.map_err(|source| KeysError::Pem { path: self.path(KEY), source })?;
+        Ok((self.certificates(CERTIFICATE)?, key))
+    }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::super::authority::Authority;
+    use super::*;
+
+    #[test]
+    fn a_key_that_others_can_read_is_not_used_nor_a_list_that_they_can_write() {
+        let dir = Authority::new().host("gpu1");
+        let keys = Keys::of(dir.path());
+        assert!(keys.server().is_ok() && keys.client().is_ok());
+        let set = |name: &str, mode: u32| {
+            fs::set_permissions(dir.path().join(name), Permissions::from_mode(mode)).unwrap();
+        };
+        for mode in [0o640, 0o604, 0o660] {
+            set(KEY, mode);
+            let said = [keys.server().map(drop), keys.client().map(drop)].map(|it| it.unwrap_err().to_string());
+            assert!(said.iter().all(|it| it.contains("chmod 600") && it.contains("key.pem")), "{said:?}");
+        }
+        set(KEY, 0o400);
+        assert!(keys.server().is_ok());
+        fs::write(dir.path().join(PEERS), "gpu2\n").unwrap();
+        for name in [CA, PEERS] {
+            set(name, 0o664);
+            let said = keys.server().map(drop).and_then(|()| keys.peers().map(drop)).unwrap_err().to_string();
+            assert!(said.contains("chmod go-w") && said.contains(name), "{said}");
+            set(name, 0o644);
+        }
+        assert!(keys.server().is_ok() && keys.peers().is_ok());
+    }
+
+    #[test]
+    fn files_that_are_missing_or_damaged_are_named() {
+        let authority = Authority::new();
+        for name in [CA, CERTIFICATE, KEY] {
+            let dir = authority.host("gpu1");
+            let keys = Keys::of(dir.path());
+            // The mode stays.
+            fs::write(dir.path().join(name), "no PEM").unwrap();
+            for said in [keys.server().map(drop), keys.client().map(drop)].map(|it| it.unwrap_err().to_string()) {
+                assert!(said.contains(name), "{said}");
+            }
+            fs::remove_file(dir.path().join(name)).unwrap();
+            let said = keys.client().unwrap_err().to_string();
+            assert!(said.contains(name) && said.contains("docs/migration.md"), "{said}");
+        }
+        // The key of another.
+        let (dir, other) = (authority.host("gpu1"), authority.host("gpu1"));
+        fs::copy(other.path().join(KEY), dir.path().join(KEY)).unwrap();
+        assert!(Keys::of(dir.path()).server().is_err());
+    }
+}

@@ -1,0 +1,100 @@
+//! `rekindle tls listen`: lets hosts in that have a certificate.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+
+use super::keys::{DIRECTORY, Keys};
+use super::serve::serve;
+use super::socket;
+use super::waiting::Waiting;
+use super::words::Programs;
+use crate::daemon;
+use crate::failure::Failure;
+
+/// The most connections at a time, with those that wait.
+const MOST: usize = 1024;
+/// The pause after a connection that could not be accepted, as when there are no descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The options of `rekindle tls listen`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The address of this host on which to listen, with a port or without: 10.0.0.2, 10.0.0.2:7353 or `[::]:7353`
+    #[arg(long, value_name = "ADDRESS", value_parser = socket::address)]
+    listen: SocketAddr,
+    /// The directory of ca.pem, cert.pem, key.pem and peers
+    #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
+    tls_dir: PathBuf,
+    /// The directory for files of migrations, best in memory [default: /dev/shm/rekindle-migrations]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// The podman program
+    #[arg(long, value_name = "PATH", default_value = "podman")]
+    podman: PathBuf,
+    #[command(flatten)]
+    daemon: daemon::At,
+}
+
+/// Counts a connection until it is dropped.
+struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Listens until this process ends. Programs that were started go on then, without a connection.
+pub(crate) fn listen(options: &Options) -> Result<(), Failure> {
+    let keys = Keys::of(&std::path::absolute(&options.tls_dir).context("cannot tell the current directory")?);
+    // What is wrong is said now, and not to the first who connects.
+    keys.server().map_err(|error| Failure::refused(anyhow::Error::from(error)))?;
+    keys.peers().map_err(|error| Failure::refused(anyhow::Error::from(error)))?;
+    let dir = options.dir.as_ref().map(std::path::absolute).transpose();
+    let programs = Programs {
+        rekindle: std::env::current_exe().context("cannot find this program")?,
+        dir: dir.context("cannot tell the current directory")?,
+        podman: options.podman.clone(),
+        socket: options.daemon.socket()?,
+    };
+    let listener = TcpListener::bind(options.listen).with_context(|| format!("cannot listen on {}", options.listen))?;
+    let address = listener.local_addr().context("cannot tell the address")?;
+    eprintln!("rekindle: listens on {address}");
+    accept(&listener, &keys, &programs)
+}
+
+pub(super) fn accept(listener: &TcpListener, keys: &Keys, programs: &Programs) -> ! {
+    let (waiting, count) = (Waiting::default(), Arc::new(AtomicUsize::new(0)));
+    loop {
+        let (socket, from) = match listener.accept() {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                eprintln!("rekindle: a connection cannot be accepted: {error}");
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+        };
+        let counted = Counted(Arc::clone(&count));
+        if count.fetch_add(1, Ordering::Relaxed) >= MOST {
+            eprintln!("rekindle: {from}: there are {MOST} connections: no more are accepted");
+            continue;
+        }
+        let ticket = waiting.add(&socket, from.ip());
+        let (keys, programs) = (keys.clone(), programs.clone());
+        let serving = std::thread::Builder::new().spawn(move || {
+            let _counted = counted;
+            if let Err(error) = serve(socket, from, &keys, &programs, ticket) {
+                eprintln!("rekindle: {from}: {error}");
+            }
+        });
+        if let Err(error) = serving {
+            eprintln!("rekindle: {from}: there is no thread for the connection: {error}");
+        }
+    }
+}
