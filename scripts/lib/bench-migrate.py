@@ -109,8 +109,9 @@ def migrate(o, place, pid):
     if done.returncode != 0:
         raise SystemExit(f"bench: rekindle migrate: {done.stderr}")
     said = json.loads(done.stdout)
-    return {"sent": (sum(it["sent"] for it in said["rounds"]) + said["last_sent"]) / MIB, "rounds": len(said["rounds"]),
-            "last_sent": said["last_sent"] / MIB, "pause_ms": said["pause_ms"]}
+    own = sum(it["sent"] for it in said["memory"])
+    return {"sent": (own + sum(it["sent"] for it in said["rounds"]) + said["last_sent"]) / MIB, "rounds": len(said["rounds"]),
+            "own_sent": own / MIB, "last_sent": said["last_sent"] / MIB, "pause_ms": said["pause_ms"]}
 
 
 def copy(o, place, pid):
