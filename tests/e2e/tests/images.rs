@@ -9,6 +9,7 @@ use anyhow::Context;
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::image::{COMMIT, MANIFEST, length};
 use rekindle_e2e::{App, Image, Node, Result, process};
+use rekindle_wire::layout::CHUNK_SIZE;
 use serde_json::Value;
 
 const ARGUMENTS: [&str; 4] = ["--iterations", "150", "--sleep-us", "5000"];
@@ -329,13 +330,24 @@ fn what_rekindle_adds_to_the_image_of_a_process_is_little() -> Result {
     let app = node.run("streams4", &ARGUMENTS)?;
     app.reaches(20)?;
     let pinned = node.client(app.pid())?.pinned_memory;
-    let image = node.dump_and_kill(app)?;
-    let output = node.rekindle(&["inspect".as_ref(), "--json".as_ref(), image.dir.as_os_str()])?;
-    let cpu = serde_json::from_slice::<Value>(&output.stdout)?["cpu"].take();
+    let cpu = cpu_memory(&node, &node.dump_and_kill(app)?)?;
     let bytes = |part: &str| cpu[part].as_u64().with_context(|| format!("{part}: {cpu}"));
     let parts = [bytes("ring")?, bytes("staging")?, bytes("interposer")?];
     assert!(parts.iter().all(|part| *part > 0) && parts.iter().sum::<u64>() < MOST, "{cpu}");
     // The program has used all of its pinned memory.
     assert!(pinned > 0 && bytes("pinned")? == pinned, "{pinned}: {cpu}");
+    // A program whose copies follow each other uses few chunks of the staging.
+    let end = node.path("end").display().to_string();
+    let app = node.run("steady", &["--until", &end, "--words", "65536"])?;
+    app.reaches(3)?;
+    let cpu = cpu_memory(&node, &node.dump_and_kill(app)?)?;
+    let staging = cpu["staging"].as_u64().with_context(|| cpu.to_string())?;
+    assert!(staging > 0 && staging <= 2 * CHUNK_SIZE as u64, "{cpu}");
     node.finish()
+}
+
+/// What `inspect` says of an image's CPU memory.
+fn cpu_memory(node: &Node, image: &Image) -> Result<Value> {
+    let output = node.rekindle(&["inspect".as_ref(), "--json".as_ref(), image.dir.as_os_str()])?;
+    Ok(serde_json::from_slice::<Value>(&output.stdout)?["cpu"].take())
 }
