@@ -80,7 +80,13 @@ impl Process {
     pub(crate) fn standstill(&self) -> Option<u64> {
         let mut sum = 0_u64;
         for thread in std::fs::read_dir(format!("/proc/{}/task", self.pid)).ok()? {
-            let status = std::fs::read_to_string(thread.ok()?.path().join("status")).ok()?;
+            let thread = thread.ok()?.path();
+            // A thread is in the state before it leaves its processor, where it may be held up for long. To tell its system call the kernel
+            // waits until it has left (`task_current_syscall` in lib/syscall.c), or says that it runs.
+            if std::fs::read_to_string(thread.join("syscall")).is_ok_and(|it| it.starts_with("running")) {
+                return None;
+            }
+            let status = std::fs::read_to_string(thread.join("status")).ok()?;
             let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
             match field("State:")?.chars().next()? {
                 // It has ended, and others have not.
