@@ -1,74 +1,15 @@
 //! Carries bytes between a connection and pipes: the input and output of the program that opened it, or those of the program that it runs.
 
-use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::frames::{FrameError, Kind, LONGEST, WINDOW};
+use super::orphan::Orphan;
+use super::pipes::{Sink, Source};
 use super::secured::{Lost, Secured};
-
-/// What a pipe that is ready takes without blocking (PIPE_BUF).
-const SURE: usize = 4096;
-
-/// A pipe whose content is sent.
-pub(super) struct Source {
-    pub(super) from: OwnedFd,
-    /// `Data` or `Errors`.
-    pub(super) kind: Kind,
-}
-
-/// A pipe that gets what has come.
-pub(super) struct Sink {
-    /// None once it is closed.
-    to: Option<OwnedFd>,
-    queue: VecDeque<u8>,
-    /// The most bytes that are written at once.
-    most: usize,
-    /// Whether it is to be closed when the queue is empty.
-    is_over: bool,
-}
-
-impl Sink {
-    /// One that blocks, since others have it, too.
-    pub(super) fn blocking(to: OwnedFd) -> Self {
-        Self { to: Some(to), queue: VecDeque::new(), most: SURE, is_over: false }
-    }
-
-    /// One that does not.
-    pub(super) fn nonblocking(to: OwnedFd) -> io::Result<Self> {
-        rustix::io::ioctl_fionbio(&to, true)?;
-        Ok(Self { most: WINDOW, ..Self::blocking(to) })
-    }
-
-    /// Writes what the pipe takes. Returns the bytes that nobody has to keep any more.
-    fn write(&mut self) -> usize {
-        let before = self.queue.len();
-        if let Some(to) = &self.to {
-            let next = self.queue.as_slices().0;
-            match rustix::io::write(to, next.get(..self.most.min(next.len())).unwrap_or_default()) {
-                Ok(written) => drop(self.queue.drain(..written)),
-                Err(Errno::AGAIN | Errno::INTR) => {}
-                // Nobody reads it any more.
-                Err(_) => self.to = None,
-            }
-        }
-        self.settle();
-        before - self.queue.len()
-    }
-
-    fn settle(&mut self) {
-        if self.queue.is_empty() && self.is_over {
-            self.to = None;
-        }
-        if self.to.is_none() {
-            self.queue.clear();
-        }
-    }
-}
 
 /// What carries.
 pub(super) struct Carrier {
@@ -76,7 +17,7 @@ pub(super) struct Carrier {
     sources: Vec<Source>,
     sink: Sink,
     /// What gets the program's errors, at the host that connects.
-    errors: Option<File>,
+    errors: Option<Sink>,
     /// The program that is run (a pidfd), at the host where it is.
     program: Option<OwnedFd>,
     has_ended: bool,
@@ -93,7 +34,7 @@ impl Carrier {
     /// At the host that connects.
     pub(super) fn of_caller(connection: Secured, input: OwnedFd, output: OwnedFd, errors: OwnedFd) -> Self {
         let sources = vec![Source { from: input, kind: Kind::Data }];
-        Self { errors: Some(errors.into()), ..Self::new(connection, sources, Sink::blocking(output), None) }
+        Self { errors: Some(Sink::blocking(errors)), ..Self::new(connection, sources, Sink::blocking(output), None) }
     }
 
     /// At the host that runs a program.
@@ -116,38 +57,76 @@ impl Carrier {
     }
 
     /// Carries until the other host's program has ended and all that it has said is here. Returns how it has ended.
-    pub(super) fn until_status(mut self) -> Result<(u8, Secured), Lost> {
-        loop {
-            self.take()?;
-            match self.status {
-                Some(status) if self.sink.queue.is_empty() => return Ok((status, self.connection)),
-                Some(_) => {}
-                None if self.connection.is_closed() => return Err(Lost::Closed),
-                None => {}
+    pub(super) fn until_status(mut self) -> Result<u8, Lost> {
+        let lost = loop {
+            match self.take() {
+                // Nothing comes after either.
+                Ok(()) if self.status.is_some() || self.connection.is_closed() => break Lost::Closed,
+                Ok(()) => {}
+                Err(lost) => break lost,
             }
-            self.step()?;
+            if let Err(lost) = self.step() {
+                break lost;
+            }
+        };
+        self.take_the_last(&lost);
+        while self.sink.wanted().or(self.errors.as_ref().and_then(Sink::wanted)).is_some() {
+            self.write_out()?;
+        }
+        self.status.ok_or(lost)
+    }
+
+    /// Carries until the program has ended and all that it has said is on its way. After a loss the program has no caller any more.
+    pub(super) fn until_ended(mut self) -> Result<Secured, (Lost, Orphan)> {
+        let lost = loop {
+            if self.has_ended && self.sources.is_empty() {
+                return Ok(self.connection);
+            }
+            match self.take() {
+                Ok(()) if self.connection.is_closed() => break Lost::Closed,
+                Ok(()) => {}
+                Err(lost) => break lost,
+            }
+            if let Err(lost) = self.step() {
+                break lost;
+            }
+        };
+        self.take_the_last(&lost);
+        let program = self.program.filter(|_| !self.has_ended);
+        Err((lost, Orphan { program, input: self.sink, sources: self.sources }))
+    }
+
+    /// Takes what has come before the connection was lost: its end is often read with it, and it may be the word that decides.
+    fn take_the_last(&mut self, lost: &Lost) {
+        if !matches!(lost, Lost::Frame(_)) {
+            // That nothing can be said any more is known.
+            let _ = self.take();
         }
     }
 
-    /// Carries until the program has ended and all that it has said is on its way. After a loss the program's input has ended, and what it
-    /// says is the caller's.
-    pub(super) fn until_ended(mut self) -> Result<Secured, (Lost, Vec<Source>)> {
-        let carried = loop {
-            if self.has_ended && self.sources.is_empty() {
-                break Ok(());
-            }
-            match self.take() {
-                Ok(()) if self.connection.is_closed() => break Err(Lost::Closed),
-                Ok(()) => {}
-                Err(lost) => break Err(lost),
-            }
-            if let Err(lost) = self.step() {
-                break Err(lost);
-            }
+    /// Writes what waits, without the connection.
+    fn write_out(&mut self) -> Result<(), Errno> {
+        let (sink, errors) = (self.sink.wanted(), self.errors.as_ref().and_then(Sink::wanted));
+        let (has_sink, has_errors) = (sink.is_some(), errors.is_some());
+        let mut polled: Vec<_> = errors.into_iter().chain(sink).map(|it| PollFd::new(it, PollFlags::OUT)).collect();
+        match poll(&mut polled, None) {
+            Err(Errno::INTR) => return Ok(()),
+            polled => polled?,
         };
-        match carried {
-            Ok(()) => Ok(self.connection),
-            Err(lost) => Err((lost, self.sources)),
+        let mut ready = polled.iter().map(|it| !it.revents().is_empty());
+        let mut next = |is_there: bool| is_there && ready.next() == Some(true);
+        let (on_errors, on_sink) = (next(has_errors), next(has_sink));
+        drop(polled);
+        self.write(on_errors, on_sink);
+        Ok(())
+    }
+
+    /// Writes to a sink that is ready. Both may be one pipe that blocks, so the other is looked at anew.
+    fn write(&mut self, on_errors: bool, on_sink: bool) {
+        match &mut self.errors {
+            Some(errors) if on_errors => self.passed += errors.write(),
+            _ if on_sink => self.passed += self.sink.write(),
+            _ => {}
         }
     }
 
@@ -155,28 +134,19 @@ impl Carrier {
     fn take(&mut self) -> Result<(), Lost> {
         let Self { connection, sink, errors, room, passed, status, .. } = self;
         while let Some((kind, content)) = connection.next()? {
-            match kind {
-                Kind::Data if sink.is_over => return Err(FrameError::OutOfTurn(kind).into()),
-                Kind::Data if sink.queue.len() + content.len() > WINDOW => return Err(FrameError::TooMuch.into()),
-                Kind::Data if sink.to.is_none() => *passed += content.len(),
-                Kind::Data => sink.queue.extend(content),
-                Kind::End => {
-                    sink.is_over = true;
-                    sink.settle();
-                }
-                Kind::Room => {
+            let waiting = sink.waiting() + errors.as_ref().map_or(0, Sink::waiting);
+            let is_too_much = waiting + content.len() > WINDOW;
+            match (kind, &mut *errors) {
+                (Kind::Data, _) if sink.is_over() => return Err(FrameError::OutOfTurn(kind).into()),
+                (Kind::Data | Kind::Errors, _) if is_too_much => return Err(FrameError::TooMuch.into()),
+                (Kind::Data, _) => *passed += sink.push(content),
+                (Kind::End, _) => sink.end(),
+                (Kind::Room, _) => {
                     let more = content.try_into().map_or(WINDOW, |it| u32::from_le_bytes(it) as usize);
                     *room = room.checked_add(more).filter(|it| *it <= WINDOW).ok_or(FrameError::TooMuch)?;
                 }
-                Kind::Errors | Kind::Status => match errors {
-                    None => return Err(FrameError::OutOfTurn(kind).into()),
-                    Some(_) if kind == Kind::Status => *status = Some(content.first().copied().unwrap_or(1)),
-                    Some(errors) => {
-                        // If nobody reads it, nobody misses it.
-                        let _ = errors.write_all(content);
-                        *passed += content.len();
-                    }
-                },
+                (Kind::Errors, Some(errors)) => *passed += errors.push(content),
+                (Kind::Status, Some(_)) => *status = Some(content.first().copied().unwrap_or(1)),
                 _ => return Err(FrameError::OutOfTurn(kind).into()),
             }
         }
@@ -193,8 +163,8 @@ impl Carrier {
         let is_open = !self.connection.is_closed();
         let mut polled = Vec::new();
         polled.extend(is_open.then(|| PollFd::new(&self.connection, self.connection.interest())));
-        let sink = self.sink.to.as_ref().filter(|_| !self.sink.queue.is_empty());
-        polled.extend(sink.map(|it| PollFd::new(it, PollFlags::OUT)));
+        let (errors, sink) = (self.errors.as_ref().and_then(Sink::wanted), self.sink.wanted());
+        polled.extend(errors.into_iter().chain(sink).map(|it| PollFd::new(it, PollFlags::OUT)));
         let program = self.program.as_ref().filter(|_| !self.has_ended);
         polled.extend(program.map(|it| PollFd::new(it, PollFlags::IN)));
         let can_send = self.room > 0 && !self.connection.is_full();
@@ -208,22 +178,20 @@ impl Carrier {
         };
         let mut ready = polled.iter().map(|it| !it.revents().is_empty());
         let mut next = |is_there: bool| is_there && ready.next() == Some(true);
-        let (on_socket, on_sink, on_program) = (next(is_open), next(sink.is_some()), next(program.is_some()));
+        let (on_socket, on_errors, on_sink) = (next(is_open), next(errors.is_some()), next(sink.is_some()));
+        let on_program = next(program.is_some());
         let on_sources: Vec<_> = self.sources.iter().map(|_| next(can_send)).collect();
         drop(polled);
         if on_socket {
             self.connection.read()?;
             self.connection.flush()?;
         }
-        if on_sink {
-            self.passed += self.sink.write();
-        }
+        self.write(on_errors, on_sink);
         self.send(&on_sources)?;
         if on_program {
             // What it has said is in its pipes by now. Processes that it has left may have them, and say more; nobody waits for that.
             self.has_ended = true;
-            self.sink.to = None;
-            self.sink.settle();
+            self.sink.close();
         }
         Ok(())
     }
@@ -257,35 +225,5 @@ impl Carrier {
             self.sources.remove(at);
         }
         Ok(())
-    }
-}
-
-/// Passes on what a program says whose caller is lost, and throws away what it answers, until it has ended or says nothing more.
-pub(super) fn drain(sources: &mut Vec<Source>) {
-    let mut piece = vec![0; LONGEST];
-    while !sources.is_empty() {
-        let mut polled: Vec<_> = sources.iter().map(|it| PollFd::new(&it.from, PollFlags::IN)).collect();
-        match poll(&mut polled, None) {
-            Err(Errno::INTR) => continue,
-            Err(_) => return,
-            Ok(_) => {}
-        }
-        let ready: Vec<_> = polled.iter().map(|it| !it.revents().is_empty()).collect();
-        let mut ready = ready.into_iter();
-        sources.retain(|it| {
-            if ready.next() != Some(true) {
-                return true;
-            }
-            match rustix::io::read(it.from.as_fd(), &mut piece) {
-                Ok(0) => false,
-                Ok(length) => {
-                    if it.kind == Kind::Errors {
-                        let _ = io::stderr().write_all(piece.get(..length).unwrap_or_default());
-                    }
-                    true
-                }
-                Err(error) => matches!(error, Errno::AGAIN | Errno::INTR),
-            }
-        });
     }
 }

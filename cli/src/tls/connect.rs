@@ -39,8 +39,7 @@ pub(crate) fn connect(options: &Options) -> Result<(), Failure> {
     let output = take_output().context("there is no output")?;
     let errors = rustix::io::dup(rustix::stdio::stderr()).context("there is no output for errors")?;
     let carried = Carrier::of_caller(connection, input, output, errors).until_status();
-    let (status, connection) = carried.map_err(|lost| anyhow!("the connection to {host} is lost: {lost}"))?;
-    drop(connection);
+    let status = carried.map_err(|lost| anyhow!("the connection to {host} is lost: {lost}"))?;
     std::process::exit(status.into())
 }
 

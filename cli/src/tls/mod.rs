@@ -18,7 +18,11 @@ mod connect;
 mod frames;
 mod keys;
 mod listen;
+#[cfg(test)]
+mod loss;
+mod orphan;
 mod peers;
+mod pipes;
 mod secured;
 mod serve;
 mod socket;

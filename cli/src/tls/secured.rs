@@ -136,20 +136,18 @@ impl Secured {
         let mut plain = [0; 16 << 10];
         while !sealed.is_empty() {
             self.tls.read_tls(&mut sealed)?;
-            let state = match self.tls.process_new_packets() {
-                Ok(state) => state,
+            let processed = self.tls.process_new_packets();
+            // Also what has come before something that is no TLS.
+            while let Ok(read @ 1..) = self.tls.reader().read(&mut plain) {
+                self.parser.push(plain.get(..read).unwrap_or_default());
+            }
+            match processed {
+                Ok(state) => self.is_closed |= state.peer_has_closed(),
                 Err(error) => {
                     // The other end hears why.
                     let _ = self.tls.write_tls(&mut self.socket);
                     return Err(error.into());
                 }
-            };
-            let mut left = state.plaintext_bytes_to_read();
-            self.is_closed |= state.peer_has_closed();
-            while left > 0 {
-                let read = self.tls.reader().read(&mut plain)?;
-                self.parser.push(plain.get(..read).unwrap_or_default());
-                left = left.saturating_sub(read.max(1));
             }
             if self.is_closed {
                 break;

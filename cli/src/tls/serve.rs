@@ -11,9 +11,10 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustls::ServerConnection;
 use thiserror::Error;
 
-use super::carry::{self, Carrier, Source};
+use super::carry::Carrier;
 use super::frames::{FrameError, Kind};
 use super::keys::{Keys, KeysError};
+use super::pipes::Source;
 use super::secured::{Lost, Secured};
 use super::socket;
 use super::waiting::Ticket;
@@ -133,26 +134,23 @@ fn canonical(ip: IpAddr) -> IpAddr {
 
 /// Carries what the program hears and says, until it has ended.
 fn carry_for(mut child: Child, connection: Secured, input: OwnedFd, sources: Vec<Source>) -> Result<(), ServeError> {
-    let carried = watch(&child).and_then(|program| Carrier::of_program(connection, program, input, sources));
-    let carried = match carried {
-        Ok(carrier) => carrier.until_ended(),
-        Err(error) => Err((error.into(), Vec::new())),
-    };
-    match carried {
-        Ok(mut connection) => {
+    let carrier = watch(&child).and_then(|program| Carrier::of_program(connection, program, input, sources));
+    let lost = match carrier.map_err(Lost::from).map(Carrier::until_ended) {
+        Ok(Ok(mut connection)) => {
             let status = child.wait().map_err(|error| ServeError::Lost(error.into()))?;
             let code = status.code().or_else(|| status.signal().map(|it| 128 + it)).unwrap_or(1);
             let said = connection.say(Kind::Status, &[code as u8]);
             connection.close(Instant::now() + LAST);
-            said.map_err(ServeError::Lost)
+            return said.map_err(ServeError::Lost);
         }
-        Err((lost, mut sources)) => {
-            // It may hold processes, and lives until somebody settles that.
-            carry::drain(&mut sources);
-            let _ = child.wait();
-            Err(ServeError::Lost(lost))
+        Ok(Err((lost, orphan))) => {
+            orphan.attend();
+            lost
         }
-    }
+        Err(lost) => lost,
+    };
+    let _ = child.wait();
+    Err(ServeError::Lost(lost))
 }
 
 /// A descriptor that is ready when the program has ended.

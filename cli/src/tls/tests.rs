@@ -55,7 +55,7 @@ impl Host {
         let (mut to, mut from, mut errors) = (to, from, errors);
         let carrier = Carrier::of_caller(connection, input.into(), OwnedFd::from(output), of_errors.into());
         std::thread::scope(|scope| {
-            let carrying = scope.spawn(move || carrier.until_status().map(|(status, _)| status));
+            let carrying = scope.spawn(move || carrier.until_status());
             scope.spawn(move || {
                 let _ = to.write_all(said);
             });

@@ -8,7 +8,14 @@ const MOST: usize = 64;
 
 /// All of them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Waiting(Arc<Mutex<Vec<One>>>);
+pub(super) struct Waiting(Arc<Mutex<All>>);
+
+#[derive(Debug, Default)]
+struct All {
+    list: Vec<One>,
+    /// The number of the next ticket. None is used twice: one whose connection was ended lives on for a while.
+    next: u64,
+}
 
 #[derive(Debug)]
 struct One {
@@ -28,8 +35,10 @@ pub(super) struct Ticket {
 impl Waiting {
     /// One more. If there are too many, one is ended: the oldest one of the network that has most.
     pub(super) fn add(&self, socket: &TcpStream, from: IpAddr) -> Ticket {
-        let mut all = self.lock();
-        let number = all.last().map_or(0, |it| it.ticket + 1);
+        let mut locked = self.lock();
+        let number = locked.next;
+        locked.next += 1;
+        let all = &mut locked.list;
         all.push(One { network: network(from), socket: socket.try_clone().ok(), ticket: number });
         if all.len() > MOST {
             let count = |it: &One| all.iter().filter(|other| other.network == it.network).count();
@@ -42,14 +51,14 @@ impl Waiting {
         Ticket { all: self.clone(), number }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<One>> {
+    fn lock(&self) -> MutexGuard<'_, All> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.all.lock().retain(|it| it.ticket != self.number);
+        self.all.lock().list.retain(|it| it.ticket != self.number);
     }
 }
 
@@ -94,7 +103,21 @@ mod tests {
         assert_eq!(open.iter().filter(|it| **it).count(), MOST - 2);
         assert!(open[2 * MOST - 1] && !open[0], "the oldest go first");
         drop(tickets);
-        assert!(waiting.lock().is_empty());
+        assert!(waiting.lock().list.is_empty());
+    }
+
+    #[test]
+    fn a_ticket_whose_connection_was_ended_takes_no_other_with_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let waiting = Waiting::default();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let add = || waiting.add(&client, [10, 0, 0, 1].into());
+        let first = add();
+        drop((0..MOST).map(|_| add()).collect::<Vec<_>>());
+        assert!(waiting.lock().list.is_empty(), "the first was ended, and the others are over");
+        let _next = add();
+        drop(first);
+        assert_eq!(waiting.lock().list.len(), 1);
     }
 
     #[test]

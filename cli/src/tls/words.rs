@@ -8,6 +8,9 @@ use std::process::Command;
 /// The variable that tells both ends of the connection, as sshd's SSH_CONNECTION.
 pub(crate) const CONNECTION: &str = "REKINDLE_CONNECTION";
 
+/// The variable of sshd. Whoever has started `rekindle tls listen` may have it, for a connection that is none of those that are served.
+const BY_SSH: &str = "SSH_CONNECTION";
+
 /// The most characters of what is not run that a message has.
 const SHOWN: usize = 100;
 
@@ -66,7 +69,7 @@ impl Programs {
             Service::Cut => vec!["cut-part".into()],
         };
         let mut command = Command::new(&self.rekindle);
-        command.args(words).arg("--socket").arg(&self.socket);
+        command.args(words).arg("--socket").arg(&self.socket).env_remove(BY_SSH);
         command
     }
 }
@@ -116,5 +119,14 @@ mod tests {
         };
         assert_eq!(line(Service::Migrate), "/r migrate --receive --dir /d --podman /p --socket /s");
         assert_eq!(line(Service::Cut), "/r cut-part --socket /s");
+    }
+
+    #[test]
+    fn a_program_does_not_take_the_connection_of_who_listens_for_its_own() {
+        let [rekindle, podman, socket] = ["/r", "/p", "/s"].map(PathBuf::from);
+        let programs = Programs { rekindle, dir: None, podman, socket };
+        for (service, _) in ALL {
+            assert!(programs.command(service).get_envs().any(|it| it == (BY_SSH.as_ref(), None)));
+        }
     }
 }
