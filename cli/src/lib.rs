@@ -34,6 +34,7 @@ mod lazy_pages;
 mod migrate;
 mod network;
 mod output;
+mod owner;
 mod podman;
 mod pool;
 mod process;

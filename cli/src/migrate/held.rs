@@ -5,6 +5,7 @@
 //! (`PR_SET_CHILD_SUBREAPER`).
 
 use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -65,7 +66,7 @@ impl Held {
     pub(super) fn restore(dir: &Path, restore: &Restore, host: &Host, attempt: Attempt) -> Result<Self, Failure> {
         // Whatever becomes of this process, no daemon restores the image unless somebody holds the processes.
         let mark = last(dir, restore)?.join(HELD_FILE);
-        fs::write(&mark, name(dir)).with_context(|| format!("cannot write {}", mark.display()))?;
+        write_anew(&mark, name(dir).as_bytes()).with_context(|| format!("cannot write {}", mark.display()))?;
         let request =
             Request::HoldRestore { migration: name(dir), again: attempt == Attempt::Again, span: span::begin() };
         let (session, reply) = Session::open(&host.socket, &request)?;
@@ -124,6 +125,16 @@ impl Held {
         let _ = self.restorer.wait();
         self.imported.as_ref().map_or(Ok(()), |it| it.remove(&self.place, false))
     }
+}
+
+/// Writes a file of an image. The source says what is in the image, and may have put something there that leads elsewhere.
+fn write_anew(path: &Path, content: &[u8]) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // Follows no link.
+    File::create_new(path)?.write_all(content)
 }
 
 fn ended(status: ExitStatus) -> anyhow::Error {
@@ -208,4 +219,31 @@ fn failure_of(dir: &Path, restore: &Restore, held: &Held, otherwise: &str) -> Fa
         (None, None) => (FailureKind::Other, otherwise.to_owned()),
     };
     Failure::of_kind(kind, anyhow!("the processes cannot be restored: {reason}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_mark_does_not_follow_a_link_of_the_source() {
+        let dir = tempfile::tempdir().unwrap();
+        let [mark, other] = ["mark", "other"].map(|it| dir.path().join(it));
+        fs::write(&other, "what another has").unwrap();
+        symlink(&other, &mark).unwrap();
+        for content in ["a", "ab"] {
+            write_anew(&mark, content.as_bytes()).unwrap();
+            assert_eq!(fs::read_to_string(&mark).unwrap(), content);
+            assert!(fs::symlink_metadata(&mark).unwrap().is_file());
+            assert_eq!(fs::read_to_string(&other).unwrap(), "what another has");
+        }
+        // Also one that leads nowhere.
+        let nowhere = dir.path().join("nowhere");
+        fs::remove_file(&mark).unwrap();
+        symlink(&nowhere, &mark).unwrap();
+        write_anew(&mark, b"a").unwrap();
+        assert!(!nowhere.exists());
+    }
 }

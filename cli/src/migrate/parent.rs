@@ -9,6 +9,7 @@ use std::path::Path;
 use anyhow::{Context, anyhow};
 
 use crate::failure::Failure;
+use crate::owner;
 
 /// Makes it, unless it is there and belongs to this user alone. One that others may write to must keep everybody's files apart, as
 /// `/tmp` does.
@@ -18,9 +19,8 @@ pub(super) fn make(dir: &Path) -> Result<(), Failure> {
         fs::metadata(dir)
     };
     let about = made().with_context(|| format!("cannot make {}", dir.display()))?;
-    let (is_ours, is_roots) = (about.uid() == rustix::process::geteuid().as_raw(), about.uid() == 0);
-    let (for_others, is_sticky) = (about.mode() & 0o022 != 0, about.mode() & 0o1000 != 0);
-    if (is_ours || is_roots) && (!for_others || is_sticky) {
+    let (for_others, is_sticky) = (about.mode() & owner::OTHERS_WRITE != 0, about.mode() & 0o1000 != 0);
+    if owner::is_trusted(&about) && (!for_others || is_sticky) {
         return Ok(());
     }
     let dir = dir.display();

@@ -5,9 +5,11 @@
 //! | `ca.pem` | the certificates of who signs those of all hosts: whoever has one of them is let in |
 //! | `cert.pem` | this host's certificate, and those between it and `ca.pem` if there are any |
 //! | `key.pem` | its key, which nobody else may read |
-//! | `peers` | the names of hosts that are let in, one a line; without this file all whose certificate is good |
+//! | `peers` | the names of hosts that are let in, one a line; without this file nobody is, unless the administrator has said otherwise |
+//!
+//! They, and their directory, belong to root or to who runs this, and nobody else can write them: whoever can is let in.
 
-use std::fs::File;
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -23,6 +25,7 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use thiserror::Error;
 
 use super::peers::Peers;
+use crate::owner;
 
 /// The default directory.
 pub(crate) const DIRECTORY: &str = "/etc/rekindle/tls";
@@ -32,9 +35,8 @@ const KEY: &str = "key.pem";
 const PEERS: &str = "peers";
 /// What both ends say that they speak: its version.
 const PROTOCOL: &[u8] = b"rekindle/1";
-/// The bits of a mode by which others read, write or execute, and those by which they write.
+/// The bits of a mode by which others read, write or execute.
 const OTHERS: u32 = 0o077;
-const OTHERS_WRITE: u32 = 0o022;
 
 /// Why there is no TLS with these files.
 #[derive(Debug, Error)]
@@ -47,6 +49,13 @@ pub(super) enum KeysError {
     Readable { path: PathBuf, mode: u32 },
     #[error("others than its owner can write {path} (mode {mode:o}), and so let anybody in: run `chmod go-w {path}`")]
     Writable { path: PathBuf, mode: u32 },
+    #[error("{path} belongs to the user {uid}, who could let anybody in: run `chown root {path}`")]
+    Owner { path: PathBuf, uid: u32 },
+    #[error(
+        "there is no {path}, so nobody is let in: name the hosts in it that are, one a line as in their certificates (whoever is let in is \
+         like root here), or give --any-host to let all in whose certificate is good"
+    )]
+    NoPeers { path: PathBuf },
     #[error("{path} has no certificate in the form of PEM")]
     NoCertificate { path: PathBuf },
     #[error("{path} is not in the form of PEM: {source}")]
@@ -63,12 +72,20 @@ pub(super) enum KeysError {
 
 /// A directory with the files of TLS.
 #[derive(Clone, Debug)]
-pub(super) struct Keys(PathBuf);
+pub(super) struct Keys {
+    dir: PathBuf,
+    lets_any_in: bool,
+}
 
 impl Keys {
     /// Those in this directory.
     pub(super) fn of(dir: &Path) -> Self {
-        Self(dir.to_owned())
+        Self { dir: dir.to_owned(), lets_any_in: false }
+    }
+
+    /// The same. If there is no list of hosts, all may be let in whose certificate is good.
+    pub(super) fn that_let_in(self, any: bool) -> Self {
+        Self { lets_any_in: any, ..self }
     }
 
     /// What a host that listens presents and demands.
@@ -79,7 +96,7 @@ impl Keys {
         let verifier = verifier.map_err(|source| KeysError::Verifier { path: self.path(CA), source })?;
         let config = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]);
         let config = config.and_then(|it| it.with_client_cert_verifier(verifier).with_single_cert(chain, key));
-        let mut config = config.map_err(|source| KeysError::Pair { dir: self.0.clone(), source })?;
+        let mut config = config.map_err(|source| KeysError::Pair { dir: self.dir.clone(), source })?;
         // Each connection shows its certificate: an earlier one proves nothing.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
@@ -92,7 +109,7 @@ impl Keys {
         let ((chain, key), roots) = (self.own()?, self.roots()?);
         let config = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
         let config = config.and_then(|it| it.with_root_certificates(roots).with_client_auth_cert(chain, key));
-        let mut config = config.map_err(|source| KeysError::Pair { dir: self.0.clone(), source })?;
+        let mut config = config.map_err(|source| KeysError::Pair { dir: self.dir.clone(), source })?;
         config.resumption = Resumption::disabled();
         config.alpn_protocols = vec![PROTOCOL.to_vec()];
         Ok(Arc::new(config))
@@ -101,38 +118,41 @@ impl Keys {
     /// The hosts that are let in.
     pub(super) fn peers(&self) -> Result<Peers, KeysError> {
         let path = self.path(PEERS);
-        match self.read(PEERS, OTHERS_WRITE) {
+        match self.read(PEERS, owner::OTHERS_WRITE) {
             Ok(bytes) => Peers::parse(&String::from_utf8_lossy(&bytes)).map_err(|line| KeysError::Name { path, line }),
-            Err(KeysError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(Peers::any()),
+            Err(KeysError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                if self.lets_any_in {
+                    Ok(Peers::any())
+                } else {
+                    Err(KeysError::NoPeers { path })
+                }
+            }
             Err(error) => Err(error),
         }
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.dir.join(name)
     }
 
-    /// Reads a file, unless others may do with it what these bits say.
+    /// Reads a file, unless others may do with it what these bits say, or may put another in its place.
     fn read(&self, name: &str, forbidden: u32) -> Result<Vec<u8>, KeysError> {
         let path = self.path(name);
-        let read = || -> io::Result<(u32, Vec<u8>)> {
-            let mut file = File::open(&path)?;
-            let (mode, mut bytes) = (file.metadata()?.mode() & 0o7777, Vec::new());
-            if mode & forbidden == 0 {
-                file.read_to_end(&mut bytes)?;
-            }
-            Ok((mode, bytes))
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| KeysError::Read { path, source }
         };
-        match read() {
-            Err(source) => Err(KeysError::Read { path, source }),
-            Ok((mode, bytes)) if mode & forbidden == 0 => Ok(bytes),
-            Ok((mode, _)) if forbidden == OTHERS => Err(KeysError::Readable { path, mode }),
-            Ok((mode, _)) => Err(KeysError::Writable { path, mode }),
-        }
+        let about = fs::metadata(&self.dir).map_err(failed(&self.dir))?;
+        check(&self.dir, &about, owner::OTHERS_WRITE)?;
+        let mut file = File::open(&path).map_err(failed(&path))?;
+        check(&path, &file.metadata().map_err(failed(&path))?, forbidden)?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(failed(&path))?;
+        Ok(bytes)
     }
 
     fn certificates(&self, name: &str) -> Result<Vec<CertificateDer<'static>>, KeysError> {
-        let (path, bytes) = (self.path(name), self.read(name, OTHERS_WRITE)?);
+        let (path, bytes) = (self.path(name), self.read(name, owner::OTHERS_WRITE)?);
         match CertificateDer::pem_slice_iter(&bytes).collect::<Result<Vec<_>, _>>() {
             Ok(found) if found.is_empty() => Err(KeysError::NoCertificate { path }),
             found => found.map_err(|source| KeysError::Pem { path, source }),
@@ -153,6 +173,17 @@ impl Keys {
         let key = PrivateKeyDer::from_pem_slice(&self.read(KEY, OTHERS)?);
         let key = key.map_err(|source| KeysError::Pem { path: self.path(KEY), source })?;
         Ok((self.certificates(CERTIFICATE)?, key))
+    }
+}
+
+/// Whether nobody but root and the user who runs this has written a file or directory, and others may not do what these bits say.
+fn check(path: &Path, about: &Metadata, forbidden: u32) -> Result<(), KeysError> {
+    let (path, mode) = (path.to_owned(), about.mode() & 0o7777);
+    match mode & forbidden {
+        _ if !owner::is_trusted(about) => Err(KeysError::Owner { path, uid: about.uid() }),
+        0 => Ok(()),
+        _ if forbidden == OTHERS => Err(KeysError::Readable { path, mode }),
+        _ => Err(KeysError::Writable { path, mode }),
     }
 }
 
@@ -191,6 +222,47 @@ mod tests {
             set(name, 0o644);
         }
         assert!(keys.server().is_ok() && keys.peers().is_ok());
+    }
+
+    /// Tests run as root.
+    #[test]
+    fn what_another_user_has_or_can_replace_is_not_used() {
+        use std::os::unix::fs::chown;
+
+        let dir = Authority::new().host("gpu1");
+        fs::write(dir.path().join(PEERS), "gpu2\n").unwrap();
+        let keys = Keys::of(dir.path());
+        let used = || keys.server().map(drop).and_then(|()| keys.client().map(drop)).and(keys.peers().map(drop));
+        for name in [CA, CERTIFICATE, KEY, PEERS, "."] {
+            let path = dir.path().join(name);
+            chown(&path, Some(12345), None).unwrap();
+            let said = used().unwrap_err().to_string();
+            assert!(said.contains("12345") && said.contains("chown root"), "{name}: {said}");
+            chown(&path, Some(0), None).unwrap();
+            used().unwrap();
+        }
+        // `/tmp` keeps files apart, and lets anybody add those that are missing.
+        for mode in [0o775, 0o757, 0o1777] {
+            fs::set_permissions(dir.path(), Permissions::from_mode(mode)).unwrap();
+            let said = used().unwrap_err().to_string();
+            assert!(said.contains("chmod go-w"), "{mode:o}: {said}");
+        }
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+        used().unwrap();
+    }
+
+    #[test]
+    fn without_a_list_nobody_is_let_in_unless_all_may_be() {
+        let dir = Authority::new().host("gpu1");
+        let keys = Keys::of(dir.path());
+        let certificate = CertificateDer::from_pem_file(dir.path().join(CERTIFICATE)).unwrap();
+        let said = keys.peers().unwrap_err().to_string();
+        assert!(said.contains("peers") && said.contains("--any-host"), "{said}");
+        let any = keys.that_let_in(true);
+        assert!(any.peers().unwrap().admits(&certificate).is_ok());
+        // A list that is there decides.
+        fs::write(dir.path().join(PEERS), "gpu2\n").unwrap();
+        assert!(any.peers().unwrap().admits(&certificate).is_err());
     }
 
     #[test]

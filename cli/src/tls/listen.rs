@@ -31,6 +31,9 @@ pub(crate) struct Options {
     /// The directory of ca.pem, cert.pem, key.pem and peers
     #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
     tls_dir: PathBuf,
+    /// Without the file peers: let every host in whose certificate is good
+    #[arg(long)]
+    any_host: bool,
     /// The directory for files of migrations, best in memory [default: /dev/shm/rekindle-migrations]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -53,6 +56,7 @@ impl Drop for Counted {
 /// Listens until this process ends. Programs that were started go on then, without a connection.
 pub(crate) fn listen(options: &Options) -> Result<(), Failure> {
     let keys = Keys::of(&std::path::absolute(&options.tls_dir).context("cannot tell the current directory")?);
+    let keys = keys.that_let_in(options.any_host);
     // What is wrong is said now, and not to the first who connects.
     keys.server().map_err(|error| Failure::refused(anyhow::Error::from(error)))?;
     keys.peers().map_err(|error| Failure::refused(anyhow::Error::from(error)))?;

@@ -86,10 +86,10 @@ fn admit(socket: TcpStream, keys: &Keys) -> Result<Admitted, ServeError> {
             return Err(not_in(lost));
         }
     };
-    let Some(name) = connection.certificate().and_then(|it| peers.admits(it)) else {
-        let why = "its certificate is good, and none of its names is in the list of hosts that are let in (`peers`)"
-            .to_owned();
-        return Err(refuse(connection, why.clone(), ServeError::Refused(why)));
+    let certificate = connection.certificate().ok_or_else(|| "it has shown no certificate".to_owned());
+    let name = match certificate.and_then(|it| peers.admits(it)) {
+        Ok(name) => name,
+        Err(why) => return Err(refuse(connection, why.clone(), ServeError::Refused(why))),
     };
     match Service::asked(&words) {
         Ok(service) => Ok(Admitted { connection, name, service }),
