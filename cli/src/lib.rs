@@ -193,7 +193,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("rekindle: {failure}");
+            output::warn(&failure);
             failure.exit_code()
         }
     }

@@ -1,5 +1,6 @@
-//! Writing to standard output.
+//! Writing to standard output, and warnings to standard error.
 
+use std::fmt;
 use std::io::{self, Write};
 
 use anyhow::{Context, Result};
@@ -12,6 +13,12 @@ pub(crate) fn print(text: &str) -> Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result.context("cannot write to standard output"),
     }
+}
+
+/// Prints a warning. Nobody may read it: who started a process that holds others may be gone, and that must not end it, as `eprintln!` would.
+pub(crate) fn warn(what: impl fmt::Display) {
+    // In one piece, so that the warnings of several threads and processes do not mix.
+    let _ = io::stderr().write_all(format!("rekindle: {what}\n").as_bytes());
 }
 
 /// Prints JSON.

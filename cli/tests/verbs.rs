@@ -53,6 +53,22 @@ fn answers(dir: &Path, reply: Reply) -> std::thread::JoinHandle<Request> {
     })
 }
 
+/// Who has started it may be gone, as `rekindle tls listen` behind a receiver.
+#[test]
+fn errors_that_nobody_can_read_change_nothing_else() {
+    let dir = TempDir::new().unwrap();
+    for words in [&["ps"][..], &["migrate", "--receive"]] {
+        let mut command = rekindle();
+        command.args(words).arg("--socket").arg(dir.path().join("s"));
+        command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
+        let said = command.stderr(std::process::Stdio::null()).status().unwrap();
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let unsaid = command.stderr(writer).status().unwrap();
+        assert_eq!((unsaid.code(), said.success()), (said.code(), false), "{words:?}");
+    }
+}
+
 fn ps(dir: &Path) -> Command {
     let mut command = rekindle();
     command.arg("ps").arg("--socket").arg(dir.join("s"));

@@ -128,10 +128,10 @@ fn finish(options: &Make, dir: &Path, manifest: &Manifest, report: Report, mut r
         ring.say_all(&ToPart::Good);
     }
     for it in &report.outside {
-        eprintln!(
-            "rekindle: the connection {} to {} leads to no tree of the cut: a restore breaks it",
+        output::warn(format_args!(
+            "the connection {} to {} leads to no tree of the cut: a restore breaks it",
             it.own, it.other
-        );
+        ));
     }
     if options.json {
         output::print_json(&report)?;

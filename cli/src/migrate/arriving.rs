@@ -21,7 +21,7 @@ use crate::failure::Failure;
 use crate::network::address::{self, Address, Lifetime};
 use crate::network::announce::Announced;
 use crate::network::{block, firewall, sockets};
-use crate::tls;
+use crate::{output, tls};
 
 /// How long the host has an address if nobody renews that, and how often somebody does.
 const LIFETIME: Lifetime = Lifetime::Seconds(60);
@@ -88,7 +88,7 @@ impl Arriving {
             while is_over.recv_timeout(RENEWAL) == Err(RecvTimeoutError::Timeout) {
                 for it in &addresses {
                     if let Err(failure) = it.set(LIFETIME) {
-                        eprintln!("rekindle: the address {} may be lost here: {failure}", it.ip);
+                        output::warn(format_args!("the address {} may be lost here: {failure}", it.ip));
                     }
                 }
             }

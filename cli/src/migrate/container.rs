@@ -27,8 +27,7 @@ use super::talk::Needs;
 use crate::criu::Keep;
 use crate::engine::Engine;
 use crate::failure::Failure;
-use crate::podman;
-use crate::process;
+use crate::{output, podman, process};
 
 /// The name of that directory of an earlier checkpoint, while a link has its place.
 const EARLIER: &str = "checkpoint.before-migration";
@@ -221,7 +220,7 @@ impl Container {
     /// The container goes on here: nothing of its migration is left.
     pub(super) fn stays(&self) {
         if let Err(failure) = self.note.stays(&self.place) {
-            eprintln!("rekindle: {failure}");
+            output::warn(failure);
         }
     }
 
@@ -362,10 +361,12 @@ impl Note {
                     ))
                 })?;
             }
-            Some(0) => eprintln!(
-                "rekindle: container {name} has ended here, and is left: `{podman} rm {id}` removes it, and with it what it has written"
-            ),
-            Some(_) => eprintln!("rekindle: container {name} runs here since its migration, and is left as it is"),
+            Some(0) => output::warn(format_args!(
+                "container {name} has ended here, and is left: `{podman} rm {id}` removes it, and with it what it has written"
+            )),
+            Some(_) => {
+                output::warn(format_args!("container {name} runs here since its migration, and is left as it is"))
+            }
         }
         place.remove();
         Ok(())
@@ -447,7 +448,7 @@ pub(super) fn sweep(socket: &Path) {
             Ok(MigrationState::Undecided) | Err(_) => Ok(()),
         };
         if let Err(failure) = swept {
-            eprintln!("rekindle: {failure}");
+            output::warn(failure);
         }
     }
 }

@@ -10,6 +10,7 @@ use super::place::Place;
 use super::talk::{ARCHIVE, Needs};
 use crate::engine::Engine;
 use crate::failure::Failure;
+use crate::output;
 use crate::podman::{self, Known};
 
 /// How long a runtime may take to end that was left by a podman that was killed.
@@ -51,10 +52,10 @@ impl Imported {
         let known = podman::known(&self.engine, &self.id)?;
         if let Some(known) = known.filter(|it| !is_of(it, place, ended)) {
             let what = if known.pid == 0 { "has ended" } else { "runs" };
-            eprintln!(
-                "rekindle: the container {} there {what}, is none of this migration, and is left as it is",
+            output::warn(format_args!(
+                "the container {} there {what}, is none of this migration, and is left as it is",
                 self.id
-            );
+            ));
             return Ok(());
         }
         let runtime = self.runtime()?;

@@ -23,6 +23,7 @@ use crate::network::address::{self, Address};
 use crate::network::announce::{self, Announced};
 use crate::network::connection::Connection;
 use crate::network::{firewall, sockets, tools};
+use crate::output;
 use crate::process::Process;
 
 /// How long connections that begin may take until the processes have taken them. Others are not kept waiting for longer.
@@ -134,7 +135,7 @@ impl Leaving {
         if !self.connections.is_empty()
             && let Err(failure) = firewall::remove_those_of_criu(&self.connections)
         {
-            eprintln!("rekindle: CRIU's rules that lock the connections stay here: {failure}");
+            output::warn(format_args!("CRIU's rules that lock the connections stay here: {failure}"));
         }
     }
 
@@ -213,7 +214,7 @@ pub(super) fn announced(addresses: &[Address]) -> Option<Announced> {
     let devices = match address::devices() {
         Ok(devices) => devices,
         Err(failure) => {
-            eprintln!("rekindle: neighbours may learn late where an address is: {failure}");
+            output::warn(format_args!("neighbours may learn late where an address is: {failure}"));
             return None;
         }
     };

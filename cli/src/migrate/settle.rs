@@ -21,6 +21,7 @@ use super::options::Options;
 use super::talk::{Remedy, Settle, ToSource, ToTarget};
 use crate::daemon;
 use crate::failure::Failure;
+use crate::output;
 
 /// How long a host that does not answer is tried.
 const TRIES: Duration = Duration::from_secs(30);
@@ -172,7 +173,7 @@ fn keep(way: &dyn Way, socket: &Path, migration: &str) -> Result<&'static str, F
             let host = way.host();
             return Err(anyhow!("{host} answers {other:?}: install one version of Rekindle on both hosts").into());
         }
-        Err(failure) => eprintln!("rekindle: {} does not answer, and may keep a copy: {failure}", way.host()),
+        Err(failure) => output::warn(format_args!("{} does not answer, and may keep a copy: {failure}", way.host())),
     }
     match daemon::ask(socket, &Request::TakeBack { migration: migration.to_owned() })? {
         Reply::Migration(MigrationState::Kept) => container::settle(migration, false)?,

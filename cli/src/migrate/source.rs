@@ -39,7 +39,7 @@ use crate::checkpoint::base;
 use crate::criu;
 use crate::daemon::{self, Session};
 use crate::failure::Failure;
-use crate::{protect, random, span};
+use crate::{output, protect, random, span};
 
 /// The directory of the last dump among the migration's. A container's has the migration's name besides (`Container::link`).
 const LAST: &str = "last";
@@ -194,10 +194,10 @@ impl<'a> Source<'a> {
             match self.link.ask(&ToTarget::Directory(directory)) {
                 // Then all of it comes while the processes stand still.
                 Ok(ToSource::Failed { reason, .. }) => {
-                    eprintln!(
-                        "rekindle: the processes' own memory is sent at the end alone: {}: {reason}",
+                    output::warn(format_args!(
+                        "the processes' own memory is sent at the end alone: {}: {reason}",
                         self.way.host()
-                    );
+                    ));
                     self.known = None;
                 }
                 answer => expect(self.way, answer, &ToSource::Ready)?,
@@ -350,7 +350,7 @@ impl<'a> Source<'a> {
         let answer = match self.link.ask(&ToTarget::Own) {
             Ok(answer) => answer,
             Err(error) => {
-                eprintln!("rekindle: {error}; the processes are handed over: trying again");
+                output::warn(format_args!("{error}; the processes are handed over: trying again"));
                 settle::tell(self.way, &self.decided(true)).map_err(|failure| {
                     let host = self.way.host();
                     let keep = settle::advice(self.options, &self.name, host, Remedy::Keep);
@@ -417,11 +417,11 @@ impl<'a> Source<'a> {
             Ok(other) => format!("it answers {other:?}"),
             Err(error) => error.to_string(),
         };
-        eprintln!(
-            "rekindle: the processes go on here; {} may keep a copy that never runs ({why}): `{}` removes it",
+        output::warn(format_args!(
+            "the processes go on here; {} may keep a copy that never runs ({why}): `{}` removes it",
             self.way.host(),
             self.settle_command()
-        );
+        ));
         failure
     }
 

@@ -10,20 +10,25 @@ use crate::network::address::Address;
 
 /// Whether all such words of a message are what they should be.
 pub(super) fn check(said: &ToTarget) -> Result<(), Failure> {
-    let (mut ids, mut words, mut addresses): (Vec<&String>, Vec<&String>, &[Address]) = Default::default();
+    let (mut ids, mut addresses): (Vec<&String>, &[Address]) = Default::default();
+    // What each is, and the word.
+    let mut words: Vec<(&str, &String)> = Vec::new();
     match said {
         ToTarget::Begin(begin) => {
             if let Some(needs) = &begin.what.container {
                 let Needs { id, name, image, image_id, volumes, networks, .. } = &**needs;
                 ids.push(id);
-                words.extend([name, image, image_id].into_iter().chain(volumes).chain(networks));
+                words.extend([("the name", name), ("the image", image), ("the id of the image", image_id)]);
+                words.extend(
+                    volumes.iter().map(|it| ("a volume", it)).chain(networks.iter().map(|it| ("a network", it))),
+                );
             }
             addresses = &begin.what.addresses;
         }
         ToTarget::Restore(restore) => {
             criu::are_kept(&restore.options)?;
             ids.extend(&restore.container);
-            words.extend(&restore.restart);
+            words.extend(restore.restart.iter().map(|it| ("the restart policy", it)));
             addresses = &restore.addresses;
         }
         ToTarget::Settle(settle) => ids.extend(&settle.container),
@@ -33,8 +38,10 @@ pub(super) fn check(said: &ToTarget) -> Result<(), Failure> {
     if let Some(id) = ids.iter().find(|it| !is_id(it)) {
         return Err(Failure::refused(anyhow!("{id:?} is no id of a container")));
     }
-    if let Some(word) = words.iter().find(|it| it.is_empty() || it.starts_with('-')) {
-        return Err(Failure::refused(anyhow!("{word:?} is no name")));
+    if let Some((what, word)) = words.iter().find(|(_, it)| it.is_empty() || it.starts_with('-')) {
+        return Err(Failure::refused(anyhow!(
+            "{what} of the container would be {word:?} there, which podman takes for no name: rename it on the host that it comes from"
+        )));
     }
     match addresses.iter().find(|it| !it.has_plain_names()) {
         Some(it) => Err(Failure::refused(anyhow!("the address {} has a device of no good name", it.ip))),
@@ -101,7 +108,8 @@ mod tests {
         let address = |device: &str| format!(r#"[{{"ip":"10.0.0.9","prefix":24,"device_there":"{device}"}}]"#);
         check(&begin(needs(), &address("eth0.7"))).unwrap();
         assert!(check(&begin(Needs { image: "--root=/x".into(), ..needs() }, "[]")).is_err());
-        assert!(check(&begin(Needs { networks: vec![String::new()], ..needs() }, "[]")).is_err());
+        let said = check(&begin(Needs { networks: vec![String::new()], ..needs() }, "[]")).unwrap_err().to_string();
+        assert!(said.contains("a network of the container") && said.contains("rename"), "{said}");
         assert!(check(&begin(Needs { id: "--all".into(), ..needs() }, "[]")).is_err());
         for device in ["", "-batch", "a b", "a/b"] {
             assert!(check(&begin(needs(), &address(device))).is_err(), "{device}");

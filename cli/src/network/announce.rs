@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::address::Device;
+use crate::output;
 
 /// How often it is said, and the pause in between: a packet may be lost.
 const TIMES: usize = 3;
@@ -48,7 +49,7 @@ pub(crate) fn announce(addresses: &[(IpAddr, &Device)]) -> Announced {
     }
     let say = move || frames.iter().try_for_each(|(device, frame)| send(*device, frame));
     if let Err(error) = say() {
-        eprintln!("rekindle: neighbours may learn late where an address has moved: {error}");
+        output::warn(format_args!("neighbours may learn late where an address has moved: {error}"));
         return Announced(None);
     }
     Announced(Some(std::thread::spawn(move || {

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use rustls::ClientConnection;
 use rustls::pki_types::ServerName;
+use rustls::{AlertDescription, ClientConnection};
 
 use super::carry::Carrier;
 use super::frames::{FrameError, Kind};
@@ -52,7 +52,12 @@ pub(super) fn open(keys: &Keys, host: &str, words: &[u8]) -> Result<Secured, Fai
     })?;
     let config = keys.client().map_err(|error| Failure::refused(anyhow::Error::from(error)))?;
     let name = ServerName::try_from(place.host.clone()).context("no name of a host")?;
-    let socket = place.connect().with_context(|| format!("cannot connect to {host}"))?;
+    let socket = place.connect().map_err(|error| {
+        anyhow!(
+            "cannot connect to {host} ({error}): start `rekindle tls listen` there (rekindle-tls.service) and have firewalls let its port \
+             through, or name the port on which it listens"
+        )
+    })?;
     let tls = ClientConnection::new(config, name).context("TLS cannot begin")?;
     let mut connection = Secured::new(socket, tls).context("TLS cannot begin")?;
     let deadline = Instant::now() + PATIENCE;
@@ -68,7 +73,10 @@ pub(super) fn open(keys: &Keys, host: &str, words: &[u8]) -> Result<Secured, Fai
 /// Why a host is not reached.
 fn not_in(host: &str, lost: &Lost) -> Failure {
     let advice = match lost {
-        Lost::Tls(rustls::Error::AlertReceived(_)) => {
+        Lost::Tls(rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol)) => {
+            ": install one version of Rekindle on both hosts"
+        }
+        Lost::Tls(rustls::Error::AlertReceived(alert)) if is_of_certificate(*alert) => {
             ": it does not accept this host's certificate. Its `rekindle tls listen` says why"
         }
         Lost::Tls(rustls::Error::InvalidCertificate(_)) => {
@@ -79,6 +87,25 @@ fn not_in(host: &str, lost: &Lost) -> Failure {
         Lost::Frame(_) => "",
     };
     Failure::refused(anyhow!("{host} is not reached by TLS: {lost}{advice}"))
+}
+
+/// Whether an alert is about the certificate that was shown.
+fn is_of_certificate(alert: AlertDescription) -> bool {
+    use AlertDescription as Of;
+
+    matches!(
+        alert,
+        Of::NoCertificate
+            | Of::BadCertificate
+            | Of::UnsupportedCertificate
+            | Of::CertificateRevoked
+            | Of::CertificateExpired
+            | Of::CertificateUnknown
+            | Of::UnknownCA
+            | Of::AccessDenied
+            | Of::DecryptError
+            | Of::CertificateRequired
+    )
 }
 
 /// This process's output, which ends when this is closed.

@@ -1,12 +1,13 @@
 //! `rekindle tls listen`: lets hosts in that have a certificate.
 
+use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Args;
 
 use super::keys::{DIRECTORY, Keys};
@@ -16,6 +17,7 @@ use super::waiting::Waiting;
 use super::words::Programs;
 use crate::daemon;
 use crate::failure::Failure;
+use crate::output;
 
 /// The most connections at a time, with those that wait.
 const MOST: usize = 1024;
@@ -67,10 +69,25 @@ pub(crate) fn listen(options: &Options) -> Result<(), Failure> {
         podman: options.podman.clone(),
         socket: options.daemon.socket()?,
     };
-    let listener = TcpListener::bind(options.listen).with_context(|| format!("cannot listen on {}", options.listen))?;
+    let listener = TcpListener::bind(options.listen).map_err(|error| cannot_listen(options.listen, &error))?;
     let address = listener.local_addr().context("cannot tell the address")?;
-    eprintln!("rekindle: listens on {address}");
+    output::warn(format_args!("listens on {address}"));
     accept(&listener, &keys, &programs)
+}
+
+/// The failure to listen on an address.
+fn cannot_listen(address: SocketAddr, error: &io::Error) -> Failure {
+    let why = match error.kind() {
+        io::ErrorKind::AddrInUse => "another program listens there".to_owned(),
+        io::ErrorKind::PermissionDenied => "run this as root".to_owned(),
+        _ if address.is_ipv6() => format!("on a host without IPv6 it is 0.0.0.0:{}", address.port()),
+        _ => "name an address that this host has".to_owned(),
+    };
+    anyhow!(
+        "cannot listen on {address} ({error}): {why}. --listen names the address, which rekindle-tls.service takes from \
+         REKINDLE_TLS_LISTEN: `systemctl edit rekindle-tls` sets it"
+    )
+    .into()
 }
 
 pub(super) fn accept(listener: &TcpListener, keys: &Keys, programs: &Programs) -> ! {
@@ -79,14 +96,14 @@ pub(super) fn accept(listener: &TcpListener, keys: &Keys, programs: &Programs) -
         let (socket, from) = match listener.accept() {
             Ok(accepted) => accepted,
             Err(error) => {
-                eprintln!("rekindle: a connection cannot be accepted: {error}");
+                output::warn(format_args!("a connection cannot be accepted: {error}"));
                 std::thread::sleep(PAUSE);
                 continue;
             }
         };
         let counted = Counted(Arc::clone(&count));
         if count.fetch_add(1, Ordering::Relaxed) >= MOST {
-            eprintln!("rekindle: {from}: there are {MOST} connections: no more are accepted");
+            output::warn(format_args!("{from}: there are {MOST} connections: no more are accepted"));
             continue;
         }
         let ticket = waiting.add(&socket, from.ip());
@@ -94,11 +111,30 @@ pub(super) fn accept(listener: &TcpListener, keys: &Keys, programs: &Programs) -
         let serving = std::thread::Builder::new().spawn(move || {
             let _counted = counted;
             if let Err(error) = serve(socket, from, &keys, &programs, ticket) {
-                eprintln!("rekindle: {from}: {error}");
+                output::warn(format_args!("{from}: {error}"));
             }
         });
         if let Err(error) = serving {
-            eprintln!("rekindle: {from}: there is no thread for the connection: {error}");
+            output::warn(format_args!("{from}: there is no thread for the connection: {error}"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_cannot_listen_hears_what_to_set() {
+        let said = |address: &str, error| {
+            cannot_listen(address.parse().unwrap(), &io::Error::from_raw_os_error(error)).to_string()
+        };
+        let without_ipv6 = said("[::]:7353", libc::EAFNOSUPPORT);
+        assert!(
+            without_ipv6.contains("0.0.0.0:7353") && without_ipv6.contains("REKINDLE_TLS_LISTEN"),
+            "{without_ipv6}"
+        );
+        let used = said("10.0.0.2:7400", libc::EADDRINUSE);
+        assert!(used.contains("another program") && used.contains("10.0.0.2:7400"), "{used}");
     }
 }

@@ -19,6 +19,7 @@ use super::secured::{Lost, Secured};
 use super::socket;
 use super::waiting::Ticket;
 use super::words::{CONNECTION, Programs, Service};
+use crate::output;
 
 /// How long a host may take to say who it is and what it wants.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -58,7 +59,7 @@ pub(super) fn serve(
     let own = socket.local_addr().map_err(|error| ServeError::NotIn(error.into()))?;
     let Admitted { mut connection, name, service } = admit(socket, keys)?;
     drop(ticket);
-    eprintln!("rekindle: {from}, {name}: {}", service.word());
+    output::warn(format_args!("{from}, {name}: {}", service.word()));
     let (child, input, sources) = match start(programs, service, from, own) {
         Ok(started) => started,
         Err(error) => return Err(refuse(connection, error.to_string(), error)),

@@ -215,6 +215,35 @@ fn without_a_certificate_or_with_an_older_tls_nobody_is_let_in() {
 }
 
 #[test]
+fn who_speaks_another_version_hears_that_and_not_that_its_certificate_is_bad() {
+    let authority = Authority::new();
+    let (host, client) = (authority.host(HOST), authority.host("gpu1"));
+    let listener = TcpListener::bind((HOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let mut config = (*Keys::of(host.path()).server().unwrap()).clone();
+    config.alpn_protocols = vec![b"rekindle/0".to_vec()];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let tls = ServerConnection::new(Arc::new(config)).unwrap();
+            let mut connection = Secured::new(listener.accept().unwrap().0, tls).unwrap();
+            let deadline = Instant::now() + Duration::from_secs(60);
+            connection.shake_hands(deadline).unwrap_err();
+            connection.close(deadline);
+        });
+        let said = connect::open(&Keys::of(client.path()), &address, b"migrate").map(drop).unwrap_err().to_string();
+        assert!(said.contains("one version of Rekindle on both hosts") && !said.contains("certificate"), "{said}");
+    });
+}
+
+#[test]
+fn who_reaches_nobody_hears_what_to_start() {
+    let client = Authority::new().host("gpu1");
+    let nobody = TcpListener::bind((HOST, 0)).unwrap().local_addr().unwrap().to_string();
+    let said = connect::open(&Keys::of(client.path()), &nobody, b"migrate").map(drop).unwrap_err().to_string();
+    assert!(said.contains("rekindle tls listen") && said.contains("firewall"), "{said}");
+}
+
+#[test]
 fn what_is_no_tls_is_closed_and_who_says_nothing_keeps_nobody_out() {
     let (_authority, host, client) = hosts("");
     // As many as may wait, and more, all from one address as these tests are. They are there before the others come.

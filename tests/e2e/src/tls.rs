@@ -17,7 +17,7 @@ use crate::wait::until;
 use crate::{Elsewhere, Node, Result, process, stage};
 
 /// The name in the certificate of the host that connects.
-const CALLER: &str = "here.example";
+pub const CALLER: &str = "here.example";
 /// Starts what listens again when it has ended, as systemd does.
 const RESTARTS: &str = "while :; do \"$@\"; done";
 

@@ -6,7 +6,7 @@ use std::process::Output;
 
 use anyhow::ensure;
 use rekindle_e2e::app::undisturbed;
-use rekindle_e2e::tls::Listener;
+use rekindle_e2e::tls::{CALLER, Listener};
 use rekindle_e2e::{Elsewhere, Node, Result, stage};
 
 use super::migrate::{ARGUMENTS, Hosts, finish_elsewhere, handed_over, report};
@@ -38,9 +38,9 @@ fn a_program_moves_over_tls_and_ends_there_as_it_would_have_here() -> Result {
     let output = rekindle(&here, &listener, &[&pid, listener.host()])?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(!output.status.success() && said.contains("(`peers`)"), "{said}");
-    app.advances()?;
+    app.advances_by(1)?;
     // The list is read anew.
-    fs::remove_file(listener.peers())?;
+    fs::write(listener.peers(), format!("another\n{CALLER}\n"))?;
     let said = report(&rekindle(&here, &listener, &[&pid, listener.host(), "--json"])?)?;
     assert_eq!((&said["moved"], &said["host"]), (&true.into(), &listener.host().into()), "{said}");
     let migration = said["migration"].as_str().unwrap_or_default().to_owned();
@@ -51,7 +51,11 @@ fn a_program_moves_over_tls_and_ends_there_as_it_would_have_here() -> Result {
     // To settle it late changes nothing.
     let output = rekindle(&here, &listener, &["--settle", &migration, listener.host()])?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    ensure!(output.status.success() && said.contains("run"), "{said} {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success() && said == "the processes run there\n",
+        "{said} {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     drop(listener);
     there.finish()?;
     here.finish()

@@ -11,6 +11,7 @@ use crate::failure::Failure;
 use crate::network::connection::Connection;
 use crate::network::firewall::{MARK, deleted, tables};
 use crate::network::tools::{has, nft, run, said};
+use crate::output;
 
 /// The beginning of the names of the tables of restores. The name of the part follows.
 const OWN: &str = "rekindle-cut-";
@@ -70,7 +71,7 @@ impl Locked {
 impl Drop for Locked {
     fn drop(&mut self) {
         if let Err(failure) = self.unlocks() {
-            eprintln!("rekindle: connections stay locked: {failure}");
+            output::warn(format_args!("connections stay locked: {failure}"));
         }
     }
 }

@@ -35,7 +35,7 @@ use crate::failure::Failure;
 use crate::migrate::talk;
 use crate::network::sockets;
 use crate::process::{Process, boot};
-use crate::{cpu_image, criu as program};
+use crate::{cpu_image, criu as program, output};
 
 /// CRIU's log, in the part's directory.
 const LOG: &str = "restore.log";
@@ -176,7 +176,7 @@ impl Restore<'_> {
                 Some(Event::Said(ToPart::Done)) if runs => {
                     if let Err(failure) = write_over(self.dir) {
                         // Somebody who settles would end this tree if another one has ended by then.
-                        eprintln!("rekindle: {failure}");
+                        output::warn(failure);
                     }
                     return Ok(());
                 }
@@ -251,7 +251,7 @@ impl Restore<'_> {
                 && let Ok(tree) = Tree::of(restore.note.root)
                 && let Err(failure) = tree.end()
             {
-                eprintln!("rekindle: {failure}");
+                output::warn(failure);
             }
         };
         if self.gate.as_ref().is_some_and(|it| it.moment == gate::COMPLETE) {
