@@ -77,7 +77,7 @@ impl Carrier {
     }
 
     /// Carries until the program has ended and all that it has said is on its way. After a loss the program has no caller any more.
-    pub(super) fn until_ended(mut self) -> Result<Secured, (Lost, Orphan)> {
+    pub(super) fn until_ended(mut self) -> Result<Secured, (Lost, Box<Orphan>)> {
         let lost = loop {
             if self.has_ended && self.sources.is_empty() {
                 return Ok(self.connection);
@@ -93,7 +93,7 @@ impl Carrier {
         };
         self.take_the_last(&lost);
         let program = self.program.filter(|_| !self.has_ended);
-        Err((lost, Orphan { program, input: self.sink, sources: self.sources }))
+        Err((lost, Box::new(Orphan { program, input: self.sink, sources: self.sources })))
     }
 
     /// Takes what has come before the connection was lost: its end is often read with it, and it may be the word that decides.

@@ -307,7 +307,7 @@ fn a_host_that_breaks_the_rules_is_lost_and_its_program_hears_the_end() {
         connection.say(kind, &[]).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
         assert!(matches!(connection.hear(deadline), Err(Lost::Closed | Lost::Io(_))), "{kind:?}");
-        until("its program has heard the end", || is_over());
+        until("its program has heard the end", &is_over);
         fs::remove_file(&go).unwrap();
     }
     let mut connection = host.open(&client, "cut").unwrap();
@@ -327,5 +327,5 @@ fn a_host_that_breaks_the_rules_is_lost_and_its_program_hears_the_end() {
         lost = lost.and_then(|()| connection.read().map(drop));
     }
     File::create(&go).unwrap();
-    until("its program has heard the end", || is_over());
+    until("its program has heard the end", is_over);
 }
