@@ -42,12 +42,6 @@ impl std::fmt::Display for DataFile {
 }
 
 impl Storage {
-    /// Whether the content lies in a file as it is.
-    #[must_use]
-    pub fn is_plain(&self) -> bool {
-        self.place().is_some_and(|(_, extent)| extent.compression == Compression::None)
-    }
-
     /// The data file and the place in it; `None` for a piece that is stored nowhere.
     #[must_use]
     pub fn place(&self) -> Option<(DataFile, Extent)> {

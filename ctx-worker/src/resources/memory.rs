@@ -643,30 +643,25 @@ fn properties(device: CUdevice) -> CUmemAllocationProp {
 
 /// Unmaps all pieces of a range.
 fn unmap_range(driver: &Driver, address: u64, length: u64) -> Result<(), CallFailed> {
-    // One call for all: 400 pieces of 64 MiB then take a fifth less time to unmap and release (`tests/facts/exchange.cu`).
-    if length > PHYSICAL_SIZE && unmap(driver, address, length).is_ok() {
-        return Ok(());
+    let mut result = Ok(());
+    for (offset, size) in cut(length) {
+        // SAFETY: the range is ours, and nothing uses it any more.
+        result = result.and(checked("cuMemUnmap", unsafe { (driver.cuMemUnmap)(address + offset, size as usize) }));
     }
-    cut(length).map(|(offset, size)| unmap(driver, address + offset, size)).fold(Ok(()), Result::and)
-}
-
-/// Unmaps one mapping, or several that follow each other.
-fn unmap(driver: &Driver, address: u64, size: u64) -> Result<(), CallFailed> {
-    // SAFETY: the range is ours, as callers promise, and nothing uses it any more.
-    checked("cuMemUnmap", unsafe { (driver.cuMemUnmap)(address, size as usize) })
-}
-
-/// Releases pieces. Returns the first error; the other pieces are released all the same. What is mapped stays mapped.
-fn release_pieces(driver: &Driver, pieces: &[u64]) -> Result<(), CallFailed> {
-    // SAFETY: handles of ours, which are used no more.
-    let release = |piece: &u64| checked("cuMemRelease", unsafe { (driver.cuMemRelease)(*piece) });
-    pieces.iter().map(release).fold(Ok(()), Result::and)
+    result
 }
 
 /// Unmaps and releases the first pieces of a range. Returns the first error; the other pieces are released all the same.
 fn unmap_pieces(driver: &Driver, address: u64, length: u64, pieces: &[u64]) -> Result<(), CallFailed> {
-    let mapped = cut(length).zip(pieces).map(|((_, size), _)| size).sum();
-    unmap_range(driver, address, mapped).and(release_pieces(driver, pieces))
+    let mut result = Ok(());
+    for ((offset, size), &piece) in cut(length).zip(pieces) {
+        // SAFETY: the range and the piece are ours, mapped together in `map_pieces`.
+        unsafe {
+            result = result.and(checked("cuMemUnmap", (driver.cuMemUnmap)(address + offset, size as usize)));
+            result = result.and(checked("cuMemRelease", (driver.cuMemRelease)(piece)));
+        }
+    }
+    result
 }
 
 /// Gives a device access to a mapped range, or takes it away.

@@ -225,7 +225,7 @@ impl Server {
             shared_us,
             pinned_us,
             graphs_us = us(),
-            "the process is connected: times until its memory is mapped, is registered, and its graphs are made"
+            "connected: us until its shared memory is mapped, its pinned memory is registered and its graphs are made"
         );
         let consumer = self.begin(client.ring.head, takes_over.is_some())?;
         if let (Some(attach), Some(socket)) = (takes_over, keeper) {

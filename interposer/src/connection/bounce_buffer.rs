@@ -1,4 +1,5 @@
-//! The bounce buffer: memory that this process shares with its worker, and that the worker registers with the driver. Copies between the device and ordinary host memory go through its chunks.
+//! The bounce buffer: memory that this process shares with its worker, and that the worker registers with the driver. Copies between
+//! the device and ordinary host memory go through its chunks.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Release;

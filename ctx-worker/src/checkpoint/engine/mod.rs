@@ -7,11 +7,11 @@
 //! ```
 //!
 //! Each lane is a thread with pinned memory of its own. There are more lanes than cores to save, since a lane waits while its
-//! buffer is filled: 16 cores bring 46 GB/s into files in memory with 16 lanes, and 50 with 24 (`tests/facts/draining.cu`). To load there
-//! is a lane for each core, with two buffers: the second one is that of a lane that only saves, as far as there are such. How they save is in [`out`], and how they load in
-//! [`fill`]. All lanes copy in one stream of each device, so that the link goes from one piece to the next at once: between copies of
-//! different streams it stands still for 20 us, a quarter of the time that a piece takes. Buffers and streams are made
-//! before there is a client: the engine never allocates or uses the legacy stream while it copies.
+//! buffer is filled: 16 cores bring 46 GB/s into files in memory with 16 lanes, and 50 with 24 (`tests/facts/draining.cu`). To load
+//! there is a lane for each core, with two buffers: its own, and that of a lane that only saves, as far as there are such. How they
+//! save is in [`out`], and how they load in [`fill`]. All lanes copy in one stream of each device, so that the link goes from one piece
+//! to the next at once: between copies of different streams it stands still for 20 us, a quarter of the time that a piece takes. Buffers
+//! and streams are made before there is a client: the engine never allocates or uses the legacy stream while it copies.
 
 pub(crate) mod bench;
 mod buffers;

@@ -11,7 +11,7 @@
 //!
 //! Only large allocations are borrowed, whose pieces are theirs alone. Limits count borrowed memory as the client's own.
 
-use super::{Borrowed, DeviceMemory, cut, properties, release_pieces, set_access, unmap_range};
+use super::{Borrowed, DeviceMemory, cut, properties, set_access, unmap_range};
 use crate::gpu::driver::{CallFailed, Driver, checked};
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::control::{Failing, FailureKind};
@@ -249,6 +249,8 @@ fn map_existing(
 }
 
 fn release(driver: &Driver, pieces: &[u64]) {
-    // Whatever the driver says, they are used no more.
-    let _ = release_pieces(driver, pieces);
+    for &piece in pieces {
+        // SAFETY: a handle of ours, which is used no more. What is mapped stays mapped.
+        unsafe { (driver.cuMemRelease)(piece) };
+    }
 }

@@ -1,7 +1,7 @@
 //! Physical memory that a suspended client gives back to its device: the addresses stay reserved, and the same addresses get
 //! new memory when the client resumes.
 
-use super::{Backing, Borrowed, DeviceMemory, cut, release_pieces, set_access, unmap, unmap_range};
+use super::{Backing, Borrowed, DeviceMemory, cut, set_access, unmap_pieces};
 use crate::gpu::driver::{CallFailed, Driver};
 use rekindle_cuda_abi::types::CU_MEM_ACCESS_READWRITE;
 
@@ -59,17 +59,14 @@ impl DeviceMemory {
     /// # Errors
     /// The first error of the driver. The memory is of no use then.
     pub(crate) fn release_physical(&mut self, driver: &Driver, keep_borrowed: bool) -> Result<(), CallFailed> {
-        let (mut ranges, mut pieces) = (Vec::new(), Vec::new());
+        let mut result = Ok(());
         for (&base, (length, backing)) in &mut self.backings {
             if keep_borrowed && matches!(self.borrowed.get(&base), Some(Borrowed::Mapped)) {
                 continue;
             }
-            let taken = backing.take_pieces();
-            ranges.push((base, length_of(*length, taken.len())));
-            pieces.extend(taken);
+            let pieces = backing.take_pieces();
+            result = result.and(unmap_pieces(driver, base, *length, &pieces));
         }
-        let unmapped = unmap_ranges(driver, &ranges);
-        let result = unmapped.and(release_pieces(driver, &pieces));
         if !keep_borrowed {
             let all: Vec<u64> = self.borrowed().collect();
             all.into_iter().for_each(|base| self.ends_borrowing(driver, base));
@@ -105,26 +102,6 @@ impl DeviceMemory {
         }
         mapped
     }
-}
-
-/// The length of the first pieces of a range.
-fn length_of(length: u64, pieces: usize) -> u64 {
-    cut(length).take(pieces).map(|(_, size)| size).sum()
-}
-
-/// Unmaps ranges, those that follow each other by one call. Returns the first error.
-fn unmap_ranges(driver: &Driver, ranges: &[(u64, u64)]) -> Result<(), CallFailed> {
-    let runs = ranges.chunk_by(|(base, length), (next, _)| base + length == *next);
-    runs.map(|run| unmap_run(driver, run)).fold(Ok(()), Result::and)
-}
-
-fn unmap_run(driver: &Driver, run: &[(u64, u64)]) -> Result<(), CallFailed> {
-    if let [(start, _), .., (last, length)] = *run
-        && unmap(driver, start, last + length - start).is_ok()
-    {
-        return Ok(());
-    }
-    run.iter().map(|&(base, length)| unmap_range(driver, base, length)).fold(Ok(()), Result::and)
 }
 
 impl Backing {
