@@ -26,8 +26,6 @@ use crate::{output, tls};
 /// How long the host has an address if nobody renews that, and how often somebody does.
 const LIFETIME: Lifetime = Lifetime::Seconds(60);
 const RENEWAL: Duration = Duration::from_secs(15);
-/// The variable in which sshd tells both ends of its connection.
-const BY_SSH: &str = "SSH_CONNECTION";
 
 /// Whether this host can take addresses.
 pub(super) fn compare(addresses: &[Address]) -> Result<(), Failure> {
@@ -37,7 +35,7 @@ pub(super) fn compare(addresses: &[Address]) -> Result<(), Failure> {
     must_have_tools()?;
     let devices = address::devices()?;
     addresses.iter().try_for_each(|it| it.is_welcome(&devices))?;
-    let mut connections = [tls::CONNECTION, BY_SSH].into_iter().filter_map(|it| std::env::var(it).ok());
+    let mut connections = [tls::CONNECTION, tls::BY_SSH].into_iter().filter_map(|it| std::env::var(it).ok());
     match connections.find_map(|it| comes_from(&it, addresses)) {
         None => Ok(()),
         Some(ip) => Err(Failure::refused(anyhow!(

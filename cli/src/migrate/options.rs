@@ -17,8 +17,8 @@ pub(super) const DIRECTORY: &str = "/dev/shm/rekindle-migrations";
 /// The options of `rekindle migrate`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The process, whose descendants move with it, and the host that they move to, which ssh reaches without a question, or a name for
-    /// what --via reaches. With --container: the host alone
+    /// The process, whose descendants move with it, and the host that they move to, which ssh reaches without a question, a name for
+    /// what --via reaches, or with --tls a name or address that its certificate has. With --container: the host alone
     #[arg(num_args = 1..=2, value_names = ["PID", "HOST"])]
     what: Vec<String>,
     /// Move this container of podman's instead of a process
@@ -157,18 +157,13 @@ impl Options {
     pub(super) fn settle_command(&self, migration: &str, host: &str, more: &[&str]) -> String {
         let mut words = ["rekindle", "migrate", "--settle", migration, host].map(str::to_owned).to_vec();
         words.extend(more.iter().map(|it| (*it).to_owned()));
-        let mut option = |name: &str, value: &str, default: &str| {
-            if value != default {
-                words.extend([name.to_owned(), value.to_owned()]);
-            }
-        };
-        option("--via", self.via.as_deref().unwrap_or_default(), "");
         words.extend(self.tls.options());
         let mut option = |name: &str, value: &str, default: &str| {
             if value != default {
                 words.extend([name.to_owned(), value.to_owned()]);
             }
         };
+        option("--via", self.via.as_deref().unwrap_or_default(), "");
         option("--rekindle", &self.rekindle, "rekindle");
         option("--dir-there", &self.dir_there, DIRECTORY);
         option("--podman-there", &self.podman_there, "podman");

@@ -3,12 +3,12 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::frames::{FrameError, Kind, LONGEST, WINDOW};
 use super::orphan::Orphan;
-use super::pipes::{Sink, Source};
+use super::pipes::{self, Sink, Source};
 use super::secured::{Lost, Secured};
 
 /// What carries.
@@ -70,6 +70,8 @@ impl Carrier {
             }
         };
         self.take_the_last(&lost);
+        // Nothing more comes: who reads the output hears that without waiting for who reads the errors.
+        self.sink.end();
         while self.sink.wanted().or(self.errors.as_ref().and_then(Sink::wanted)).is_some() {
             self.write_out()?;
         }
@@ -108,15 +110,10 @@ impl Carrier {
     fn write_out(&mut self) -> Result<(), Errno> {
         let (sink, errors) = (self.sink.wanted(), self.errors.as_ref().and_then(Sink::wanted));
         let (has_sink, has_errors) = (sink.is_some(), errors.is_some());
-        let mut polled: Vec<_> = errors.into_iter().chain(sink).map(|it| PollFd::new(it, PollFlags::OUT)).collect();
-        match poll(&mut polled, None) {
-            Err(Errno::INTR) => return Ok(()),
-            polled => polled?,
-        };
-        let mut ready = polled.iter().map(|it| !it.revents().is_empty());
+        let polled = errors.into_iter().chain(sink).map(|it| PollFd::new(it, PollFlags::OUT)).collect();
+        let mut ready = pipes::ready(polled, None)?;
         let mut next = |is_there: bool| is_there && ready.next() == Some(true);
         let (on_errors, on_sink) = (next(has_errors), next(has_sink));
-        drop(polled);
         self.write(on_errors, on_sink);
         Ok(())
     }
@@ -142,7 +139,7 @@ impl Carrier {
                 (Kind::Data, _) => *passed += sink.push(content),
                 (Kind::End, _) => sink.end(),
                 (Kind::Room, _) => {
-                    let more = content.try_into().map_or(WINDOW, |it| u32::from_le_bytes(it) as usize);
+                    let more = content.try_into().map_or(usize::MAX, |it| u32::from_le_bytes(it) as usize);
                     *room = room.checked_add(more).filter(|it| *it <= WINDOW).ok_or(FrameError::TooMuch)?;
                 }
                 (Kind::Errors, Some(errors)) => *passed += errors.push(content),
@@ -160,9 +157,7 @@ impl Carrier {
 
     /// Waits until something can be carried, and carries it.
     fn step(&mut self) -> Result<(), Lost> {
-        let is_open = !self.connection.is_closed();
-        let mut polled = Vec::new();
-        polled.extend(is_open.then(|| PollFd::new(&self.connection, self.connection.interest())));
+        let mut polled = vec![PollFd::new(&self.connection, self.connection.interest())];
         let (errors, sink) = (self.errors.as_ref().and_then(Sink::wanted), self.sink.wanted());
         polled.extend(errors.into_iter().chain(sink).map(|it| PollFd::new(it, PollFlags::OUT)));
         let program = self.program.as_ref().filter(|_| !self.has_ended);
@@ -172,16 +167,11 @@ impl Carrier {
         polled.extend(sources.map(|it| PollFd::new(&it.from, PollFlags::IN)));
         // What a program has said that has ended is there already.
         let timeout = (self.has_ended && can_send).then(Timespec::default);
-        match poll(&mut polled, timeout.as_ref()) {
-            Err(Errno::INTR) => return Ok(()),
-            polled => polled?,
-        };
-        let mut ready = polled.iter().map(|it| !it.revents().is_empty());
+        let mut ready = pipes::ready(polled, timeout.as_ref())?;
         let mut next = |is_there: bool| is_there && ready.next() == Some(true);
-        let (on_socket, on_errors, on_sink) = (next(is_open), next(errors.is_some()), next(sink.is_some()));
+        let (on_socket, on_errors, on_sink) = (next(true), next(errors.is_some()), next(sink.is_some()));
         let on_program = next(program.is_some());
         let on_sources: Vec<_> = self.sources.iter().map(|_| next(can_send)).collect();
-        drop(polled);
         if on_socket {
             self.connection.read()?;
             self.connection.flush()?;

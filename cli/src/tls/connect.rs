@@ -50,7 +50,7 @@ pub(super) fn open(keys: &Keys, host: &str, words: &[u8]) -> Result<Secured, Fai
             "{host} is no host: give a name or an address, and a port if it is another than the usual one"
         ))
     })?;
-    let config = keys.client().map_err(|error| Failure::refused(anyhow::Error::from(error)))?;
+    let config = keys.client().map_err(Failure::refused)?;
     let name = ServerName::try_from(place.host.clone()).context("no name of a host")?;
     let socket = place.connect().map_err(|error| {
         anyhow!(

@@ -7,7 +7,7 @@
 //! | `key.pem` | its key, which nobody else may read |
 //! | `peers` | the names of hosts that are let in, one a line; without this file nobody is, unless the administrator has said otherwise |
 //!
-//! They, and their directory, belong to root or to who runs this, and nobody else can write them: whoever can is let in.
+//! They, and their directory, belong to root or to who runs this, and nobody else can write them: whoever can write them can let anybody in.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read};

@@ -60,8 +60,8 @@ pub(crate) fn listen(options: &Options) -> Result<(), Failure> {
     let keys = Keys::of(&std::path::absolute(&options.tls_dir).context("cannot tell the current directory")?);
     let keys = keys.that_let_in(options.any_host);
     // What is wrong is said now, and not to the first who connects.
-    keys.server().map_err(|error| Failure::refused(anyhow::Error::from(error)))?;
-    keys.peers().map_err(|error| Failure::refused(anyhow::Error::from(error)))?;
+    keys.server().map_err(Failure::refused)?;
+    keys.peers().map_err(Failure::refused)?;
     let dir = options.dir.as_ref().map(std::path::absolute).transpose();
     let programs = Programs {
         rekindle: std::env::current_exe().context("cannot find this program")?,
@@ -80,6 +80,7 @@ fn cannot_listen(address: SocketAddr, error: &io::Error) -> Failure {
     let why = match error.kind() {
         io::ErrorKind::AddrInUse => "another program listens there".to_owned(),
         io::ErrorKind::PermissionDenied => "run this as root".to_owned(),
+        io::ErrorKind::AddrNotAvailable => "name an address that this host has".to_owned(),
         _ if address.is_ipv6() => format!("on a host without IPv6 it is 0.0.0.0:{}", address.port()),
         _ => "name an address that this host has".to_owned(),
     };
@@ -134,6 +135,9 @@ mod tests {
             without_ipv6.contains("0.0.0.0:7353") && without_ipv6.contains("REKINDLE_TLS_LISTEN"),
             "{without_ipv6}"
         );
+        // A mistyped address is no reason to listen on all of another kind.
+        let not_here = said("[fd00::9]:7353", libc::EADDRNOTAVAIL);
+        assert!(not_here.contains("this host has") && !not_here.contains("0.0.0.0"), "{not_here}");
         let used = said("10.0.0.2:7400", libc::EADDRINUSE);
         assert!(used.contains("another program") && used.contains("10.0.0.2:7400"), "{used}");
     }

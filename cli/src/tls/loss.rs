@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, ServerConnection};
@@ -75,6 +76,28 @@ fn a_program_hears_the_last_word_before_a_loss() {
     }
 }
 
+/// What reads the last word finds only afterwards that nothing can be said any more: the caller has not read all, so its kernel refuses
+/// what comes.
+#[test]
+fn a_program_hears_the_last_word_if_its_answer_finds_the_loss() {
+    let dir = tempfile::tempdir().unwrap();
+    let [file, said] = ["heard", "said"].map(|it| dir.path().join(it));
+    let (mut here, mut there) = connected();
+    there.say(Kind::Started, &[]).unwrap();
+    let (mut child, carrier) = run(there, &format!("echo x; touch {}; exec cat >{}", said.display(), file.display()));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !said.exists() {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    here.say(Kind::Data, b"Own").unwrap();
+    drop(here);
+    let Err((_, orphan)) = carrier.until_ended() else { panic!("it is lost") };
+    orphan.attend();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(fs::read(&file).unwrap(), b"Own");
+}
+
 /// Its pipes are full in both directions by then.
 #[test]
 fn a_program_that_says_much_first_hears_all_before_a_loss() {
@@ -92,6 +115,8 @@ fn a_program_that_says_much_first_hears_all_before_a_loss() {
             said += more;
             while here.is_full() {
                 assert!(Instant::now() < deadline);
+                let flags = here.interest();
+                poll(&mut [PollFd::new(&here, flags)], Some(&Timespec { tv_sec: 1, tv_nsec: 0 })).unwrap();
                 here.read().unwrap();
                 here.flush().unwrap();
             }
@@ -153,14 +178,41 @@ fn a_caller_without_a_status_hears_what_was_said_and_that_the_connection_is_lost
     }
 }
 
+/// A pipe that is full.
+fn full_pipe() -> (io::PipeReader, io::PipeWriter) {
+    let (from, mut to) = io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&to, true).unwrap();
+    while to.write(&[b'.'; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&to, false).unwrap();
+    (from, to)
+}
+
+#[test]
+fn a_loss_is_seen_at_the_output_although_nobody_reads_the_errors() {
+    let (here, mut there) = connected();
+    let [(input, _to), (mut from, output)] = [(); 2].map(|()| io::pipe().unwrap());
+    let (mut heard, errors) = full_pipe();
+    there.say(Kind::Errors, b"a warning").unwrap();
+    there.say(Kind::Data, b"Held").unwrap();
+    drop(there);
+    let carrier = Carrier::of_caller(here, input.into(), OwnedFd::from(output), errors.into());
+    std::thread::scope(|scope| {
+        let carrying = scope.spawn(|| carrier.until_status());
+        let mut said = String::new();
+        from.read_to_string(&mut said).unwrap();
+        assert_eq!(said, "Held");
+        let mut warned = Vec::new();
+        heard.read_to_end(&mut warned).unwrap();
+        assert!(warned.ends_with(b"a warning"));
+        assert!(carrying.join().unwrap().is_err());
+    });
+}
+
 #[test]
 fn errors_that_nobody_reads_hold_up_nothing_else() {
     let (here, mut there) = connected();
-    let [(input, _to), (mut from, output), (mut heard, mut errors)] = [(); 3].map(|()| io::pipe().unwrap());
-    // A pipe that is full.
-    rustix::io::ioctl_fionbio(&errors, true).unwrap();
-    while errors.write(&[b'.'; 4096]).is_ok() {}
-    rustix::io::ioctl_fionbio(&errors, false).unwrap();
+    let [(input, _to), (mut from, output)] = [(); 2].map(|()| io::pipe().unwrap());
+    let (mut heard, errors) = full_pipe();
     let carrier = Carrier::of_caller(here, input.into(), OwnedFd::from(output), errors.into());
     std::thread::scope(|scope| {
         let carrying = scope.spawn(|| carrier.until_status());

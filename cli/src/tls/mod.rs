@@ -36,7 +36,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use self::keys::DIRECTORY;
-pub(crate) use self::words::{CONNECTION, Service};
+pub(crate) use self::words::{BY_SSH, CONNECTION, Service};
 use crate::failure::Failure;
 
 /// The options of `rekindle tls`.

@@ -3,11 +3,11 @@
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::frames::{Kind, LONGEST};
-use super::pipes::{Sink, Source};
+use super::pipes::{self, Sink, Source};
 
 /// Such a program's pipes.
 pub(super) struct Orphan {
@@ -51,11 +51,7 @@ impl Orphan {
         polled.extend(program.map(|it| PollFd::new(it, PollFlags::IN)));
         polled.extend(input.map(|it| PollFd::new(it, PollFlags::OUT)));
         polled.extend(self.sources.iter().map(|it| PollFd::new(&it.from, PollFlags::IN)));
-        match poll(&mut polled, has_ended.then(Timespec::default).as_ref()) {
-            Err(Errno::INTR) => {}
-            polled => drop(polled?),
-        }
-        let mut ready = polled.iter().map(|it| !it.revents().is_empty());
+        let mut ready = pipes::ready(polled, has_ended.then(Timespec::default).as_ref())?;
         let mut next = |is_there: bool| is_there && ready.next() == Some(true);
         let (on_program, on_input) = (next(program.is_some()), next(input.is_some()));
         Ok((on_program, on_input, ready.collect()))

@@ -3,13 +3,25 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::vec;
 
+use rustix::event::{PollFd, Timespec, poll};
 use rustix::io::Errno;
 
 use super::frames::{Kind, WINDOW};
 
 /// What a pipe that is ready takes without blocking (PIPE_BUF).
 const SURE: usize = 4096;
+
+/// Waits until one of these is ready, and tells of each, in their order, whether it is.
+pub(super) fn ready(mut polled: Vec<PollFd<'_>>, timeout: Option<&Timespec>) -> Result<vec::IntoIter<bool>, Errno> {
+    while let Err(error) = poll(&mut polled, timeout) {
+        if error != Errno::INTR {
+            return Err(error);
+        }
+    }
+    Ok(polled.iter().map(|it| !it.revents().is_empty()).collect::<Vec<_>>().into_iter())
+}
 
 /// A pipe whose content is sent.
 pub(super) struct Source {

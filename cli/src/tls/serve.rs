@@ -1,7 +1,7 @@
 //! One connection at the host that listens.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Stdio};
@@ -114,7 +114,7 @@ fn start(
 ) -> Result<(Child, OwnedFd, Vec<Source>), ServeError> {
     let mut command = programs.command(service);
     // As sshd says it: the source's address may be one that moves.
-    let end = |it: SocketAddr| format!("{} {}", canonical(it.ip()), it.port());
+    let end = |it: SocketAddr| format!("{} {}", it.ip().to_canonical(), it.port());
     command.env(CONNECTION, format!("{} {}", end(from), end(own)));
     // What ends this program by its terminal does not end that one: it may hold processes that nobody else has.
     command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -127,10 +127,6 @@ fn start(
     let sources =
         vec![Source { from: output.into(), kind: Kind::Data }, Source { from: errors.into(), kind: Kind::Errors }];
     Ok((child, input.into(), sources))
-}
-
-fn canonical(ip: IpAddr) -> IpAddr {
-    ip.to_canonical()
 }
 
 /// Carries what the program hears and says, until it has ended.

@@ -1,4 +1,4 @@
-//! Connections that have not shown yet whose they are. There are few at a time, and none may keep others out.
+//! Connections that have not shown yet whose they are. There are few at a time, and no single address may keep others out.
 
 use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

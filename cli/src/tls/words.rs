@@ -8,8 +8,8 @@ use std::process::Command;
 /// The variable that tells both ends of the connection, as sshd's SSH_CONNECTION.
 pub(crate) const CONNECTION: &str = "REKINDLE_CONNECTION";
 
-/// The variable of sshd. Whoever has started `rekindle tls listen` may have it, for a connection that is none of those that are served.
-const BY_SSH: &str = "SSH_CONNECTION";
+/// The variable in which sshd tells them. Whoever has started `rekindle tls listen` may have it, for a connection that is none of those that are served.
+pub(crate) const BY_SSH: &str = "SSH_CONNECTION";
 
 /// The most characters of what is not run that a message has.
 const SHOWN: usize = 100;

@@ -19,7 +19,7 @@ use crate::{Elsewhere, Node, Result, process, stage};
 /// The name in the certificate of the host that connects.
 pub const CALLER: &str = "here.example";
 /// Starts what listens again when it has ended, as systemd does.
-const RESTARTS: &str = "while :; do \"$@\"; done";
+const RESTARTS: &str = "while :; do \"$@\"; sleep 0.05; done";
 
 /// A host that listens, again and again. It ends with this; what it has started goes on.
 #[derive(Debug)]
