@@ -1,9 +1,10 @@
 // B4: what loading code costs while the link is busy, and whether code and variables come to the same addresses then.
 //
-//   loading [--how module] [--copies 1] [--ahead 0] [--times 3] [--small 0]
+//   loading [--how module] [--copies 1] [--ahead 0] [--times 3] [--heap 0] [--small 0]
 //
 // --how     module: cuModuleLoadData, cuFuncLoad; library: cuLibraryLoadData, cuKernelGetFunction, cuFuncLoad
 // --ahead   so many threads load all libraries first, the last ones before the others; their functions are loaded in order as ever
+// --heap    so many MiB of the heap are touched before, so that what the driver keeps of a library needs no new pages
 // --copies  1: another thread keeps sixteen copies of 4 MiB to the device in flight; 0: that thread does nothing
 //
 // The images lie beside the program. Address space layout randomisation is off, and the heap grows in one place, so that
@@ -14,6 +15,7 @@
 #include <malloc.h>
 #include <memory>
 #include <sys/personality.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 struct Image {
@@ -182,6 +184,12 @@ static std::string file_beside(const char *program, const char *name) {
     return data;
 }
 
+static long page_faults() {
+    struct rusage use;
+    getrusage(RUSAGE_SELF, &use);
+    return use.ru_minflt;
+}
+
 int main(int argc, char **argv) {
     int now = personality(0xffffffff);
     if (now != -1 && !(now & ADDR_NO_RANDOMIZE) && personality((unsigned long)now | ADDR_NO_RANDOMIZE) != -1) {
@@ -196,6 +204,7 @@ int main(int argc, char **argv) {
     int threads = (int)options.number("--ahead", 0);
     Scale scale(options.number("--small", 0));
     int times = (int)options.number("--times", scale.size(3, 1));
+    size_t heap = options.number("--heap", 0) * MIB;
     options.done();
     REQUIRE(library || threads == 0);
     Image images[] = {{"small", 1, ""}, {"table", 4, ""}, {"many", 96, ""}};
@@ -209,9 +218,16 @@ int main(int argc, char **argv) {
     scale.warm_up(stream, (CUdeviceptr)out);
     Copier copier(context, copies, scale.size(4 * MIB, 256 * KIB));
     uint64_t window_us = scale.small ? 50000 : 300000;
+    if (heap > 0) {
+        void *touched = malloc(heap);
+        REQUIRE(touched);
+        memset(touched, 1, heap);
+        free(touched);
+    }
     sleep_us(window_us);
     double before = now_ns();
     sleep_us(window_us);
+    long faults = page_faults();
     double start = now_ns();
     Loader loader;
     if (threads > 0) {
@@ -231,6 +247,7 @@ int main(int argc, char **argv) {
         }
     }
     double loaded = now_ns();
+    faults = page_faults() - faults;
     sleep_us(window_us);
     double after = now_ns();
     tell(copier.stopped, true);
@@ -252,7 +269,7 @@ int main(int argc, char **argv) {
         bytes += image.data.size();
     }
     line.word("how", library ? "library" : "module").yes("copies", copies).number("image_bytes", (double)bytes * times);
-    line.number("loading_ms", (loaded - start) / 1e6);
+    line.number("loading_ms", (loaded - start) / 1e6).number("page_faults", (double)faults);
     line.times("load", loader.load).times("get_global", loader.global).times("get_function", loader.find);
     line.times("function_load", loader.function_load);
     line.number("link_before_gb_per_s", copier.gb_per_s(before, start)).number("link_while_gb_per_s", copier.gb_per_s(start, loaded));
