@@ -367,15 +367,24 @@ impl Node {
     /// Runs a program of `tests/apps` under the interposer. If this test has run it undisturbed with these arguments,
     /// the program waits well past its middle until the test lifts the hold.
     pub fn run(&self, name: &str, arguments: &[&str]) -> Result<App> {
+        self.run_with(name, arguments, &[])
+    }
+
+    /// Like [`Node::run`], with these variables in the program's environment.
+    pub fn run_with(&self, name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Result<App> {
         let late = app::late_in(name, arguments).filter(|_| !NEVER_HELD.contains(&name));
-        self.run_held(name, arguments, late)
+        self.run_app(name, arguments, late, variables)
     }
 
     /// Like [`Node::run`], with a program that waits at this progress.
     pub fn run_held(&self, name: &str, arguments: &[&str], at: Option<u64>) -> Result<App> {
-        let hold = at.map(|at| Hold::new(self.fresh("hold"), at)).transpose()?;
+        self.run_app(name, arguments, at, &[])
+    }
+
+    fn run_app(&self, name: &str, arguments: &[&str], held: Option<u64>, variables: &[(&str, &str)]) -> Result<App> {
+        let hold = held.map(|at| Hold::new(self.fresh("hold"), at)).transpose()?;
         let mut command = self.command(&stage::app(name)?)?;
-        command.envs(hold.iter().map(Hold::variable));
+        command.envs(hold.iter().map(Hold::variable)).envs(variables.iter().copied());
         Ok(self.run_command(name, command, arguments)?.held(hold))
     }
 

@@ -142,9 +142,7 @@ fn managed_variables_are_refused_on_a_second_gpu() -> Result {
 fn memory_that_may_not_move_stays_in_host_memory() -> Result {
     let expected = undisturbed("moving", &[])?;
     let node = Node::start()?;
-    let mut command = node.command(&stage::app("moving")?)?;
-    command.env("REKINDLE_MANAGED", "host");
-    let app = node.run_command("moving", command, &[])?;
+    let app = node.run_with("moving", &[], &[("REKINDLE_MANAGED", "host")])?;
     app.reaches(3)?;
     let moves = std::fs::read_to_string(format!("/proc/{}/maps", app.pid()))?.contains("rekindle-managed");
     let image = node.dump_and_kill(app)?;
