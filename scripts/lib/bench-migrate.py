@@ -6,7 +6,7 @@
 The other host is a pid namespace of this machine with a daemon of its own, so the figures are those of the machine, without a network:
 what is sent goes through pipes. The program has as much memory of its own as GPU memory, and tells its progress in a file. `still` is
 the time between its last step here and its first one there, `total` that from the command's start to that first step, in
-milliseconds; `sent` and `needed` are MiB: of files, and what the program has of GPU memory. Ways take turns, and each move is a
+milliseconds; `pause`, `dump`, `send`, `restore` and `hand_over` are the command's own report of the first. `sent` and `needed` are MiB: of files, and what the program has of GPU memory. Ways take turns, and each move is a
 program of its own.
 """
 
@@ -111,7 +111,8 @@ def migrate(o, place, pid):
     said = json.loads(done.stdout)
     own = sum(it["sent"] for it in said["memory"])
     return {"sent": (own + sum(it["sent"] for it in said["rounds"]) + said["last_sent"]) / MIB, "rounds": len(said["rounds"]),
-            "own_sent": own / MIB, "last_sent": said["last_sent"] / MIB, "pause_ms": said["pause_ms"]}
+            "own_sent": own / MIB, "last_sent": said["last_sent"] / MIB, "pause_ms": said["pause_ms"],
+            **said["pause"]}
 
 
 def copy(o, place, pid):

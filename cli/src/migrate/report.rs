@@ -28,6 +28,8 @@ pub(super) struct Report {
     pub(super) last_sent: u64,
     /// Milliseconds for which the processes stood still.
     pub(super) pause_ms: Option<u64>,
+    /// What they waited for.
+    pub(super) pause: Option<Pause>,
     /// Milliseconds of all.
     pub(super) total_ms: u64,
 }
@@ -41,6 +43,19 @@ pub(super) struct Round {
     pub(super) sent: u64,
     /// Milliseconds until they were at the target.
     pub(super) ms: u64,
+}
+
+/// The parts of the time for which the processes stand still, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Pause {
+    /// They are dumped.
+    pub(super) dump_ms: u64,
+    /// What is left of the image is sent.
+    pub(super) send_ms: u64,
+    /// The target restores them.
+    pub(super) restore_ms: u64,
+    /// They are handed over, and let run.
+    pub(super) hand_over_ms: u64,
 }
 
 impl Report {
@@ -66,11 +81,15 @@ impl Report {
         });
         let pause = self.pause_ms.unwrap_or_default();
         let last = format!("then {} while it stood still\n", size(self.last_sent));
+        let parts = self.pause.map(|it| {
+            let Pause { dump_ms, send_ms, restore_ms, hand_over_ms } = it;
+            format!("dump {dump_ms} ms, send {send_ms} ms, restore {restore_ms} ms, hand over {hand_over_ms} ms\n")
+        });
         let what =
             self.container.as_ref().map_or_else(|| format!("process {}", self.pid), |it| format!("container {it}"));
         let moved = format!("{what} runs on {}: it stood still for {pause} ms", self.host);
         let addresses = self.addresses.iter().map(|it| format!("address {it} moved with it\n"));
-        memory.chain(rounds).chain([last]).chain(addresses).collect::<String>()
+        memory.chain(rounds).chain([last]).chain(parts).chain(addresses).collect::<String>()
             + &format!("{moved}, of {} ms\n", self.total_ms)
     }
 }

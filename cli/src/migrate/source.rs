@@ -30,7 +30,7 @@ use super::leaving::{self, Leaving};
 use super::link::{Link, Output, Way};
 use super::memory::{self, Known};
 use super::options::{Options, Subject};
-use super::report::{Report, Round};
+use super::report::{Pause, Report, Round};
 use super::rounds::Rounds;
 use super::settle;
 use super::stream::{self, Extent, StreamError};
@@ -146,7 +146,7 @@ impl<'a> Source<'a> {
             Err(failure) => Err(self.abandon(failure)),
         };
         let mut report = std::mem::take(&mut self.report);
-        report.total_ms = began.elapsed().as_millis() as u64;
+        report.total_ms = millis(began);
         (report, result)
     }
 
@@ -215,7 +215,7 @@ impl<'a> Source<'a> {
         })?;
         known.add(new.into_inner().unwrap_or_else(PoisonError::into_inner));
         let bytes = extents.iter().map(|it| it.length).sum();
-        self.report.memory.push(Round { bytes, sent, ms: began.elapsed().as_millis() as u64 });
+        self.report.memory.push(Round { bytes, sent, ms: millis(began) });
         Ok(())
     }
 
@@ -233,8 +233,11 @@ impl<'a> Source<'a> {
             Ok(dumped) => dumped,
             Err(failure) => return Err(self.keep(order, None, failure)),
         };
+        let mut pause = Pause { dump_ms: millis(since), ..Pause::default() };
+        let mut began = Instant::now();
         let restored = self.send_last().and_then(|sent| {
             self.report.last_sent = sent;
+            pause.send_ms = millis(std::mem::replace(&mut began, Instant::now()));
             let restore = Restore {
                 name: self.last(),
                 options: self.options.kept().options().map(str::to_owned).collect(),
@@ -245,6 +248,7 @@ impl<'a> Source<'a> {
                 other_gpu: self.options.allow_other_gpu,
             };
             expect(self.way, self.link.ask(&ToTarget::Restore(restore)), &ToSource::Held)?;
+            pause.restore_ms = millis(std::mem::replace(&mut began, Instant::now()));
             self.leaving.note()?;
             // Others may have come in since.
             self.container.as_ref().map_or(Ok(()), Container::is_alone)
@@ -270,7 +274,8 @@ impl<'a> Source<'a> {
             return Err(failure.but(format!("its copy waits there for `{}`", self.settle_command())));
         }
         let owned = self.own();
-        self.report.pause_ms = Some(since.elapsed().as_millis() as u64);
+        pause.hand_over_ms = millis(began);
+        (self.report.pause_ms, self.report.pause) = (Some(millis(since)), Some(pause));
         if let Some(mut criu) = criu {
             // It kills what is left here.
             let _ = criu.wait();
@@ -468,6 +473,11 @@ fn send_extents(
         Ok(Err(error)) => Err(lost(&error)),
         Err(_) => Err(anyhow!("a thread that sends has failed").into()),
     })
+}
+
+/// Milliseconds since then.
+fn millis(since: Instant) -> u64 {
+    since.elapsed().as_millis() as u64
 }
 
 /// Makes a directory in this one.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 
-use rekindle_e2e::pairs::pairwise;
+use rekindle_e2e::pairs::{each, pairwise};
 use rekindle_e2e::schedule::Queue;
 
 fn waiting(tickets: &[(u64, bool)]) -> Queue {
@@ -90,4 +90,15 @@ fn equal_values_of_two_factors_are_two_values() {
     let all = [(1, 1), (1, 2), (2, 1), (2, 2)];
     assert_eq!(pairwise(&all, |case| [&case.0, &case.1]), all);
     assert_eq!(pairwise(&[(); 0], |_| [&0, &0]), []);
+}
+
+#[test]
+fn each_value_of_a_matrix_is_met_in_few_of_its_cases() {
+    let all = matrix(|_| true);
+    let chosen = each(&all, values);
+    let of_one =
+        |case: &Case| values(case).into_iter().map(|value| format!("{value:?}")).enumerate().collect::<Vec<_>>();
+    let met = |cases: &[Case]| cases.iter().flat_map(of_one).collect::<BTreeSet<_>>();
+    assert_eq!(met(&chosen), met(&all));
+    assert!(chosen.len() <= 10 && chosen.is_sorted(), "{chosen:?}");
 }

@@ -86,12 +86,12 @@ fn a_program_that_stands_still_with_memory_on_the_gpu_is_restored_with_it() -> R
 
 #[test]
 fn a_program_that_moves_memory_is_dumped_again_and_again_while_it_runs() -> Result {
-    dumped_again_and_again("moving", &["--iterations", "60"], [5, 20, 40])
+    dumped_again_and_again("moving", &["--iterations", "24"], [3, 9, 16])
 }
 
 #[test]
 fn a_program_with_managed_variables_is_dumped_again_and_again_while_it_runs() -> Result {
-    dumped_again_and_again("variables", &["--iterations", "90"], [5, 30, 60])
+    dumped_again_and_again("variables", &["--iterations", "36"], [3, 12, 24])
 }
 
 /// Dumps a program in these steps under each protocol, and restores each image.

@@ -83,8 +83,10 @@ fn ranks_agree_on_virtual_gpus_of_one_gpu_whenever_they_are_dumped() -> Result {
     node.dumps_connections();
     let mut random = Random::new();
     let mut expected = None;
+    // The test before this one goes through the ways.
+    let ways = if repetitions() > 1 { USUAL } else { 1 };
     for round in 0..repetitions() {
-        for way in WAYS.into_iter().take(USUAL) {
+        for way in WAYS.into_iter().take(ways) {
             let app = run(&node, way, STEPS)?;
             app.reaches(2)?;
             assert_eq!(node.clients()?.len(), RANKS);

@@ -20,7 +20,7 @@ const STEPS: &str = "600";
 const KIB: &str = "4";
 /// The number of images to make if there is time for them, the least number in any case, and the time.
 const MOST: u64 = 1000;
-const LEAST: u64 = 150;
+const LEAST: u64 = 60;
 const TIME: Duration = Duration::from_secs(25);
 
 /// The counts of a test.
@@ -181,7 +181,7 @@ fn images_of_a_full_gpu_that_build_on_others_and_are_compressed_are_so_too() -> 
 /// memory is reclaimed. The next dump starts in the middle of that, and gets clones nevertheless.
 #[test]
 fn dumps_that_follow_given_up_ones_at_once_have_whole_images() -> Result {
-    const IMAGES: u64 = 30;
+    const IMAGES: u64 = 12;
     let node =
         Node::configured("[checkpoint]\nprotocol = \"clone\"\nstaging = 67108864\n", &[("SIMGPU_COPY_GBPS", "0.05")])?;
     let memory = tempfile::tempdir_in("/dev/shm")?;
