@@ -207,7 +207,12 @@ pub(super) fn directory(extents: &[Extent]) -> Directory {
 
 /// Whether an extent is of a file in which CRIU has pages.
 pub(super) fn has_pages(extent: &Extent) -> bool {
-    extent.name.rsplit('/').next().is_some_and(|it| it.starts_with(PAGES))
+    extent.name.rsplit('/').next().is_some_and(are_pages)
+}
+
+/// Whether a file of this name has pages of CRIU's.
+pub(super) fn are_pages(file: &str) -> bool {
+    file.starts_with(PAGES)
 }
 
 /// The memory of a tree that CRIU would dump, none of it longer than `most` bytes. Of processes that end meanwhile there is none.

@@ -38,6 +38,7 @@ mod parent;
 mod place;
 mod preload;
 mod report;
+mod room;
 mod rounds;
 mod settle;
 mod source;

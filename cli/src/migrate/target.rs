@@ -14,12 +14,14 @@
 //! |---|---|
 //! | `ID/0`, `ID/1`, ..., `ID/last` | images, each of which builds on the one before |
 //! | `ID/memory/PID` | a process's own memory as it was while it ran, for the last image |
+//! | `ID/room/0`, ... | files without content, which become the last image's files of pages |
 //! | `ID/archive/archive` | podman's archive of a container |
 //! | `ID/restore` | how the last one is restored: all that is needed for that is here |
 //! | `ID/decision` | the socket by which the process that holds the processes hears of the decision |
 //! | `ID.out` | of a migration from this host (`source.rs`) |
 //! | `ID.running` | the processes run: a decision that is told again changes nothing |
 
+use std::cmp::Reverse;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -38,9 +40,11 @@ use super::arriving::{self, Arriving};
 use super::compare;
 use super::held::{Attempt, Held, Host, name};
 use super::imported::Imported;
+use super::memory;
 use super::options::Options;
 use super::place::Place;
 use super::preload::Preloads;
+use super::room::Room;
 use super::stream;
 use super::talk::{self, Directory, MEMORY, Remedy, Restore, Settle, TalkError, ToSource, ToTarget, VERSION};
 use super::told;
@@ -166,6 +170,8 @@ struct Target {
     gpu_memory: u64,
     events: Receiver<Event>,
     preloads: Option<Preloads>,
+    /// For the pages of the last image.
+    room: Room,
     held: Option<Held>,
     /// The addresses, until the processes run.
     arriving: Option<Arriving>,
@@ -200,6 +206,7 @@ impl Target {
             gpu_memory,
             events,
             preloads,
+            room: Room::default(),
             held: None,
             freeing: None,
             arriving: None,
@@ -248,10 +255,11 @@ impl Target {
     }
 
     /// Makes the files of an image, without their content.
-    fn make(&self, directory: &Directory) -> ToSource {
-        let made = || -> Result<(), Failure> {
+    fn make(&mut self, directory: &Directory) -> ToSource {
+        let mut made = || -> Result<(), Failure> {
             if directory.name == MEMORY {
                 self.has_room_for(directory.files.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size)))?;
+                self.room.expect(directory.files.iter().map(|(_, size)| *size));
             }
             let name = |file: &str| {
                 let name = format!("{}/{file}", directory.name);
@@ -259,10 +267,17 @@ impl Target {
             };
             let dir = name("x")?.parent().map(Path::to_owned).unwrap_or_default();
             fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-            for (file, size) in &directory.files {
+            let (mut pages, others): (Vec<_>, Vec<_>) =
+                directory.files.iter().partition(|(file, _)| memory::are_pages(file));
+            pages.sort_by_key(|(_, size)| Reverse(*size));
+            for (file, size) in others {
                 let path = name(file)?;
                 let made = File::create_new(&path).and_then(|it| it.set_len(*size));
                 made.with_context(|| format!("cannot make {}", path.display()))?;
+            }
+            for (file, size) in pages {
+                let path = name(file)?;
+                self.room.make(&path, *size).with_context(|| format!("cannot make {}", path.display()))?;
             }
             for (link, to) in &directory.links {
                 let path = name(link)?;
@@ -270,7 +285,16 @@ impl Target {
             }
             Ok(())
         };
-        made().map_or_else(|failure| failed(&failure, false), |()| ToSource::Ready)
+        match made() {
+            Ok(()) => {
+                // The memory itself has come before any other directory is made.
+                if directory.name != MEMORY {
+                    self.room.begin(&self.dir);
+                }
+                ToSource::Ready
+            }
+            Err(failure) => failed(&failure, false),
+        }
     }
 
     /// Whether there is room for memory that comes while the processes run, once more for the image that then has it, and for GPU memory.
@@ -298,8 +322,11 @@ impl Target {
     fn hold(&mut self, restore: &Restore) -> ToSource {
         let _preloaded = self.preloads.take().map(Preloads::end);
         // The image has its content by now. To free much memory takes long, and what cannot be removed goes with the migration's directory.
-        let memory = self.dir.join(MEMORY);
-        self.freeing = Some(std::thread::spawn(move || drop(fs::remove_dir_all(memory))));
+        let dir = self.dir.clone();
+        self.freeing = Some(std::thread::spawn(move || {
+            let _ = fs::remove_dir_all(dir.join(MEMORY));
+            Room::remove(&dir);
+        }));
         let held = write_restore(&self.dir, restore).and_then(|()| {
             self.arriving = Some(Arriving::begin(&restore.addresses, false)?);
             Held::restore(&self.dir, restore, &self.host, Attempt::First)
