@@ -31,6 +31,10 @@ def mapping():
     for spin in (1, 0):
         few = ["--case", "register", "--pieces", 48, "--mib", 1]
         yield Experiment(f"B1 register {'spin' if spin else 'idle'}", "mapping", [*few, "--spin", spin])
+    for pieces, mib in ((256, 64), (16, 1024)):
+        for threads in (1, 8):
+            several = ["--case", "threads", "--pieces", pieces, "--mib", mib, "--threads", threads]
+            yield Experiment(f"B1 threads {threads} {mib} MiB", "mapping", several)
 
 
 def states(programs):

@@ -1,7 +1,7 @@
 // B1: does mapping memory wait for running kernels, or hold up launches? A kernel spins on one stream; one thread creates,
 // maps, fills and moves pieces of memory; another launches empty kernels on a stream of its own all the while.
 //
-//   mapping [--case each] [--spin 1] [--pieces 416] [--mib 64] [--limit-ms 6000] [--small 0]
+//   mapping [--case each] [--spin 1] [--pieces 416] [--mib 64] [--limit-ms 6000] [--threads 1] [--small 0]
 //
 // --case  each    one piece after the other: created, mapped at an alias, access, copied to, summed on the device, mapped at
 //                 its final address, access
@@ -9,6 +9,7 @@
 //         sweep   all created and mapped at aliases, one call gives access to all aliases; then each is copied to, summed and
 //                 mapped at its final address; access there for eight at a time
 //         register  host memory of a memfd: each piece is registered for the first time, copied from, and unregistered
+//         threads  nothing is copied: each piece is created, mapped and given access to, by --threads of them
 //         access  nothing is copied: one cuMemSetAccess for all pieces, one for each, one for eight, three times in turn
 // --spin  0: no kernel spins
 //
@@ -16,6 +17,7 @@
 // waited for the kernel, and the calls' maxima show which.
 #include "spin.h"
 
+#include <memory>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -189,6 +191,25 @@ static void access_in_runs(Work &work, Launcher &launcher, Line &line) {
     }
 }
 
+// Creates and maps pieces by several threads, and returns how long that takes.
+static double map_by_threads(CUcontext context, size_t pieces, size_t bytes, size_t threads) {
+    size_t next = 0;
+    auto work = [&] {
+        NEED(cuCtxSetCurrent, context);
+        while (__atomic_fetch_add(&next, 1, __ATOMIC_SEQ_CST) < pieces) {
+            map_new(new_piece(bytes), bytes);
+        }
+    };
+    double began = now_ns();
+    {
+        std::vector<std::unique_ptr<Thread>> all;
+        for (size_t i = 0; i < threads; i++) {
+            all.emplace_back(new Thread(work));
+        }
+    }
+    return (now_ns() - began) / 1e6;
+}
+
 int main(int argc, char **argv) {
     Options options(argc, argv);
     std::string kind = options.text("--case", "each");
@@ -196,9 +217,15 @@ int main(int argc, char **argv) {
     bool spins = options.number("--spin", 1);
     size_t pieces = options.number("--pieces", scale.size(416, 8)), mib = options.number("--mib", scale.size(64, 2));
     double limit_ms = (double)options.number("--limit-ms", 6000);
+    size_t threads = options.number("--threads", 1);
     options.done();
 
     CUcontext context = start_device();
+    if (kind == "threads") {
+        double took_ms = map_by_threads(context, pieces, mib * MIB, threads);
+        Line().number("threads", (double)threads).number("work_ms", took_ms).print();
+        return 0;
+    }
     CUstream spinning = new_stream();
     volatile uint32_t *words = new_spin_words();
     warm_up_spin(spinning, words);

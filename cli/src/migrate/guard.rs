@@ -23,7 +23,7 @@ use crate::process::{self, Process};
 /// or are gone, nobody waits for packets, and a packet would do harm.
 const PATIENCE: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// The pause after an address could not be removed.
+/// The pause after an address could not be removed, and between two questions to a daemon that has not answered for long.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The options of the guard.
@@ -104,6 +104,7 @@ fn end(migration: &str, rules: &Rules, socket: &Path) -> Result<(), Failure> {
             Ok(MigrationState::Undecided) | Err(_) if began.elapsed() < PATIENCE || !rules.root_runs() => {}
             Ok(_) | Err(_) => return Ok(()),
         }
-        std::thread::sleep(POLL_INTERVAL);
+        // A daemon that is gone for long may be so for days.
+        std::thread::sleep(if began.elapsed() < PATIENCE { POLL_INTERVAL } else { AGAIN });
     }
 }

@@ -78,13 +78,21 @@ fn try_without_pages(node: &Node, image: &Image) -> Result<Option<(App, i32, i32
     succeeded(&restore(node, image, &["--".as_ref(), "--action-script".as_ref(), script.as_os_str()])?)?;
     let app = App::adopt(image.app.clone());
     let server = fs::read_to_string(&pid).ok().and_then(|it| it.trim().parse().ok());
-    let Some(server) = server.filter(|_| lacks_pages(app.pid()).unwrap_or(false)) else {
+    let is_good = |server: &i32| lacks_pages(app.pid()).unwrap_or(false) && !waits_for_the_first_page(*server);
+    let Some(server) = server.filter(is_good) else {
         app.kill()?;
         return Ok(None);
     };
     let stat = fs::read_to_string(format!("/proc/{server}/stat"))?;
     let guard = stat.rsplit_once(") ").and_then(|(_, it)| it.split(' ').nth(1)?.parse().ok()).context("no guard")?;
     Ok(Some((app, server, guard)))
+}
+
+/// Whether a stopped server was stopped as it waited for the first page: it would end when it goes on. Later it does not wait, but looks.
+fn waits_for_the_first_page(server: i32) -> bool {
+    let syscall = fs::read_to_string(format!("/proc/{server}/syscall")).unwrap_or_default();
+    let mut words = syscall.split(' ');
+    words.next() == Some(&libc::SYS_epoll_wait.to_string()) && words.nth(3).is_some_and(|timeout| timeout.ends_with("ffffffff"))
 }
 
 fn lacks_pages(pid: i32) -> Result<bool> {
