@@ -92,7 +92,8 @@ fn try_without_pages(node: &Node, image: &Image) -> Result<Option<(App, i32, i32
 fn waits_for_the_first_page(server: i32) -> bool {
     let syscall = fs::read_to_string(format!("/proc/{server}/syscall")).unwrap_or_default();
     let mut words = syscall.split(' ');
-    words.next() == Some(&libc::SYS_epoll_wait.to_string()) && words.nth(3).is_some_and(|timeout| timeout.ends_with("ffffffff"))
+    words.next() == Some(&libc::SYS_epoll_wait.to_string())
+        && words.nth(3).is_some_and(|timeout| timeout.ends_with("ffffffff"))
 }
 
 fn lacks_pages(pid: i32) -> Result<bool> {

@@ -29,7 +29,7 @@ fn kernels_of_two_devices_that_wait_for_each_other_go_on() -> Result {
 
 #[test]
 fn kernels_of_two_processes_that_wait_for_each_other_go_on() -> Result {
-    goes_on_after_each_of(3, "meet2", &["--rounds", "400", "--sleep-us", "5000"], 40)
+    goes_on_after_each_of(3, "meet2", &["--rounds", "600", "--sleep-us", "10000"], 40)
 }
 
 /// As ranks are whose collectives wait for one that is slower: what is ahead cannot be called back, so the slow one catches up.

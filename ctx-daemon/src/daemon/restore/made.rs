@@ -84,15 +84,25 @@ impl Criu {
 
     /// The clients that this CRIU has begun to make.
     fn begun(&self) -> Vec<Process> {
-        let all = process::all().unwrap_or_default();
-        let processes = all.into_iter().filter_map(|pid| Process::with_pid(pid).ok());
-        processes.filter(|it| self.has_begun(*it)).collect()
+        self.forked().filter(|it| self.is_client(*it)).collect()
     }
 
-    /// Whether this process is one of them.
-    fn has_begun(&self, process: Process) -> bool {
+    /// The processes that are still this CRIU's program: those that it makes, and its helpers.
+    fn forked(&self) -> impl Iterator<Item = Process> {
+        let all = process::all().unwrap_or_default();
+        let processes = all.into_iter().filter_map(|pid| Process::with_pid(pid).ok());
+        processes.filter(|it| self.has_forked(*it))
+    }
+
+    /// Whether this process has the number of a client.
+    fn is_client(&self, process: Process) -> bool {
+        let number = process::namespace_pids(process.pid).ok().and_then(|it| it.last().copied());
+        number.is_some_and(|it| self.clients.contains(&it.unsigned_abs()))
+    }
+
+    /// Whether this process is one of this CRIU's.
+    fn has_forked(&self, process: Process) -> bool {
         let pid = process.pid;
-        let number = || process::namespace_pids(pid).ok()?.last().copied();
         let holds_directory = || {
             let fds = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
             let mut fds = fds.filter_map(|fd| fd.file_name().to_str()?.parse().ok());
@@ -101,7 +111,6 @@ impl Criu {
         process != self.process
             && process.start >= self.process.start
             && file_at(format!("/proc/{pid}/exe")) == Some(self.program)
-            && number().is_some_and(|it| self.clients.contains(&it.unsigned_abs()))
             && holds_directory()
     }
 }
@@ -114,6 +123,18 @@ fn made_by(criu: i32) -> Vec<Process> {
     pids.extend(traced.into_iter().filter(|it| !pids.contains(it)).collect::<Vec<_>>());
     let others = pids.into_iter().filter(|it| *it != criu);
     others.filter_map(|pid| Process::with_pid(pid).ok()).collect()
+}
+
+/// Whether a process of CRIU's waits for another one.
+fn waits(process: Process) -> bool {
+    fs::read_to_string(format!("/proc/{}/syscall", process.pid)).is_ok_and(|it| is_wait(&it))
+}
+
+/// Whether this content of `/proc/PID/syscall` is that of a process of CRIU's which waits for another one: at one of the stages of a
+/// restore, as all that CRIU makes, or for a request, as helpers. One that runs, or that is ready to, has no system call there.
+fn is_wait(syscall: &str) -> bool {
+    let number = syscall.split(' ').next().and_then(|it| it.parse().ok());
+    number.is_some_and(|it| [libc::SYS_futex, libc::SYS_recvmsg, libc::SYS_recvfrom].contains(&it))
 }
 
 impl Maker {
@@ -142,14 +163,12 @@ impl Maker {
         self.criu.as_ref().is_some_and(|it| !it.process.is_alive())
     }
 
-    /// Whether CRIU waits for its processes although none of the clients has been begun, or all begun ones have ended.
+    /// Whether CRIU waits for its processes although none of the clients has been begun, or all begun ones have ended, and none of the
+    /// others does anything either: one of them, as the first process of a container, may yet make the clients, however long that takes.
     pub(super) fn is_awaited_in_vain(&self) -> bool {
-        /// The system call `futex` in `/proc/PID/syscall`.
-        const FUTEX: &str = "202 ";
         let Some(criu) = &self.criu else { return false };
-        let waits =
-            || fs::read_to_string(format!("/proc/{}/syscall", criu.process.pid)).is_ok_and(|it| it.starts_with(FUTEX));
-        criu.process.is_alive() && waits() && criu.begun().is_empty() && waits()
+        let all_wait = || waits(criu.process) && criu.forked().all(waits);
+        criu.process.is_alive() && all_wait() && criu.begun().is_empty() && all_wait()
     }
 
     /// The CRIU, once it has died.
@@ -223,6 +242,25 @@ mod tests {
     use super::*;
     use std::os::unix::process::ExitStatusExt;
     use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_process_that_does_something_is_told_from_one_that_waits_for_another() {
+        for (syscall, waits) in [
+            ("202 0x7f00 0x0 0x1 0x0 0x0 0x0 0x7ffd 0x7f01", true),
+            ("47 0x5 0x7ffd 0x0 0x0 0x0 0x0 0x7ffd 0x7f01", true),
+            ("45 0x5 0x7ffd 0x10 0x0 0x0 0x0 0x7ffd 0x7f01", true),
+            // It mounts; waits for a program that it has started; runs; is stopped in its own code.
+            ("165 0x7f00 0x7f10 0x7f20 0x1000 0x0 0x0 0x7ffd 0x7f01", false),
+            ("61 0x1f 0x7ffd 0x0 0x0 0x0 0x0 0x7ffd 0x7f01", false),
+            ("running", false),
+            ("-1 0x7ffd 0x7f01", false),
+            ("", false),
+        ] {
+            assert_eq!(is_wait(syscall), waits, "{syscall}");
+        }
+        let own = Process::with_pid(std::process::id() as i32).unwrap();
+        assert!(!waits(own), "it reads");
+    }
 
     #[test]
     fn what_criu_traces_it_has_made_wherever_that_is() {
