@@ -94,15 +94,26 @@ fn a_program_moves_to_another_host_and_ends_there_as_it_would_have_here() -> Res
     here.finish()
 }
 
+/// Migrates until the numbers of the tree are free at the other host: a process that lives for a moment there, as a new worker's, may have
+/// one of them. The program goes on where it is until then.
+fn moves(migrate: impl Fn() -> Result<Output>) -> Result {
+    until("the numbers are free", || {
+        let output = migrate()?;
+        let in_use = !output.status.success() && String::from_utf8_lossy(&output.stderr).contains("File exists");
+        if in_use { Ok(None) } else { report(&output).map(Some) }
+    })?;
+    Ok(())
+}
+
 /// Moves a program there and back. It goes on at each host; `look` is called while it is there.
 fn to_and_fro(here: &Node, app: App, there: &Elsewhere, server: &Server, look: impl FnOnce() -> Result) -> Result<App> {
-    report(&migrate(here, app.pid(), there, &[])?)?;
+    moves(|| migrate(here, app.pid(), there, &[]))?;
     let identity = handed_over(app)?;
     let moved = there.app(&identity)?;
     moved.advances()?;
     look()?;
     let tree = process::tree(moved.pid());
-    report(&migrate_back(there, identity.pid, here, server)?)?;
+    moves(|| migrate_back(there, identity.pid, here, server))?;
     tree.iter().try_for_each(|pid| process::wait_gone("a process of a tree that has moved", *pid))?;
     std::mem::forget(moved);
     let app = App::adopt(identity);
