@@ -18,6 +18,8 @@ use crate::process::Process as Tree;
 const WORKERS: Duration = Duration::from_secs(2);
 /// How long to wait for what is to be known of an end.
 const KNOWN: Duration = Duration::from_secs(2);
+/// How long a job may take to fail after one of its workers has died.
+const FAILS: Duration = Duration::from_secs(60);
 /// How long processes may take to end that were killed.
 const DYING: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -42,6 +44,8 @@ pub(super) struct Job {
     is_unknown: bool,
     /// Whether one of its processes had lost its worker at the last look.
     has_lost: bool,
+    /// When a dead worker was last seen that is not watched any more: its process had ended before the daemon was asked for it.
+    died: Option<Instant>,
 }
 
 /// What the daemon knows of a job.
@@ -146,7 +150,8 @@ impl Job {
         let conmon = conmon.and_then(|it| ended::process(it.state.conmon_pid));
         let (not_before, pause) = (Instant::now(), Duration::ZERO);
         let (workers, looked, is_unknown) = (Vec::new(), None, was_restored);
-        Self { process, container, conmon, not_before, pause, root, workers, looked, is_unknown, has_lost: false }
+        let (has_lost, died) = (false, None);
+        Self { process, container, conmon, not_before, pause, root, workers, looked, is_unknown, has_lost, died }
     }
 
     /// Whether it was there when somebody began to watch it.
@@ -163,6 +168,7 @@ impl Job {
         self.looked = Some(Instant::now());
         let clients = Clients::of(socket, tree)?;
         let watched = |pid: &i32| Watched::new(ended::process(*pid)?);
+        self.note_dead();
         self.workers = clients.workers.iter().filter_map(watched).collect();
         // One that has just ended, which the daemon does not know yet, may have been lost.
         (self.is_unknown, self.has_lost) = (self.workers.len() < clients.workers.len(), clients.lost);
@@ -184,7 +190,7 @@ impl Job {
         if root.has_ended() {
             return Some(match self.ending(folder)? {
                 // Its calls have failed since its worker died, and it has given up.
-                Ending::Exited(status) if status != 0 && (self.has_lost || self.a_worker_died()) => Ending::WorkerLost,
+                Ending::Exited(status) if status != 0 && self.may_fail_for_a_worker() => Ending::WorkerLost,
                 // Or so it may be: its worker may have died before anybody knew that worker.
                 Ending::Exited(status) if status != 0 && self.is_unknown => Ending::Unseen,
                 ending => ending,
@@ -200,6 +206,7 @@ impl Job {
         match were_lost(socket, &ended) {
             Some(true) => Some(Ending::WorkerLost),
             Some(false) => {
+                self.note_dead();
                 self.workers.retain(|it| !it.has_ended());
                 None
             }
@@ -246,6 +253,19 @@ impl Job {
         ending
     }
 
+    /// Whether it may have failed since it has lost a worker.
+    fn may_fail_for_a_worker(&self) -> bool {
+        self.has_lost || self.died.is_some_and(|it| it.elapsed() < FAILS) || self.a_worker_died()
+    }
+
+    /// Notes that a worker has died, if one has, before it is watched no more.
+    fn note_dead(&mut self) {
+        let mut endings = self.workers.iter().filter(|it| it.has_ended()).filter_map(Watched::ending);
+        if endings.any(|it| it != Ending::Exited(0)) {
+            self.died = Some(Instant::now());
+        }
+    }
+
     /// Whether a worker has ended, and not by itself.
     fn a_worker_died(&self) -> bool {
         let ended = self.workers.iter().filter(|it| it.has_ended());
@@ -278,9 +298,14 @@ fn until_known(mut look: impl FnMut() -> Option<Ending>) -> Option<Ending> {
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead, BufReader};
-    use std::process::{Command, Stdio};
+    use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
+    use std::process::{Child, Command, Stdio};
 
+    use rekindle_wire::control::Opening;
+    use rekindle_wire::frame;
     use rustix::process::WaitOptions;
+    use tempfile::TempDir;
 
     use super::*;
 
@@ -320,6 +345,63 @@ mod tests {
 
     fn own() -> i32 {
         std::process::id().cast_signed()
+    }
+
+    /// A daemon that knows these clients.
+    fn daemon_with(dir: &TempDir, clients: Vec<ClientInfo>) -> PathBuf {
+        let socket = dir.path().join("socket");
+        let listener = UnixListener::bind(&socket).unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                frame::receive::<Opening>(&stream).unwrap();
+                frame::send(&stream, &Reply::Clients(clients.clone()), &[], &[]).unwrap();
+            }
+        });
+        socket
+    }
+
+    fn shell(script: &str) -> (Child, Process) {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::piped());
+        let child = command.spawn().unwrap();
+        let process = ended::process(child.id().cast_signed()).unwrap();
+        (child, process)
+    }
+
+    /// What becomes of a job that fails, with a worker that ends like this before, when its client is gone by the time the daemon is asked.
+    /// With `looks` the workers that the job has now are asked for in between.
+    fn end_of_a_job(worker: &str, looks: bool) -> Ending {
+        let dir = tempfile::tempdir().unwrap();
+        let ((mut root, job), (mut other, _)) = (shell("read x; exit 3"), shell("read x"));
+        let now = ClientInfo { worker: other.id().cast_signed(), ..client(job.pid, "running", vec![]) };
+        let socket = daemon_with(&dir, if looks { vec![now] } else { vec![] });
+        let (mut dead, worker) = shell(&format!("read x; {worker}"));
+        let mut job = Job::watch(job, None, false);
+        job.workers = Watched::new(worker).into_iter().collect();
+        assert_eq!(job.workers.len(), 1);
+        drop(dead.stdin.take());
+        while !job.workers[0].has_ended() {
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        let folder = Folder::at(dir.path());
+        if looks {
+            let tree = [job.process()];
+            job.look(&socket, &tree).unwrap();
+        }
+        assert_eq!(job.wait(&folder, &socket, Duration::from_millis(1)), None);
+        drop(root.stdin.take());
+        let ending = std::iter::from_fn(|| Some(job.wait(&folder, &socket, KNOWN))).flatten().next().unwrap();
+        drop(other.stdin.take());
+        [&mut root, &mut other, &mut dead].map(|it| it.wait().unwrap());
+        ending
+    }
+
+    #[test]
+    fn a_job_that_fails_since_its_worker_died_has_lost_it_although_nobody_knows_its_client_any_more() {
+        for looks in [false, true] {
+            assert_eq!(end_of_a_job("kill -KILL $$", looks), Ending::WorkerLost, "{looks}");
+            assert_eq!(end_of_a_job("exit 0", looks), Ending::Exited(3), "{looks}");
+        }
     }
 
     #[test]
