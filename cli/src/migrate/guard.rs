@@ -23,7 +23,7 @@ use crate::process::{self, Process};
 /// or are gone, nobody waits for packets, and a packet would do harm.
 const PATIENCE: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// The pause after an address could not be removed, and between two questions to a daemon that has not answered for long.
+/// The pause after an address could not be removed, and between two questions when nobody has decided for long.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The options of the guard.
@@ -95,16 +95,16 @@ impl Rules {
 fn end(migration: &str, rules: &Rules, socket: &Path) -> Result<(), Failure> {
     let began = Instant::now();
     loop {
-        match settle::decision(socket, migration) {
+        let pause = match settle::decision(socket, migration) {
             // What cannot be removed now is tried again.
-            Ok(MigrationState::HandedOver) if leaving::settle(migration, true).is_err() => std::thread::sleep(AGAIN),
+            Ok(MigrationState::HandedOver) if leaving::settle(migration, true).is_err() => AGAIN,
             Ok(MigrationState::HandedOver) => return Ok(()),
             Ok(MigrationState::Kept) => return leaving::settle(migration, false),
             // The daemon has not noticed yet that its command has ended, or starts.
-            Ok(MigrationState::Undecided) | Err(_) if began.elapsed() < PATIENCE || !rules.root_runs() => {}
+            Ok(MigrationState::Undecided) | Err(_) if began.elapsed() < PATIENCE => POLL_INTERVAL,
+            Ok(MigrationState::Undecided) | Err(_) if !rules.root_runs() => AGAIN,
             Ok(_) | Err(_) => return Ok(()),
-        }
-        // A daemon that is gone for long may be so for days.
-        std::thread::sleep(if began.elapsed() < PATIENCE { POLL_INTERVAL } else { AGAIN });
+        };
+        std::thread::sleep(pause);
     }
 }

@@ -259,7 +259,6 @@ impl Target {
         let mut made = || -> Result<(), Failure> {
             if directory.name == MEMORY {
                 self.has_room_for(directory.files.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size)))?;
-                self.room.expect(directory.files.iter().map(|(_, size)| *size));
             }
             let name = |file: &str| {
                 let name = format!("{}/{file}", directory.name);
@@ -275,9 +274,13 @@ impl Target {
                 let made = File::create_new(&path).and_then(|it| it.set_len(*size));
                 made.with_context(|| format!("cannot make {}", path.display()))?;
             }
-            for (file, size) in pages {
+            for (file, size) in &pages {
                 let path = name(file)?;
                 self.room.make(&path, *size).with_context(|| format!("cannot make {}", path.display()))?;
+            }
+            if !pages.is_empty() {
+                // What is written now needs the rest.
+                std::mem::take(&mut self.room).remove(&self.dir);
             }
             for (link, to) in &directory.links {
                 let path = name(link)?;
@@ -287,9 +290,10 @@ impl Target {
         };
         match made() {
             Ok(()) => {
-                // The memory itself has come before any other directory is made.
-                if directory.name != MEMORY {
-                    self.room.begin(&self.dir);
+                // Only when all memory has come is another directory made.
+                match directory.name.as_str() {
+                    MEMORY => self.room.expect(directory.files.iter().map(|(_, size)| *size)),
+                    _ => self.room.begin(&self.dir),
                 }
                 ToSource::Ready
             }
@@ -322,10 +326,10 @@ impl Target {
     fn hold(&mut self, restore: &Restore) -> ToSource {
         let _preloaded = self.preloads.take().map(Preloads::end);
         // The image has its content by now. To free much memory takes long, and what cannot be removed goes with the migration's directory.
-        let dir = self.dir.clone();
+        let (dir, room) = (self.dir.clone(), std::mem::take(&mut self.room));
         self.freeing = Some(std::thread::spawn(move || {
             let _ = fs::remove_dir_all(dir.join(MEMORY));
-            Room::remove(&dir);
+            room.remove(&dir);
         }));
         let held = write_restore(&self.dir, restore).and_then(|()| {
             self.arriving = Some(Arriving::begin(&restore.addresses, false)?);
@@ -352,8 +356,9 @@ impl Target {
         }
     }
 
-    /// Waits until memory is freed in the migration's directory, which is about to be removed.
+    /// Waits until nobody works in the migration's directory, which is about to be removed.
     fn freed(&mut self) {
+        std::mem::take(&mut self.room).remove(&self.dir);
         let _ = self.freeing.take().map(JoinHandle::join);
     }
 

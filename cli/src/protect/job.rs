@@ -37,15 +37,27 @@ pub(super) struct Job {
     not_before: Instant,
     pause: Duration,
     root: Option<Watched>,
-    workers: Vec<Watched>,
+    workers: Vec<Worker>,
     looked: Option<Instant>,
     /// Whether one of its workers may have died unseen: it was restored, and the daemon has told no workers since then, or one that is none
     /// any more.
     is_unknown: bool,
     /// Whether one of its processes had lost its worker at the last look.
     has_lost: bool,
-    /// When a dead worker was last seen that is not watched any more: its process had ended before the daemon was asked for it.
+    /// When a dead worker was last seen that is not watched any more, since its process had ended, too, before the daemon was asked.
     died: Option<Instant>,
+}
+
+/// A worker of a job, and the process that has it.
+struct Worker {
+    watched: Watched,
+    client: Process,
+}
+
+impl Worker {
+    fn of(worker: i32, client: i32) -> Option<Self> {
+        Some(Self { watched: Watched::new(ended::process(worker)?)?, client: ended::process(client)? })
+    }
 }
 
 /// What the daemon knows of a job.
@@ -55,7 +67,8 @@ pub(super) struct Clients {
     pub(super) gpus: usize,
     /// Bytes on the GPUs, and of pinned memory.
     pub(super) bytes: u64,
-    workers: Vec<i32>,
+    /// Workers, and the processes that have them.
+    workers: Vec<(i32, i32)>,
     /// Whether one of the processes has lost its worker.
     lost: bool,
 }
@@ -76,7 +89,7 @@ impl Clients {
         Some(Self {
             gpus: (0..most).filter(|gpu| used(*gpu)).count(),
             bytes,
-            workers: living.map(|it| it.worker).collect(),
+            workers: living.map(|it| (it.worker, it.pid)).collect(),
             lost: own.iter().any(|it| it.state == "lost"),
         })
     }
@@ -167,9 +180,8 @@ impl Job {
     pub(super) fn look(&mut self, socket: &Path, tree: &[Process]) -> Option<Clients> {
         self.looked = Some(Instant::now());
         let clients = Clients::of(socket, tree)?;
-        let watched = |pid: &i32| Watched::new(ended::process(*pid)?);
         self.note_dead();
-        self.workers = clients.workers.iter().filter_map(watched).collect();
+        self.workers = clients.workers.iter().filter_map(|(worker, client)| Worker::of(*worker, *client)).collect();
         // One that has just ended, which the daemon does not know yet, may have been lost.
         (self.is_unknown, self.has_lost) = (self.workers.len() < clients.workers.len(), clients.lost);
         Some(clients)
@@ -184,7 +196,7 @@ impl Job {
     pub(super) fn wait(&mut self, folder: &Folder, socket: &Path, at_most: Duration) -> Option<Ending> {
         let Some(root) = &self.root else { return self.ending(folder) };
         let mut fds = vec![PollFd::new(root.fd(), PollFlags::IN)];
-        fds.extend(self.workers.iter().map(|it| PollFd::new(it.fd(), PollFlags::IN)));
+        fds.extend(self.workers.iter().map(|it| PollFd::new(it.watched.fd(), PollFlags::IN)));
         let timeout = Timespec::try_from(at_most).unwrap_or_default();
         let _ = poll(&mut fds, Some(&timeout));
         if root.has_ended() {
@@ -199,7 +211,7 @@ impl Job {
         if self.has_lost {
             return Some(Ending::WorkerLost);
         }
-        let ended: Vec<i32> = self.workers.iter().filter(|it| it.has_ended()).map(Watched::pid).collect();
+        let ended: Vec<i32> = self.ended_workers().map(|it| it.watched.pid()).collect();
         if ended.is_empty() {
             return None;
         }
@@ -207,7 +219,7 @@ impl Job {
             Some(true) => Some(Ending::WorkerLost),
             Some(false) => {
                 self.note_dead();
-                self.workers.retain(|it| !it.has_ended());
+                self.workers.retain(|it| !it.watched.has_ended());
                 None
             }
             // The daemon does not run, or has not noticed yet.
@@ -258,18 +270,23 @@ impl Job {
         self.has_lost || self.died.is_some_and(|it| it.elapsed() < FAILS) || self.a_worker_died()
     }
 
-    /// Notes that a worker has died, if one has, before it is watched no more.
+    /// Notes that a worker has died whose process has ended since, if there is one, before it is watched no more. Where the kernel does not
+    /// tell how a process has ended that was waited for (`ended.rs`), it may stay unknown.
     fn note_dead(&mut self) {
-        let mut endings = self.workers.iter().filter(|it| it.has_ended()).filter_map(Watched::ending);
-        if endings.any(|it| it != Ending::Exited(0)) {
+        let died = |it: &Worker| it.watched.ending().is_some_and(|it| it != Ending::Exited(0));
+        // The worker of a process that lives, and has become another program, is killed.
+        if self.ended_workers().any(|it| died(it) && !ended::is_alive(it.client)) {
             self.died = Some(Instant::now());
         }
     }
 
+    fn ended_workers(&self) -> impl Iterator<Item = &Worker> {
+        self.workers.iter().filter(|it| it.watched.has_ended())
+    }
+
     /// Whether a worker has ended, and not by itself.
     fn a_worker_died(&self) -> bool {
-        let ended = self.workers.iter().filter(|it| it.has_ended());
-        ended.filter_map(|it| until_known(|| it.ending())).any(|it| it != Ending::Exited(0))
+        self.ended_workers().filter_map(|it| until_known(|| it.watched.ending())).any(|it| it != Ending::Exited(0))
     }
 }
 
@@ -327,7 +344,7 @@ mod tests {
         let of = |pids: &[i32]| Clients::among(&clients, &tree(pids));
         assert!(of(&[7]).is_none());
         let both = of(&[1, 2, 7]).unwrap();
-        assert_eq!((both.gpus, both.bytes, both.workers.as_slice(), both.lost), (1, 7, &[101][..], true));
+        assert_eq!((both.gpus, both.bytes, both.workers.as_slice(), both.lost), (1, 7, &[(101, 1)][..], true));
         let all = of(&[1, 3]).unwrap();
         assert_eq!((all.gpus, all.bytes, all.lost), (2, 16, false));
     }
@@ -368,39 +385,45 @@ mod tests {
         (child, process)
     }
 
-    /// What becomes of a job that fails, with a worker that ends like this before, when its client is gone by the time the daemon is asked.
-    /// With `looks` the workers that the job has now are asked for in between.
-    fn end_of_a_job(worker: &str, looks: bool) -> Ending {
+    /// What becomes of a job that fails, with a worker that ends like this before, when its client has ended, or has become another program,
+    /// by the time the daemon is asked. With `looks` the workers that the job has now are asked for in between.
+    fn end_of_a_job(worker: &str, client_ends: bool, looks: bool) -> Ending {
         let dir = tempfile::tempdir().unwrap();
-        let ((mut root, job), (mut other, _)) = (shell("read x; exit 3"), shell("read x"));
-        let now = ClientInfo { worker: other.id().cast_signed(), ..client(job.pid, "running", vec![]) };
-        let socket = daemon_with(&dir, if looks { vec![now] } else { vec![] });
-        let (mut dead, worker) = shell(&format!("read x; {worker}"));
-        let mut job = Job::watch(job, None, false);
-        job.workers = Watched::new(worker).into_iter().collect();
+        let ((mut root, process), (now, _)) = (shell("read x; exit 3"), shell("read x"));
+        let known = ClientInfo { worker: now.id().cast_signed(), ..client(process.pid, "running", vec![]) };
+        let socket = daemon_with(&dir, if looks { vec![known] } else { vec![] });
+        let ((mut dead, worker), (mut owner, owned)) = (shell(&format!("read x; {worker}")), shell("read x"));
+        let mut job = Job::watch(process, None, false);
+        job.workers = Worker::of(worker.pid, owned.pid).into_iter().collect();
         assert_eq!(job.workers.len(), 1);
         drop(dead.stdin.take());
-        while !job.workers[0].has_ended() {
+        while !job.workers[0].watched.has_ended() {
             std::thread::sleep(POLL_INTERVAL);
+        }
+        if client_ends {
+            drop(owner.stdin.take());
+            owner.wait().unwrap();
         }
         let folder = Folder::at(dir.path());
         if looks {
-            let tree = [job.process()];
-            job.look(&socket, &tree).unwrap();
+            job.look(&socket, &[process]).unwrap();
         }
         assert_eq!(job.wait(&folder, &socket, Duration::from_millis(1)), None);
         drop(root.stdin.take());
         let ending = std::iter::from_fn(|| Some(job.wait(&folder, &socket, KNOWN))).flatten().next().unwrap();
-        drop(other.stdin.take());
-        [&mut root, &mut other, &mut dead].map(|it| it.wait().unwrap());
+        for mut child in [root, now, dead, owner] {
+            drop(child.stdin.take());
+            child.wait().unwrap();
+        }
         ending
     }
 
     #[test]
     fn a_job_that_fails_since_its_worker_died_has_lost_it_although_nobody_knows_its_client_any_more() {
         for looks in [false, true] {
-            assert_eq!(end_of_a_job("kill -KILL $$", looks), Ending::WorkerLost, "{looks}");
-            assert_eq!(end_of_a_job("exit 0", looks), Ending::Exited(3), "{looks}");
+            assert_eq!(end_of_a_job("kill -KILL $$", true, looks), Ending::WorkerLost, "{looks}");
+            assert_eq!(end_of_a_job("exit 0", true, looks), Ending::Exited(3), "{looks}");
+            assert_eq!(end_of_a_job("kill -KILL $$", false, looks), Ending::Exited(3), "{looks}");
         }
     }
 

@@ -628,8 +628,12 @@ fn whatever_ends_at_whatever_moment_the_container_goes_on_on_exactly_one_host() 
         .collect();
     let mut hosts = Hosts::start()?;
     hosts.run(&["--restart", "always"])?;
-    // The same with a process (`migrate.rs`) tries every victim with every message.
-    for ((victim, when), (_, message)) in pairs::few(&all, |(ends, moment)| [ends, moment]) {
+    // A process has the other victims, too: `migrate.rs` tries each of those at every message.
+    let (podmans, others): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|((victim, _), _)| *victim == Victim::PodmanThere);
+    let mut cases = pairs::few(&others, |(ends, moment)| [ends, moment]);
+    cases.extend(pairs::cases(&podmans, |(ends, moment)| [ends, moment]));
+    for ((victim, when), (_, message)) in cases {
         let action = hosts.kill(victim)?;
         hosts.migrate_while(&format!("{when} {message} {action}"))?;
     }

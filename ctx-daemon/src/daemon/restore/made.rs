@@ -125,16 +125,25 @@ fn made_by(criu: i32) -> Vec<Process> {
     others.filter_map(|pid| Process::with_pid(pid).ok()).collect()
 }
 
-/// Whether a process of CRIU's waits for another one.
-fn waits(process: Process) -> bool {
-    fs::read_to_string(format!("/proc/{}/syscall", process.pid)).is_ok_and(|it| is_wait(&it))
+/// The system call in which a process is, by `/proc/PID/syscall`. None if it runs, is ready to, or is gone.
+fn syscall_of(process: Process) -> Option<i64> {
+    syscall_in(&fs::read_to_string(format!("/proc/{}/syscall", process.pid)).ok()?)
 }
 
-/// Whether this content of `/proc/PID/syscall` is that of a process of CRIU's which waits for another one: at one of the stages of a
-/// restore, as all that CRIU makes, or for a request, as helpers. One that runs, or that is ready to, has no system call there.
-fn is_wait(syscall: &str) -> bool {
-    let number = syscall.split(' ').next().and_then(|it| it.parse().ok());
-    number.is_some_and(|it| [libc::SYS_futex, libc::SYS_recvmsg, libc::SYS_recvfrom].contains(&it))
+fn syscall_in(content: &str) -> Option<i64> {
+    content.split(' ').next()?.parse().ok().filter(|number| *number >= 0)
+}
+
+/// Whether CRIU waits in this system call for its processes. When it waits for the runtime that has called it, it is in another one.
+fn waits_for_processes(syscall: Option<i64>) -> bool {
+    syscall == Some(libc::SYS_futex)
+}
+
+/// Whether a process of CRIU's waits in this system call for another one: at one of the stages of a restore; for a request, as helpers do;
+/// or for children that CRIU only makes for them to have ended.
+fn waits_for_others(syscall: Option<i64>) -> bool {
+    waits_for_processes(syscall)
+        || [libc::SYS_recvmsg, libc::SYS_recvfrom, libc::SYS_waitid].into_iter().any(|it| syscall == Some(it))
 }
 
 impl Maker {
@@ -167,7 +176,9 @@ impl Maker {
     /// others does anything either: one of them, as the first process of a container, may yet make the clients, however long that takes.
     pub(super) fn is_awaited_in_vain(&self) -> bool {
         let Some(criu) = &self.criu else { return false };
-        let all_wait = || waits(criu.process) && criu.forked().all(waits);
+        let all_wait = || {
+            waits_for_processes(syscall_of(criu.process)) && criu.forked().all(|it| waits_for_others(syscall_of(it)))
+        };
         criu.process.is_alive() && all_wait() && criu.begun().is_empty() && all_wait()
     }
 
@@ -245,18 +256,21 @@ mod tests {
 
     #[test]
     fn a_process_that_does_something_is_told_from_one_that_waits_for_another() {
-        for (syscall, waits) in [
-            ("202 0x7f00 0x0 0x1 0x0 0x0 0x0 0x7ffd 0x7f01", true),
-            ("47 0x5 0x7ffd 0x0 0x0 0x0 0x0 0x7ffd 0x7f01", true),
-            ("45 0x5 0x7ffd 0x10 0x0 0x0 0x0 0x7ffd 0x7f01", true),
+        for (content, criu, others) in [
+            ("202 0x7f00 0x0 0x1 0x0 0x0 0x0 0x7ffd 0x7f01", true, true),
+            // A helper waits for requests, and CRIU for the runtime.
+            ("47 0x5 0x7ffd 0x0 0x0 0x0 0x0 0x7ffd 0x7f01", false, true),
+            ("45 0x5 0x7ffd 0x10 0x0 0x0 0x0 0x7ffd 0x7f01", false, true),
+            ("247 0x0 0x0 0x7ffd 0x1000004 0x0 0x0 0x7ffd 0x7f01", false, true),
             // It mounts; waits for a program that it has started; runs; is stopped in its own code.
-            ("165 0x7f00 0x7f10 0x7f20 0x1000 0x0 0x0 0x7ffd 0x7f01", false),
-            ("61 0x1f 0x7ffd 0x0 0x0 0x0 0x0 0x7ffd 0x7f01", false),
-            ("running", false),
-            ("-1 0x7ffd 0x7f01", false),
-            ("", false),
+            ("165 0x7f00 0x7f10 0x7f20 0x1000 0x0 0x0 0x7ffd 0x7f01", false, false),
+            ("61 0x1f 0x7ffd 0x0 0x0 0x0 0x0 0x7ffd 0x7f01", false, false),
+            ("running\n", false, false),
+            ("-1 0x7ffd 0x7f01", false, false),
+            ("", false, false),
         ] {
-            assert_eq!(is_wait(syscall), waits, "{syscall}");
+            let syscall = syscall_in(content);
+            assert_eq!((waits_for_processes(syscall), waits_for_others(syscall)), (criu, others), "{content}");
         }
     }
 
