@@ -43,7 +43,7 @@ pub const PINNED_BASE: u64 = 0x6000_0000_0000;
 /// How much address space pinned host memory may take.
 pub const PINNED_SIZE: u64 = 1 << 44;
 /// The most bytes of one physical allocation that a worker maps in a window: large ranges are made of several.
-pub const PHYSICAL_SIZE: u64 = 64 << 20;
+pub const MAX_PIECE: u64 = 1 << 30;
 /// The application reserves device windows in steps of this size. CRIU before kernel 6.7 walks reservations, so they
 /// are not made larger than needed.
 pub const STEP: u64 = 64 << 30;

@@ -245,6 +245,7 @@ mod tests {
     use crate::resources::memory::DeviceMemory;
     use crate::serve::executor::Executor;
     use crate::serve::fixture;
+    use rekindle_wire::window;
 
     fn prepare(worker: &mut Executor) -> Result<(), CopyError> {
         worker.checkpoint.prepare_engine(&mut worker.call.gpu, &worker.memory.devices)
@@ -253,7 +254,7 @@ mod tests {
     /// A worker whose copy is about to write the content that a lane has read.
     fn copying(goes_on: Receiver<()>) -> (Executor, Taken) {
         let mut worker = fixture::executor();
-        let memory = DeviceMemory::new(0, 0);
+        let memory = DeviceMemory::new(0, 0, window::MAX_PIECE);
         worker.memory.devices.push(Device {
             device: 0,
             primary: 1,

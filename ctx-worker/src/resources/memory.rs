@@ -2,11 +2,14 @@
 //!
 //! ```text
 //!   window  ├─ slab 2 MiB ─┼──── large allocation ────┼─ free ...
-//!             small ones      pieces of 64 MiB at most
+//!             small ones      pieces of 1 GiB at most
 //! ```
 //!
 //! Small allocations share slabs of [`MEMORY_GRANULARITY`], at the driver's alignment. A large allocation is a range of its
-//! own, made of pieces that are mapped side by side and given access once.
+//! own, made of pieces that are mapped side by side and given access once. Their size grows with the device (`size_of_pieces`), because
+//! the driver takes 65 to 150 microseconds for each, however large it is: 100 GiB take 127 ms in pieces of 64 MiB and 11 ms in
+//! pieces of 1 GiB (`docs/results/2026-11-30-H200-pieces.txt`). Processes that share memory share pieces, and an image names those
+//! that are shared, so an image has their size.
 
 pub(crate) mod borrowed;
 mod suspend;
@@ -20,7 +23,7 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Malformed;
 use rekindle_wire::free_ranges::FreeRanges;
 use rekindle_wire::ipc::{PieceId, Token};
-use rekindle_wire::window::{self, PHYSICAL_SIZE};
+use rekindle_wire::window::{self, MAX_PIECE};
 use thiserror::Error;
 
 use crate::gpu::driver::{CallFailed, Driver, checked};
@@ -32,6 +35,17 @@ use crate::session::state;
 const SMALL: u64 = 1 << 20;
 /// The alignment of small allocations and of parts of pools, as the driver gives it.
 pub(crate) const ALIGN: u64 = 512;
+/// The size of the pieces in images that do not say it.
+const FORMER_PIECES: u64 = 64 << 20;
+/// About how many pieces make up a device's memory.
+const PIECES_OF_A_DEVICE: u64 = 128;
+
+/// The size of the pieces of a device with this much memory: a power of two.
+pub(crate) fn size_of_pieces(memory: u64) -> u64 {
+    let wanted = memory / PIECES_OF_A_DEVICE;
+    let power = 1 << wanted.checked_ilog2().unwrap_or(0);
+    MAX_PIECE.min(power).max(MEMORY_GRANULARITY)
+}
 
 /// Why memory was not allocated.
 #[derive(Debug, Error)]
@@ -98,6 +112,8 @@ pub(crate) trait BackgroundCopy: Send + Sync {
 /// The memory of one device.
 pub(crate) struct DeviceMemory {
     device: CUdevice,
+    /// The size of all pieces but the last of a backing.
+    piece_size: u64,
     window: Range<u64>,
     free: FreeRanges,
     /// The end of the part of the window that the driver has reserved for the worker, and the end of the client's part.
@@ -131,10 +147,12 @@ pub(crate) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    pub(crate) fn new(device: CUdevice, ordinal: usize) -> Self {
+    /// The memory of a device, in pieces of this size.
+    pub(crate) fn new(device: CUdevice, ordinal: usize, piece_size: u64) -> Self {
         let window = window::device(ordinal);
         Self {
             device,
+            piece_size,
             free: FreeRanges::all(window.clone()),
             reserved: window.start,
             client_reserved: window.start,
@@ -236,6 +254,15 @@ impl DeviceMemory {
         let own = self.own();
         let of_all = self.share.as_ref().map_or(u64::MAX, |(share, what)| share.room(*what, own));
         self.limit.saturating_sub(own).min(of_all)
+    }
+
+    /// The size of all pieces of an allocation but the last.
+    pub(crate) fn piece_size(&self) -> u64 {
+        self.piece_size
+    }
+
+    fn cut(&self, length: u64) -> Cut {
+        Cut { length, piece_size: self.piece_size }
     }
 
     /// All allocations by address.
@@ -414,7 +441,7 @@ impl DeviceMemory {
             Backing::Slab { piece, .. } => std::slice::from_ref(piece),
         };
         let piece = |((offset, size), &real)| Exported { address: base + offset, size, real };
-        Some((base, *length, cut(*length).zip(pieces).map(piece).collect()))
+        Some((base, *length, self.cut(*length).pieces().zip(pieces).map(piece).collect()))
     }
 
     /// The name of the piece at an address. A piece without a name gets `new`.
@@ -432,7 +459,7 @@ impl DeviceMemory {
         // Memory from a pool may begin anywhere in a piece.
         let first = match self.backings.range(..=address).next_back() {
             Some((base, (length, _))) if address - base < *length => {
-                base + (address - base) / PHYSICAL_SIZE * PHYSICAL_SIZE
+                base + (address - base) / self.piece_size * self.piece_size
             }
             _ => address,
         };
@@ -443,16 +470,27 @@ impl DeviceMemory {
     pub(crate) fn ids(&self) -> impl Iterator<Item = (PieceId, u64, u64)> {
         self.ids.iter().filter_map(|(&address, &id)| {
             let (&base, (length, _)) = self.backings.range(..=address).next_back()?;
-            Some((id, address, PHYSICAL_SIZE.min(length.checked_sub(address - base)?)))
+            Some((id, address, self.piece_size.min(length.checked_sub(address - base)?)))
         })
     }
 
-    /// Writes the names for the image.
+    /// Writes the names for the image, and the size of the pieces that they name.
     pub(crate) fn write_names(&self, out: &mut state::Device) {
         let mut exported: Vec<_> = self.exported.iter().map(|(token, address)| (*address, *token)).collect();
         exported.sort_unstable();
         out.exported = exported.iter().map(|(address, token)| state::named(token, *address)).collect();
         out.pieces = self.ids.iter().map(|(address, id)| state::named(id, *address)).collect();
+        out.piece_size = self.piece_size;
+    }
+
+    /// Makes pieces of the size that an image has. Nothing is allocated yet.
+    pub(crate) fn read_piece_size(&mut self, saved: &state::Device) -> Result<(), Malformed> {
+        let size = if saved.piece_size == 0 { FORMER_PIECES } else { saved.piece_size };
+        if !size.is_power_of_two() || !(MEMORY_GRANULARITY..=MAX_PIECE).contains(&size) {
+            return Err(Malformed("pieces of device memory of a size that no worker makes"));
+        }
+        self.piece_size = size;
+        Ok(())
     }
 
     /// Reads the names that [`DeviceMemory::write_names`] wrote.
@@ -547,7 +585,7 @@ impl DeviceMemory {
         pieces: &mut Vec<u64>,
     ) -> Result<(), CallFailed> {
         let properties = properties(self.device);
-        for (offset, size) in cut(length) {
+        for (offset, size) in self.cut(length).pieces() {
             let mut piece = self.made.remove(&(address + offset)).unwrap_or(0);
             // SAFETY: out parameters are locals, the properties live through the call.
             unsafe {
@@ -588,10 +626,10 @@ impl DeviceMemory {
 
     /// Unmaps pieces, which lose their names.
     fn unmap_named(&mut self, driver: &Driver, address: u64, length: u64, pieces: &[u64]) -> Result<(), CallFailed> {
-        for ((offset, _), _) in cut(length).zip(pieces) {
+        for ((offset, _), _) in self.cut(length).pieces().zip(pieces) {
             self.ids.remove(&(address + offset));
         }
-        unmap_pieces(driver, address, length, pieces)
+        unmap_pieces(driver, address, self.cut(length), pieces)
     }
 
     /// Reserves the window with the driver up to at least `end`.
@@ -641,10 +679,10 @@ fn properties(device: CUdevice) -> CUmemAllocationProp {
     }
 }
 
-/// Unmaps all pieces of a range.
-fn unmap_range(driver: &Driver, address: u64, length: u64) -> Result<(), CallFailed> {
+/// Unmaps all of these pieces of a range.
+fn unmap_range(driver: &Driver, address: u64, cut: Cut) -> Result<(), CallFailed> {
     let mut result = Ok(());
-    for (offset, size) in cut(length) {
+    for (offset, size) in cut.pieces() {
         // SAFETY: the range is ours, and nothing uses it any more.
         result = result.and(checked("cuMemUnmap", unsafe { (driver.cuMemUnmap)(address + offset, size as usize) }));
     }
@@ -652,9 +690,9 @@ fn unmap_range(driver: &Driver, address: u64, length: u64) -> Result<(), CallFai
 }
 
 /// Unmaps and releases the first pieces of a range. Returns the first error; the other pieces are released all the same.
-fn unmap_pieces(driver: &Driver, address: u64, length: u64, pieces: &[u64]) -> Result<(), CallFailed> {
+fn unmap_pieces(driver: &Driver, address: u64, cut: Cut, pieces: &[u64]) -> Result<(), CallFailed> {
     let mut result = Ok(());
-    for ((offset, size), &piece) in cut(length).zip(pieces) {
+    for ((offset, size), &piece) in cut.pieces().zip(pieces) {
         // SAFETY: the range and the piece are ours, mapped together in `map_pieces`.
         unsafe {
             result = result.and(checked("cuMemUnmap", (driver.cuMemUnmap)(address + offset, size as usize)));
@@ -684,16 +722,26 @@ fn first_fit(slab: Range<u64>, used: &BTreeMap<u64, u64>, size: u64) -> Option<u
     (slab.end - at >= size).then_some(at)
 }
 
-/// Addresses and sizes of the pieces behind a large allocation; `None` for a small one.
-pub(crate) fn pieces_of(address: u64, size: u64) -> Option<impl Iterator<Item = (u64, u64)>> {
+/// Addresses and sizes of the pieces behind a large allocation, if pieces have this size; `None` for a small one.
+pub(crate) fn pieces_of(address: u64, size: u64, piece_size: u64) -> Option<impl Iterator<Item = (u64, u64)>> {
     let length = size.checked_next_multiple_of(MEMORY_GRANULARITY).filter(|_| size > SMALL)?;
     address.checked_add(length)?;
-    Some(cut(length).map(move |(offset, size)| (address + offset, size)))
+    Some(Cut { length, piece_size }.pieces().map(move |(offset, size)| (address + offset, size)))
 }
 
-/// Offsets and sizes of the pieces of a range.
-fn cut(length: u64) -> impl Iterator<Item = (u64, u64)> {
-    (0..length.div_ceil(PHYSICAL_SIZE)).map(move |i| (i * PHYSICAL_SIZE, PHYSICAL_SIZE.min(length - i * PHYSICAL_SIZE)))
+/// A range that is cut into pieces.
+#[derive(Clone, Copy)]
+struct Cut {
+    length: u64,
+    piece_size: u64,
+}
+
+impl Cut {
+    /// Offsets and sizes of the pieces.
+    fn pieces(self) -> impl Iterator<Item = (u64, u64)> {
+        let Self { length, piece_size } = self;
+        (0..length.div_ceil(piece_size)).map(move |i| (i * piece_size, piece_size.min(length - i * piece_size)))
+    }
 }
 
 #[cfg(test)]
@@ -711,7 +759,7 @@ mod tests {
 
     #[test]
     fn ranges_are_taken_given_back_and_grow_together() {
-        let mut memory = DeviceMemory::new(0, 0);
+        let mut memory = DeviceMemory::new(0, 0, MAX_PIECE);
         let base = window::device(0).start;
         assert!(
             matches!(memory.take(MEMORY_GRANULARITY), Err(MemoryError::Window(end)) if end == base + MEMORY_GRANULARITY)
@@ -730,7 +778,35 @@ mod tests {
 
     #[test]
     fn pieces_cover_a_range() {
-        let pieces: Vec<_> = cut(130 << 20).collect();
-        assert_eq!(pieces, [(0, PHYSICAL_SIZE), (PHYSICAL_SIZE, PHYSICAL_SIZE), (2 * PHYSICAL_SIZE, 2 << 20)]);
+        let pieces: Vec<_> = Cut { length: 130 << 20, piece_size: 64 << 20 }.pieces().collect();
+        assert_eq!(pieces, [(0, 64 << 20), (64 << 20, 64 << 20), (128 << 20, 2 << 20)]);
+    }
+
+    #[test]
+    fn large_devices_have_large_pieces() {
+        const GIB: u64 = 1 << 30;
+        assert_eq!(size_of_pieces(140 * GIB), GIB);
+        assert_eq!(size_of_pieces(2000 * GIB), GIB);
+        assert_eq!(size_of_pieces(80 * GIB), GIB / 2);
+        assert_eq!(size_of_pieces(GIB), 8 << 20);
+        assert_eq!(size_of_pieces(1 << 20), MEMORY_GRANULARITY);
+        assert_eq!(size_of_pieces(0), MEMORY_GRANULARITY);
+    }
+
+    #[test]
+    fn an_image_says_the_size_of_its_pieces_and_a_former_one_has_the_former_size() {
+        let mut memory = DeviceMemory::new(0, 0, 1 << 28);
+        let mut saved = state::Device::default();
+        memory.write_names(&mut saved);
+        let mut restored = DeviceMemory::new(0, 0, MAX_PIECE);
+        restored.read_piece_size(&saved).unwrap();
+        assert_eq!(restored.piece_size(), 1 << 28);
+        memory.read_piece_size(&state::Device::default()).unwrap();
+        assert_eq!(memory.piece_size(), FORMER_PIECES);
+        for piece_size in [1, MEMORY_GRANULARITY / 2, 3 * MEMORY_GRANULARITY, 2 * MAX_PIECE, u64::MAX] {
+            let saved = state::Device { piece_size, ..state::Device::default() };
+            assert!(memory.read_piece_size(&saved).is_err(), "{piece_size}");
+        }
+        assert_eq!(memory.piece_size(), FORMER_PIECES);
     }
 }

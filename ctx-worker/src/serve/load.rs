@@ -246,6 +246,9 @@ impl Executor {
                 return Err(NotLoaded::Image("the image wants more room reserved for code than any worker does"));
             }
             self.change_code_reserve(ordinal, saved.code_reserve)?;
+            if let Some(device) = self.memory.devices.get_mut(ordinal) {
+                device.memory.read_piece_size(saved).map_err(NotLoaded::worker_state)?;
+            }
         }
         Ok((kinds, state))
     }

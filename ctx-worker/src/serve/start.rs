@@ -25,7 +25,7 @@ use crate::gpu::driver::{self, CallFailed, Driver, LoadError, checked};
 use crate::gpu::virtual_gpus::{self, Uuid, VirtualError, VirtualGpus};
 use crate::resources::code_reserve::{self, CodeReserve};
 use crate::resources::device::Device;
-use crate::resources::memory::DeviceMemory;
+use crate::resources::memory::{DeviceMemory, size_of_pieces};
 use crate::serve::confinement::Confinement;
 use crate::serve::crash;
 use crate::serve::executor::Executor;
@@ -135,7 +135,7 @@ fn try_start(driver: &'static Driver, driver_build: String, parts_of: &[Uuid]) -
             code_reserve: CodeReserve::default(),
             capability,
             most: part_of.map_or(u64::MAX, |_| description.memory),
-            memory: DeviceMemory::new(device, ordinal),
+            memory: DeviceMemory::new(device, ordinal, size_of_pieces(description.memory)),
         });
         described.push(description);
     }

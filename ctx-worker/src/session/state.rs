@@ -28,7 +28,7 @@ pub(crate) use proto::state::{
 
 /// The version in which this worker writes [`rekindle_images::Client::worker_state`], the content of the worker's blobs,
 /// and the object log.
-pub(crate) const STATE_VERSION: u32 = 17;
+pub(crate) const STATE_VERSION: u32 = 18;
 
 /// The oldest version that this worker reads. Images stay readable, so this number never rises.
 pub(crate) const OLDEST_STATE: u32 = 9;

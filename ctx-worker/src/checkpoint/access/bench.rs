@@ -80,7 +80,7 @@ impl<'a> Bench<'a> {
             }
         }
         // Allocated like a client's memory: pieces that are mapped side by side.
-        let mut memory = DeviceMemory::new(device, 0);
+        let mut memory = DeviceMemory::new(device, 0, window::MAX_PIECE);
         memory.client_reserves(window::device(0).end);
         let mut allocate =
             || memory.allocate(driver, largest, 0).map_err(|e| CallFailed { call: "an allocation", code: e.code() });

@@ -29,8 +29,8 @@ pub(crate) fn lend(
     let mut pieces: Pieces = template.into_iter().map(by_place).collect();
     let own = Allocation::PHYSICAL | Allocation::POOLED;
     for it in allocations.iter().filter(|it| it.flags & own == 0 && !written.contains(&it.address)) {
-        let Some(files) = take(&mut pieces, it) else { continue };
         let device = memory.devices.get_mut(it.device as usize).ok_or(TemplateError::Unfit)?;
+        let Some(files) = take(&mut pieces, it, device.memory.piece_size()) else { continue };
         let mut imported = Vec::new();
         let result: Result<(), TemplateError> = files.iter().try_for_each(|file| {
             imported.push(ipc::import(driver, file).map_err(TemplateError::NotImported)?);
@@ -49,8 +49,8 @@ pub(crate) fn lend(
 }
 
 /// Takes the pieces of a large allocation out, if all are there.
-fn take(pieces: &mut Pieces, allocation: &Allocation) -> Option<Vec<OwnedFd>> {
-    let places: Vec<_> = pieces_of(allocation.address, allocation.size)?.collect();
+fn take(pieces: &mut Pieces, allocation: &Allocation, piece_size: u64) -> Option<Vec<OwnedFd>> {
+    let places: Vec<_> = pieces_of(allocation.address, allocation.size, piece_size)?.collect();
     let device = allocation.device;
     let is_there = |(address, size): &(u64, u64)| pieces.get(&(device, *address)).is_some_and(|(it, _)| it == size);
     if !places.iter().all(is_there) {
@@ -79,7 +79,8 @@ mod tests {
             ((0, 256 * MIB), (2 * MIB, file())),
         ]
         .into();
-        let mut taken = |address: u64, size: u64| take(&mut pieces, &allocation(address, size)).map(|it| it.len());
+        let mut taken =
+            |address: u64, size: u64| take(&mut pieces, &allocation(address, size), 64 * MIB).map(|it| it.len());
         // Small ones share their piece with others, and pieces of other sizes or devices are others.
         assert_eq!((taken(128 * MIB, MIB), taken(128 * MIB, 3 * MIB), taken(256 * MIB, 2 * MIB)), (None, None, None));
         assert_eq!((taken(0, 69 * MIB), taken(0, 69 * MIB)), (Some(2), None));

@@ -2,7 +2,7 @@
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::free_ranges::FreeRanges;
-use rekindle_wire::window::{self, PHYSICAL_SIZE};
+use rekindle_wire::window::{self, MAX_PIECE};
 use tracing::warn;
 
 use crate::gpu::driver::{CallFailed, Driver, checked};
@@ -126,9 +126,9 @@ impl Room {
 
     fn map(&mut self, driver: &Driver, properties: &CUmemAllocationProp, length: u64) -> Result<(), CallFailed> {
         while self.size < length {
-            let size = PHYSICAL_SIZE.min(length - self.size);
             // Other processes on this device may take the free memory meanwhile.
-            if spare(driver)? < size {
+            let size = MAX_PIECE.min(length - self.size).min(spare(driver)?);
+            if size == 0 {
                 warn!("there is room for clones of {} of {length} bytes", self.size);
                 break;
             }

@@ -145,7 +145,7 @@ impl<'a> Bench<'a> {
             checked("cuMemHostAlloc", allocated)?;
         }
         // Allocated like a client's memory.
-        let mut memory = DeviceMemory::new(device, 0);
+        let mut memory = DeviceMemory::new(device, 0, window::MAX_PIECE);
         memory.client_reserves(window::device(0).end);
         let source = memory.allocate(driver, largest, 0);
         let source = source.map_err(|e| CallFailed { call: "an allocation", code: e.code() })?;

@@ -11,11 +11,11 @@
 //!
 //! Only large allocations are borrowed, whose pieces are theirs alone. Limits count borrowed memory as the client's own.
 
-use super::{Borrowed, DeviceMemory, cut, properties, set_access, unmap_range};
+use super::{Borrowed, Cut, DeviceMemory, properties, set_access, unmap_range};
 use crate::gpu::driver::{CallFailed, Driver, checked};
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::control::{Failing, FailureKind};
-use rekindle_wire::window::{self, PHYSICAL_SIZE};
+use rekindle_wire::window::{self, MAX_PIECE};
 use thiserror::Error;
 
 /// Why a template is not exported or taken.
@@ -95,7 +95,7 @@ impl DeviceMemory {
     pub(super) fn map_lent(&mut self, driver: &Driver, base: u64, length: u64) -> Option<Result<Vec<u64>, CallFailed>> {
         let borrowed = self.borrowed.get_mut(&base)?;
         let Borrowed::Lent(pieces) = std::mem::replace(borrowed, Borrowed::Mapped) else { return None };
-        let mapped = map_existing(driver, (base, length), &pieces, self.device, CU_MEM_ACCESS_READ);
+        let mapped = map_existing(driver, (base, self.cut(length)), &pieces, self.device, CU_MEM_ACCESS_READ);
         Some(mapped.map(|()| pieces.clone()).inspect_err(|_| {
             self.borrowed.remove(&base);
             release(driver, &pieces);
@@ -123,8 +123,8 @@ impl DeviceMemory {
         let Some((length, backing)) = self.backings.get_mut(&base) else { return Ok(Vec::new()) };
         let (length, pieces) = (*length, backing.take_pieces());
         self.borrowed.remove(&base);
-        unmap_range(driver, base, length)?;
-        Ok(cut(length).zip(pieces).map(|((offset, size), piece)| (base + offset, size, piece)).collect())
+        unmap_range(driver, base, self.cut(length))?;
+        Ok(self.cut(length).pieces().zip(pieces).map(|((offset, size), piece)| (base + offset, size, piece)).collect())
     }
 
     /// Makes memory of its own for a borrowed allocation, with the same content. No command uses the allocation meanwhile. `copy`
@@ -140,7 +140,7 @@ impl DeviceMemory {
         }
         let Some(&(length, _)) = self.backings.get(&base) else { return Ok(()) };
         let mut own = Vec::new();
-        let made = cut(length).try_for_each(|(offset, size)| {
+        let made = self.cut(length).pieces().try_for_each(|(offset, size)| {
             own.push(self.copied_piece(driver, ordinal, (base + offset, size), copy)?);
             Ok(())
         });
@@ -188,17 +188,17 @@ impl DeviceMemory {
         copy: &mut dyn FnMut(u64, u64, u64) -> Result<(), CallFailed>,
     ) -> Result<u64, CallFailed> {
         // Behind all clones.
-        let at = window::clones(ordinal).end - PHYSICAL_SIZE;
+        let at = window::clones(ordinal).end - MAX_PIECE;
         let (properties, mut piece) = (properties(self.device), 0);
         // SAFETY: the out parameter is a local, the properties live through the call.
         unsafe {
             let made = (driver.cuMemCreate)((&raw mut piece).cast(), size as usize, &raw const properties, 0);
             checked("cuMemCreate", made)?;
         }
-        let mapped = map_existing(driver, (at, size), &[piece], self.device, CU_MEM_ACCESS_READWRITE);
+        let mapped = map_existing(driver, (at, self.cut(size)), &[piece], self.device, CU_MEM_ACCESS_READWRITE);
         let copied = mapped.and_then(|()| {
             let copied = copy(from, at, size);
-            copied.and(unmap_range(driver, at, size))
+            copied.and(unmap_range(driver, at, self.cut(size)))
         });
         copied.map(|()| piece).inspect_err(|_| release(driver, &[piece]))
     }
@@ -211,8 +211,8 @@ impl DeviceMemory {
             copying.let_go(base, base + *length);
         }
         let (length, former) = (*length, backing.take_pieces());
-        unmap_range(driver, base, length)?;
-        map_existing(driver, (base, length), &pieces, self.device, access)?;
+        unmap_range(driver, base, self.cut(length))?;
+        map_existing(driver, (base, self.cut(length)), &pieces, self.device, access)?;
         if let Some((_, backing)) = self.backings.get_mut(&base) {
             backing.put_pieces(pieces);
         }
@@ -230,21 +230,21 @@ impl DeviceMemory {
 /// Maps pieces side by side. After a failure nothing is mapped.
 fn map_existing(
     driver: &Driver,
-    (base, length): (u64, u64),
+    (base, cut): (u64, Cut),
     pieces: &[u64],
     device: CUdevice,
     access: u32,
 ) -> Result<(), CallFailed> {
     let mut end = 0;
-    let mapped = cut(length).zip(pieces).try_for_each(|((offset, size), &piece)| {
+    let mapped = cut.pieces().zip(pieces).try_for_each(|((offset, size), &piece)| {
         // SAFETY: a handle of ours, at addresses of our own that nothing is mapped at.
         checked("cuMemMap", unsafe { (driver.cuMemMap)(base + offset, size as usize, 0, piece, 0) })?;
         end = offset + size;
         Ok(())
     });
-    mapped.and_then(|()| set_access(driver, base, length, device, access)).inspect_err(|_| {
+    mapped.and_then(|()| set_access(driver, base, cut.length, device, access)).inspect_err(|_| {
         // The first error is the reason.
-        let _ = unmap_range(driver, base, end);
+        let _ = unmap_range(driver, base, Cut { length: end, ..cut });
     })
 }
 

@@ -1,7 +1,7 @@
 //! Physical memory that a suspended client gives back to its device: the addresses stay reserved, and the same addresses get
 //! new memory when the client resumes.
 
-use super::{Backing, Borrowed, DeviceMemory, cut, set_access, unmap_pieces};
+use super::{Backing, Borrowed, Cut, DeviceMemory, set_access, unmap_pieces};
 use crate::gpu::driver::{CallFailed, Driver};
 use rekindle_cuda_abi::types::CU_MEM_ACCESS_READWRITE;
 
@@ -44,7 +44,7 @@ impl DeviceMemory {
                 Backing::Large(pieces) => pieces.as_slice(),
                 Backing::Slab { piece, .. } => std::slice::from_ref(piece),
             };
-            cut(*length).zip(pieces).map(move |((offset, size), &real)| (base + offset, size, real))
+            self.cut(*length).pieces().zip(pieces).map(move |((offset, size), &real)| (base + offset, size, real))
         })
     }
 
@@ -65,7 +65,8 @@ impl DeviceMemory {
                 continue;
             }
             let pieces = backing.take_pieces();
-            result = result.and(unmap_pieces(driver, base, *length, &pieces));
+            let cut = Cut { length: *length, piece_size: self.piece_size };
+            result = result.and(unmap_pieces(driver, base, cut, &pieces));
         }
         if !keep_borrowed {
             let all: Vec<u64> = self.borrowed().collect();
