@@ -23,14 +23,21 @@ fn is_plain(allocation: &Allocation) -> bool {
 
 /// Maps a saved client's plain device memory again at its old addresses.
 pub(crate) fn restore_plain(memory: &mut Memory, driver: &Driver, client: &Client) -> Result<(), NotLoaded> {
-    for allocation in client.allocations.iter().filter(|it| is_plain(it)) {
-        let allocated = memory::Allocation { size: allocation.size, context: allocation.handle, pool: 0 };
-        let device = memory.devices.get_mut(allocation.device as usize).ok_or(NotLoaded::NoDevice)?;
+    let plain = || client.allocations.iter().filter(|it| is_plain(it));
+    if plain().any(|it| it.device as usize >= memory.devices.len()) {
+        return Err(NotLoaded::NoDevice);
+    }
+    for (ordinal, device) in memory.devices.iter_mut().enumerate() {
         // The driver maps in the current context's process; any context of the device suffices.
-        device.memory.allocate_at(driver, allocation.address, allocated).map_err(|source| NotLoaded::Memory {
-            what: "device",
-            address: allocation.address,
-            source,
+        device.memory.map_many(driver, |memory| {
+            plain().filter(|it| it.device as usize == ordinal).try_for_each(|it| {
+                let allocated = memory::Allocation { size: it.size, context: it.handle, pool: 0 };
+                memory.allocate_at(driver, it.address, allocated).map_err(|source| NotLoaded::Memory {
+                    what: "device",
+                    address: it.address,
+                    source,
+                })
+            })
         })?;
     }
     Ok(())

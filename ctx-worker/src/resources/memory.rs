@@ -7,11 +7,12 @@
 //!
 //! Small allocations share slabs of [`MEMORY_GRANULARITY`], at the driver's alignment. A large allocation is a range of its
 //! own, made of pieces that are mapped side by side and given access once. Their size grows with the device (`size_of_pieces`), because
-//! the driver takes 65 to 150 microseconds for each, however large it is: 100 GiB take 127 ms in pieces of 64 MiB and 11 ms in
-//! pieces of 1 GiB (`docs/results/2026-11-30-H200-pieces.txt`). Processes that share memory share pieces, and an image names those
-//! that are shared, so an image has their size.
+//! the driver takes its time for each, however large it is: 100 GiB take 127 ms in pieces of 64 MiB and 11 ms in pieces of 1 GiB
+//! (`docs/results/2026-11-30-H200-pieces.txt`). Processes that share memory share pieces, and an image names those that are shared,
+//! so an image has their size.
 
 pub(crate) mod borrowed;
+mod runs;
 mod suspend;
 
 use std::cell::Cell;
@@ -25,6 +26,8 @@ use rekindle_wire::free_ranges::FreeRanges;
 use rekindle_wire::ipc::{PieceId, Token};
 use rekindle_wire::window::{self, MAX_PIECE};
 use thiserror::Error;
+
+use self::runs::Runs;
 
 use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::shortage::Shortage;
@@ -133,6 +136,8 @@ pub(crate) struct DeviceMemory {
     /// The names by which other processes may know allocations and pieces, each with an address.
     exported: BTreeMap<Token, u64>,
     ids: BTreeMap<u64, PieceId>,
+    /// Ranges that are mapped and get their access together, while many are being mapped.
+    closed: Option<Runs>,
     /// Pieces to be mapped at an address in place of new ones, by the driver's handles.
     made: BTreeMap<u64, u64>,
     /// Allocations behind which a template's pieces are.
@@ -166,6 +171,7 @@ impl DeviceMemory {
             pieces: 0,
             exported: BTreeMap::new(),
             ids: BTreeMap::new(),
+            closed: None,
             made: BTreeMap::new(),
             borrowed: BTreeMap::new(),
             borrowed_version: 0,
@@ -317,6 +323,26 @@ impl DeviceMemory {
             self.map_large(driver, address, length)?;
         }
         self.allocations.insert(address, allocation);
+        Ok(())
+    }
+
+    /// Does something that maps many ranges. They get their access at its end, side by side ones at once: the driver takes much longer
+    /// for that than for all else, and about as long for many ranges as for one.
+    ///
+    /// # Errors
+    /// The error of `map`, or of the driver. Ranges may be without access then.
+    pub(crate) fn map_many<E: From<CallFailed>>(
+        &mut self,
+        driver: &Driver,
+        map: impl FnOnce(&mut Self) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.closed = Some(Runs::default());
+        let mapped = map(self);
+        let closed = self.closed.take().unwrap_or_default();
+        mapped?;
+        for (base, length) in closed.iter() {
+            set_access(driver, base, length, self.device, CU_MEM_ACCESS_READWRITE)?;
+        }
         Ok(())
     }
 
@@ -601,7 +627,13 @@ impl DeviceMemory {
             }
             pieces.push(piece);
         }
-        set_access(driver, address, length, self.device, CU_MEM_ACCESS_READWRITE)
+        match &mut self.closed {
+            Some(closed) => {
+                closed.add(address, length);
+                Ok(())
+            }
+            None => set_access(driver, address, length, self.device, CU_MEM_ACCESS_READWRITE),
+        }
     }
 
     fn unmap(&mut self, driver: &Driver, base: u64) -> Result<(), CallFailed> {

@@ -9,6 +9,9 @@ use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::criu::Fate;
 use rekindle_e2e::{App, Node, Result, stage, until};
 
+/// A device this small has pieces of 2 MiB, so allocations of the programs here are made of several.
+const SMALL_PIECES: [(&str, &str); 1] = [("SIMGPU_MEMORY", "256M")];
+
 /// Starts `ipc`, and returns it and the id of its second process when both are in their middle.
 fn in_the_middle(node: &Node, arguments: &[&str]) -> Result<(App, i32)> {
     let app = node.run_held("ipc", arguments, Some(20))?;
@@ -47,12 +50,12 @@ fn one_of_two_that_share_memory_cannot_be_dumped_and_both_can() -> Result {
 fn what_names_shared_memory_is_good_after_a_restore_under_another_daemon() -> Result {
     let arguments = ["--rounds", "60"];
     let expected = undisturbed("ipc", &arguments)?;
-    let mut node = Node::start()?;
+    let mut node = Node::with_gpu(&SMALL_PIECES)?;
     let (app, _) = in_the_middle(&node, &arguments)?;
     let image = node.dump_and_kill(app)?;
     image.must_be_of_the_middle(&expected)?;
     node.stop_daemon()?;
-    node.start_daemon(&[])?;
+    node.start_daemon(&SMALL_PIECES)?;
     // The second process opens everything again by the handles that it was given before the dump.
     assert_eq!(node.restore(&image)?.finish()?, expected, "restored");
     node.finish()
@@ -87,13 +90,13 @@ fn mates_in_the_middle(node: &Node, arguments: &[&str]) -> Result<App> {
 fn a_pool_that_two_processes_share_is_theirs_after_a_restore_under_another_daemon() -> Result {
     let arguments = ["--rounds", "80"];
     let expected = undisturbed("poolmates", &arguments)?;
-    let mut node = Node::start()?;
+    let mut node = Node::with_gpu(&SMALL_PIECES)?;
     let app = mates_in_the_middle(&node, &arguments)?;
     node.dump(&app)?;
     let image = node.dump_and_kill(app)?;
     image.must_be_of_the_middle(&expected)?;
     node.stop_daemon()?;
-    node.start_daemon(&[])?;
+    node.start_daemon(&SMALL_PIECES)?;
     // The second process imports pool and memory again by what it was given before the dump, and memory that is new.
     assert_eq!(node.restore(&image)?.finish()?, expected, "restored");
     node.finish()

@@ -1,8 +1,9 @@
 //! Physical memory that a suspended client gives back to its device: the addresses stay reserved, and the same addresses get
 //! new memory when the client resumes.
 
-use super::{Backing, Borrowed, Cut, DeviceMemory, set_access, unmap_pieces};
-use crate::gpu::driver::{CallFailed, Driver};
+use super::runs::Runs;
+use super::{Backing, Borrowed, Cut, DeviceMemory, set_access};
+use crate::gpu::driver::{CallFailed, Driver, checked};
 use rekindle_cuda_abi::types::CU_MEM_ACCESS_READWRITE;
 
 impl DeviceMemory {
@@ -59,14 +60,24 @@ impl DeviceMemory {
     /// # Errors
     /// The first error of the driver. The memory is of no use then.
     pub(crate) fn release_physical(&mut self, driver: &Driver, keep_borrowed: bool) -> Result<(), CallFailed> {
-        let mut result = Ok(());
+        let (mut mapped, mut pieces) = (Runs::default(), Vec::new());
         for (&base, (length, backing)) in &mut self.backings {
             if keep_borrowed && matches!(self.borrowed.get(&base), Some(Borrowed::Mapped)) {
                 continue;
             }
-            let pieces = backing.take_pieces();
-            let cut = Cut { length: *length, piece_size: self.piece_size };
-            result = result.and(unmap_pieces(driver, base, cut, &pieces));
+            let of_backing = backing.take_pieces();
+            let cut = Cut { length: *length, piece_size: self.piece_size }.pieces().zip(&of_backing);
+            cut.for_each(|((offset, size), _)| mapped.add(base + offset, size));
+            pieces.extend(of_backing);
+        }
+        let mut result = Ok(());
+        for (base, length) in mapped.iter() {
+            // SAFETY: whole mappings of ours, which nothing uses.
+            result = result.and(checked("cuMemUnmap", unsafe { (driver.cuMemUnmap)(base, length as usize) }));
+        }
+        for piece in pieces {
+            // SAFETY: the driver's handle of a piece that was mapped there alone.
+            result = result.and(checked("cuMemRelease", unsafe { (driver.cuMemRelease)(piece) }));
         }
         if !keep_borrowed {
             let all: Vec<u64> = self.borrowed().collect();
@@ -88,20 +99,22 @@ impl DeviceMemory {
     /// The first error of the driver, as a rule a lack of memory. Ranges may have memory, all of which
     /// [`DeviceMemory::release_physical`] gives back.
     pub(crate) fn bring_back_physical(&mut self, driver: &Driver, ranges: &[(u64, u64)]) -> Result<(), CallFailed> {
-        ranges.iter().try_for_each(|&(base, length)| self.bring_back(driver, base, length))
-    }
-
-    fn bring_back(&mut self, driver: &Driver, base: u64, length: u64) -> Result<(), CallFailed> {
-        let mut pieces = Vec::new();
-        let mapped = self.map_pieces(driver, base, length, &mut pieces);
-        let peers = self.shared.range((base, i32::MIN)..=(base, i32::MAX));
-        let mapped = mapped.and_then(|()| {
-            peers.copied().try_for_each(|(_, device)| set_access(driver, base, length, device, CU_MEM_ACCESS_READWRITE))
-        });
-        if let Some((_, backing)) = self.backings.get_mut(&base) {
-            backing.put_pieces(pieces);
+        self.map_many(driver, |memory| {
+            ranges.iter().try_for_each(|&(base, length)| {
+                let mut pieces = Vec::new();
+                let mapped = memory.map_pieces(driver, base, length, &mut pieces);
+                if let Some((_, backing)) = memory.backings.get_mut(&base) {
+                    backing.put_pieces(pieces);
+                }
+                mapped
+            })
+        })?;
+        let is_brought = |base: &u64| ranges.binary_search_by_key(base, |it| it.0).is_ok();
+        for &(base, peer) in self.shared.iter().filter(|(base, _)| is_brought(base)) {
+            let Some((length, _)) = self.backings.get(&base) else { continue };
+            set_access(driver, base, *length, peer, CU_MEM_ACCESS_READWRITE)?;
         }
-        mapped
+        Ok(())
     }
 }
 
