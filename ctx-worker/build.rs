@@ -9,6 +9,8 @@ const ALSO: &[&str] = &[
     "cuGraphConditionalHandleCreate",
     "cuGraphAddNode_v2",
     "cuMemGetInfo_v2",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
     "cuDeviceGet",

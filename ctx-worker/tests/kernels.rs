@@ -1,4 +1,4 @@
-//! Tests of the kernels that workers load: `hash.ptx` is compiled by `build` from `hash.cu`, and computes bit for bit the same
+//! Tests of the kernels that workers load: `build` compiles each `.ptx` from its `.cu`, and `hash.ptx` computes bit for bit the same
 //! as `rekindle_images::content`. The software GPU's interpreter executes it here.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "only tests use this")]
 
@@ -20,11 +20,13 @@ fn folder() -> PathBuf {
 fn what_is_committed_is_what_the_script_makes() {
     // Set by scripts/test; other environments may lack the compiler.
     let Some(nvcc) = std::env::var_os("REKINDLE_NVCC") else { return };
-    let made = tempfile::NamedTempFile::new().unwrap();
+    let made = tempfile::tempdir().unwrap();
     let built = Command::new(folder().join("build")).arg(made.path()).env("REKINDLE_NVCC", nvcc).status().unwrap();
     assert!(built.success());
-    let same = std::fs::read(made.path()).unwrap() == std::fs::read(folder().join("hash.ptx")).unwrap();
-    assert!(same, "run ctx-worker/kernels/build, and commit hash.ptx");
+    for name in ["hash.ptx", "heap.ptx"] {
+        let same = std::fs::read(made.path().join(name)).unwrap() == std::fs::read(folder().join(name)).unwrap();
+        assert!(same, "run ctx-worker/kernels/build, and commit {name}");
+    }
 }
 
 /// A flat memory with the kernels.

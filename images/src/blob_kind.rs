@@ -13,6 +13,8 @@ pub enum BlobKind {
     ArrayContent = 2,
     /// The deferred commands.
     DeferredCommands = 3,
+    /// The heap from which kernels take memory with `malloc`; its handle is the device's number.
+    KernelHeap = 4,
     /// Text that kernels have printed and the application has not fetched; its handle is 0 for stdout, 1 for stderr.
     Printed = 0x1c0,
     /// A compiler's log that its caller may be about to fetch; its handle is twice the thread's number, and one more for
@@ -31,10 +33,11 @@ pub struct UnknownBlobKind(pub u32);
 
 impl BlobKind {
     /// All kinds.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::ArrivingCode,
         Self::ArrayContent,
         Self::DeferredCommands,
+        Self::KernelHeap,
         Self::Printed,
         Self::CodeLog,
         Self::Graphs,
@@ -70,8 +73,8 @@ mod tests {
 
     #[test]
     fn numbers_of_kinds_stay_as_they_are_on_disk() {
-        assert_eq!(BlobKind::ALL.map(u32::from), [1, 2, 3, 0x1c0, 0x1c1, 0x1c2, 0x1c3]);
+        assert_eq!(BlobKind::ALL.map(u32::from), [1, 2, 3, 4, 0x1c0, 0x1c1, 0x1c2, 0x1c3]);
         assert!(BlobKind::ALL.into_iter().all(|kind| BlobKind::try_from(u32::from(kind)) == Ok(kind)));
-        assert_eq!(BlobKind::try_from(4), Err(UnknownBlobKind(4)));
+        assert_eq!(BlobKind::try_from(5), Err(UnknownBlobKind(5)));
     }
 }

@@ -1,9 +1,9 @@
 // Uses the GPU a little and then waits: a client that others look at, and that costs nothing.
 //
-//   idle [--launches N] [--refused N] [--heap N] [--until FILE] [--progress FILE]      3, 0, 0, none, none
+//   idle [--launches N] [--refused N] [--heap N] [--heap-mib N] [--until FILE] [--progress FILE]      3, 0, 0, as it is, none, none
 //
 // Launches N kernels, makes N calls that no checkpointing layer can pass on, launches N kernels that call malloc on the
-// device. Then writes 1 to the progress file, prints "ready", and waits until FILE is there; without one it ends.
+// device, whose heap has N MiB. Then writes 1 to the progress file, prints "ready", and waits until FILE is there; without one it ends.
 #include "app.h"
 
 #include <unistd.h>
@@ -26,11 +26,15 @@ int main(int argc, char **argv) {
     uint64_t launches = options.number("--launches", 3);
     uint64_t refused = options.number("--refused", 0);
     uint64_t heap = options.number("--heap", 0);
+    uint64_t heap_mib = options.number("--heap-mib", 0);
     const char *until = options.text("--until", nullptr);
     const char *file = options.text("--progress", nullptr);
     options.done();
 
     uint32_t *sum, host = 0;
+    if (heap_mib) {
+        CHECK(cudaDeviceSetLimit(cudaLimitMallocHeapSize, heap_mib << 20));
+    }
     CHECK(cudaMalloc(&sum, 4));
     CHECK(cudaMemset(sum, 0, 4));
     for (uint64_t i = 0; i < launches; i++) {

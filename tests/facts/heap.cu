@@ -8,7 +8,11 @@
 //                    whole, and `malloc` must give out neither their memory nor less than it would have
 //          save      makes lists and writes the heap to a file
 //          load      in another process: the same after reading the heap from that file, where no kernel has made a list
+//          when      what the driver takes, and whether the limit can be set, after the code is loaded and after it has run
+//          places    where a variable of the heap's size lies that is there before, and where the heap is when that is gone; with
+//                    --fillers, variables of 2 MiB stay before it
 // --limit-mib  the heap's size; 0: as the driver has it
+// --fillers    how many
 // --before     so many MiB are allocated before anything else, and code is loaded
 #include "facts.h"
 
@@ -212,6 +216,77 @@ struct Heap {
     }
 };
 
+static size_t free_now() {
+    size_t free, total;
+    NEED(cuMemGetInfo, &free, &total);
+    return free;
+}
+
+static void load_some() {
+    cudaFunction_t function;
+    CHECK(cudaGetFuncBySymbol(&function, (const void *)some));
+    NEED(cuFuncLoad, (CUfunction)function);
+}
+
+static CUmodule variable(size_t bytes, CUdeviceptr *at) {
+    char text[200];
+    snprintf(text, sizeof text, ".version 7.0\n.target sm_75\n.address_size 64\n.visible .global .align 256 .b8 room[%zu];\n", bytes);
+    CUmodule module;
+    size_t size;
+    NEED(cuModuleLoadData, &module, text);
+    NEED(cuModuleGetGlobal, at, &size, module, "room");
+    return module;
+}
+
+static CUdeviceptr run_some(unsigned long long *out) {
+    some<<<1, 1>>>(out);
+    CHECK(cudaGetLastError());
+    CHECK(cudaDeviceSynchronize());
+    return (CUdeviceptr)out[0];
+}
+
+static void when(Line &line) {
+    unsigned long long *out = (unsigned long long *)new_pinned(4096);
+    size_t first = free_now();
+    load_some();
+    size_t loaded = free_now();
+    line.number("taken_by_load", (double)(first - loaded)).result("set_after_load", ASK(cuCtxSetLimit, CU_LIMIT_MALLOC_HEAP_SIZE, 64 * MIB));
+    size_t set = free_now();
+    line.number("taken_by_set", (double)(loaded - set)).address("at", run_some(out));
+    line.number("taken_by_run", (double)(set - free_now()));
+    line.result("set_after_run", ASK(cuCtxSetLimit, CU_LIMIT_MALLOC_HEAP_SIZE, 32 * MIB));
+    line.result("the_same_after_run", ASK(cuCtxSetLimit, CU_LIMIT_MALLOC_HEAP_SIZE, 64 * MIB));
+}
+
+static void places(Line &line, size_t fillers, bool loaded) {
+    unsigned long long *out = (unsigned long long *)new_pinned(4096);
+    size_t size;
+    NEED(cuCtxGetLimit, &size, CU_LIMIT_MALLOC_HEAP_SIZE);
+    if (loaded) {
+        load_some();
+    }
+    CUdeviceptr at;
+    std::vector<CUmodule> kept;
+    std::string all;
+    for (size_t i = 0; i < fillers; i++) {
+        kept.push_back(variable(2 * MIB, &at));
+        char text[40];
+        snprintf(text, sizeof text, "%s\"%llx\"", i ? ", " : "", (unsigned long long)at);
+        all += text;
+    }
+    line.raw("fillers", "[" + all + "]");
+    CUmodule room = variable(size, &at);
+    line.address("variable", at);
+    NEED(cuModuleUnload, room);
+    line.address("heap_address", run_some(out)).number("size", (double)size);
+    room = variable(size, &at);
+    line.address("variable_then", at);
+    for (CUmodule it : kept) {
+        NEED(cuModuleUnload, it);
+    }
+    line.address("heap_address_then", run_some(out));
+}
+
 int main(int argc, char **argv) {
     int now = personality(0xffffffff);
     if (now != -1 && !(now & ADDR_NO_RANDOMIZE) && personality((unsigned long)now | ADDR_NO_RANDOMIZE) != -1) {
@@ -222,7 +297,8 @@ int main(int argc, char **argv) {
     mallopt(M_ARENA_MAX, 1);
     Options options(argc, argv);
     std::string what = options.text("--what", "describe"), file = options.text("--file", "heap.bin");
-    size_t limit = options.number("--limit-mib", 0) * MIB, before = options.number("--before", 0) * MIB;
+    size_t limit = options.number("--limit-mib", 0) * MIB, before = options.number("--before", 0) * MIB, fillers = options.number("--fillers", 0);
+    bool loads_first = options.number("--load-first", 0);
     options.number("--small", 0);
     options.done();
 
@@ -236,6 +312,11 @@ int main(int argc, char **argv) {
     }
     if (limit) {
         line.result("set_limit", ASK(cuCtxSetLimit, CU_LIMIT_MALLOC_HEAP_SIZE, limit));
+    }
+    if (what == "when" || what == "places") {
+        what == "when" ? when(line) : places(line, fillers, loads_first);
+        line.print();
+        return 0;
     }
     size_t free_first, free_then, total;
     NEED(cuMemGetInfo, &free_first, &total);

@@ -162,20 +162,23 @@ pub(crate) fn state_bytes(layers: &Layers<'_>, ages: &Ages) -> Result<Vec<u8>, S
     scheduler.times.write(ages, &mut state);
     memory.pinned.write(&mut state);
     memory.managed.write(&mut state);
-    for device in &memory.devices {
+    for (ordinal, device) in memory.devices.iter().enumerate() {
         let reserved_to = device.memory.client_reserved();
         let mut saved = state::Device {
             reserved_to,
             reset: device.reset,
             placed_after: Some(device.placed_after),
             code_reserve: device.code_reserve.bytes(),
+            kernel_heap: memory.kernel_heaps.describe(ordinal).into(),
             ..state::Device::default()
         };
         device.memory.write_names(&mut saved);
         state.devices.push(saved);
     }
     memory.pools.write(&mut state);
-    state.beyond_reserve = lies_beyond_reserve(memory, layers.code, &layers.call.session);
+    // The driver places such a heap where it will, too.
+    let has_heap = !memory.kernel_heaps.is_empty();
+    state.beyond_reserve = has_heap || lies_beyond_reserve(memory, layers.code, &layers.call.session);
     write_cut(&layers.call.session, layers.code, &mut state);
     state::opaque(&state)
 }

@@ -8,6 +8,7 @@ use crate::checkpoint::layers::Layers;
 use crate::resources::code_store::CodeStore;
 use crate::resources::graphs::Graphs;
 use crate::resources::jit::CodeLogs;
+use crate::resources::kernel_heap::KernelHeaps;
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::prints::Prints;
 use crate::resources::saved::{Part, Saved};
@@ -23,7 +24,7 @@ struct Kind {
 }
 
 /// All kinds, in the order in which they are saved.
-const KINDS: [Kind; 6] = [
+const KINDS: [Kind; 7] = [
     Kind { kind: CodeStore::KIND, save: |it| it.code.store.save(), load: |it, part| it.code.store.load(part, ()) },
     Kind {
         kind: Scheduler::KIND,
@@ -33,6 +34,11 @@ const KINDS: [Kind; 6] = [
     Kind { kind: Vmm::KIND, save: |it| it.memory.vmm.save(), load: |it, part| it.memory.vmm.load(part, ()) },
     Kind { kind: Graphs::KIND, save: |it| it.code.graphs.save(), load: |it, part| it.code.graphs.load(part, ()) },
     Kind { kind: Prints::KIND, save: |it| it.code.prints.save(), load: |it, part| it.code.prints.load(part, ()) },
+    Kind {
+        kind: KernelHeaps::KIND,
+        save: |it| it.memory.kernel_heaps.save(),
+        load: |it, part| it.memory.kernel_heaps.load(part, ()),
+    },
     Kind { kind: CodeLogs::KIND, save: |it| it.code.logs.save(), load: |it, part| it.code.logs.load(part, ()) },
 ];
 
@@ -77,8 +83,13 @@ mod tests {
         let saved: Vec<_> = save_parts(&layers).unwrap().into_iter().map(|it| (it.kind, it.handle, it.bytes)).collect();
         let bytes = || vec![1, 2, 3];
         assert_eq!(saved, [(CodeStore::KIND, 7, bytes()), (Prints::KIND, 1, bytes()), (CodeLogs::KIND, 5, bytes())]);
-        for (kind, handle) in [(Prints::KIND, 2), (Graphs::KIND, 0), (Scheduler::KIND, 0), (BlobKind::ArrayContent, 0)]
-        {
+        for (kind, handle) in [
+            (Prints::KIND, 2),
+            (Graphs::KIND, 0),
+            (KernelHeaps::KIND, 0),
+            (Scheduler::KIND, 0),
+            (BlobKind::ArrayContent, 0),
+        ] {
             assert!(load_part(&mut layers, kind, Part { handle, bytes: vec![0xff] }).is_err(), "{kind:?}");
         }
     }

@@ -61,8 +61,9 @@ impl Checkpoint {
             self.discarded.clear();
         }
         layers.memory.leave_out(layers.call, &wanted.elsewhere);
-        if let Some(why) = &layers.call.session.unsavable {
-            return Err(SaveError::Unsavable(why.clone()));
+        let heap = layers.memory.kernel_heaps.obstacle();
+        if let Some(why) = layers.call.session.unsavable.clone().or(heap) {
+            return Err(SaveError::Unsavable(why));
         }
         layers.call.session.objects.settle();
         if let Some(why) = cannot_be_placed_again(&layers.call.session, layers.code, wanted.rehearses) {
@@ -131,8 +132,9 @@ impl Checkpoint {
             }
         };
 
-        let described = save_parts(layers).map_err(SaveError::from);
+        let described = read_heaps(layers).and_then(|()| save_parts(layers).map_err(SaveError::from));
         let described = described.and_then(|texts| Ok((texts, describe(layers, wanted.head, allocations, globals)?)));
+        layers.memory.kernel_heaps.forget_content();
         let (texts, (client, code)) = match described {
             Ok(described) => described,
             Err(why) => {
@@ -170,6 +172,14 @@ impl Checkpoint {
             before: None,
         }
     }
+}
+
+/// Reads the heaps from which kernels take memory with `malloc`.
+fn read_heaps(layers: &mut Layers<'_>) -> Result<(), SaveError> {
+    let Layers { call, memory, .. } = layers;
+    let read = memory.kernel_heaps.read(call.driver());
+    call.gpu.leave();
+    read.map_err(CopyError::from)?.map_err(SaveError::Unsavable)
 }
 
 /// Describes the client's part of the manifest, except for the places of its memory's content; and returns the client's code.

@@ -15,6 +15,7 @@ pub(crate) mod initial;
 pub(crate) mod ipc;
 pub(crate) mod jit;
 pub(crate) mod job;
+pub(crate) mod kernel_heap;
 pub(crate) mod launch_attributes;
 pub(crate) mod launch_check;
 pub(crate) mod libraries_ahead;
@@ -55,6 +56,7 @@ use self::graphs::Graphs;
 use self::ipc::Arrived;
 use self::ipc::events::IpcEvents;
 use self::jit::CodeLogs;
+use self::kernel_heap::KernelHeaps;
 use self::libraries_ahead::Ahead;
 use self::linker::Links;
 use self::managed::ManagedMemory;
@@ -71,6 +73,7 @@ pub(crate) struct Memory {
     pub(crate) vmm: Vmm,
     pub(crate) pinned: PinnedMemory,
     pub(crate) managed: ManagedMemory,
+    pub(crate) kernel_heaps: KernelHeaps,
     /// Pinned memory of a restored client whose memfds have not come yet.
     pub(crate) expected_pins: Vec<(u64, pinned::Allocation)>,
     pub(crate) arrays: Arrays,
@@ -90,6 +93,7 @@ impl Memory {
             vmm: Vmm::default(),
             pinned: PinnedMemory::default(),
             managed: ManagedMemory::default(),
+            kernel_heaps: KernelHeaps::default(),
             expected_pins: Vec::new(),
             arrays: Arrays::default(),
             textures: Textures::default(),

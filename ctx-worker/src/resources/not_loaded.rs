@@ -81,6 +81,11 @@ pub(crate) enum NotLoaded {
         "the variable `{0}` holds addresses that the driver has chosen, and they cannot be read here, to compare them; restore again"
     )]
     NotCompared(String),
+    #[error(
+        "the heap for malloc in kernels does not lie at {:#x} any more, with {} bytes, but at {:#x}, with {}: restore on the same driver and kind of GPU",
+        .saved.0, .saved.1, .found.0, .found.1
+    )]
+    HeapMoved { saved: (u64, u64), found: (u64, u64) },
     #[error("shared memory cannot be {what}: {}", result_name(*.code))]
     Shared { what: &'static str, code: CUresult },
     #[error("shared events cannot be made")]
@@ -137,6 +142,7 @@ impl Failing for NotLoaded {
             Self::NoDevice
             | Self::Moved { .. }
             | Self::CodeMoved { .. }
+            | Self::HeapMoved { .. }
             | Self::NotHeld { .. }
             | Self::TooManyHolders { .. } => FailureKind::Refused,
             Self::ReadCode { source, .. } | Self::NoDescriptor(source) => Failing::kind(source),

@@ -58,6 +58,7 @@ impl Executor {
             command::HELD_ROOM => self.held_room(args),
             command::THREAD_END => thread_end(&mut self.call, args),
             command::GRAPH_CREATE..=command::GRAPH_DESTROY => {
+                self.prepare_graph(number, args)?;
                 let (call, mut loading, code) = self.code_parts();
                 code.graph_command(call, &mut loading, number, args)
             }
@@ -517,6 +518,7 @@ impl Executor {
             }
         }
         self.checkpoint.peek.release(driver, ordinal);
+        self.memory.kernel_heaps.release(driver, ordinal);
         self.checkpoint.release_hashers(driver, ordinal);
         if ordinal == 0 {
             self.call.session.staging.unregister(driver);

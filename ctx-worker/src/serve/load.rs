@@ -194,6 +194,8 @@ impl Executor {
         let aliases = layers.map_aliases()?;
         check_pieces(client, &aliases)?;
         restore_parts(&mut layers, client, reader)?;
+        layers.memory.kernel_heaps.write(layers.call.driver())?;
+        layers.call.gpu.leave();
         layers.memory.all_shared_is_mapped(layers.call, &state)?;
         layers.scheduler.times.record_events(layers.call)?;
         let map_ns = steps.next(content_step) + plain_ns;

@@ -13,7 +13,20 @@ use crate::resources::code_reserve;
 use crate::resources::not_loaded::{NotLoaded, Why};
 use crate::serve::executor::Executor;
 use crate::session::outcome::{Outcome, Refused};
-use crate::session::state::State;
+use crate::session::state::{Device, State};
+
+/// What a replay does between two records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Between {
+    OwnCode(usize),
+    KernelHeap(usize),
+}
+
+/// The devices on which kernels of a saved client may have called `malloc`, each with the record after which the driver made the heap.
+fn heaps(state: &State) -> impl Iterator<Item = (u64, usize)> {
+    let heap = |(ordinal, device): (usize, &Device)| Some((device.kernel_heap.as_ref()?.made_after, ordinal));
+    state.devices.iter().enumerate().filter_map(heap)
+}
 
 impl Executor {
     /// Executes records of the log in their order. The returned value holds places until the whole log has been replayed.
@@ -25,12 +38,14 @@ impl Executor {
         kinds: &HashMap<u32, u16>,
     ) -> Result<Holders, NotLoaded> {
         let Some(cut) = state.cut.as_ref() else {
-            self.replay_exactly(state, objects, kinds)?;
+            self.replay_exactly(state, objects, kinds, u64::MAX)?;
             return Ok(Holders::default());
         };
         let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
         let (exact, behind): (Vec<_>, Vec<_>) = objects.into_iter().partition(|object| object.sequence <= cut.from);
-        self.replay_exactly(state, exact, kinds)?;
+        self.replay_exactly(state, exact, kinds, cut.from)?;
+        // What the limit says of those that were made later may come later.
+        let later: Vec<_> = heaps(state).filter(|(after, _)| *after > cut.from).map(|(_, ordinal)| ordinal).collect();
         let from = self.call.session.objects.recorded();
         // Contexts take room from each other, so all contexts must exist before any place is held.
         let makes_context =
@@ -60,29 +75,53 @@ impl Executor {
                 holders.fill(self)?;
             }
         }
+        later.into_iter().try_for_each(|ordinal| self.make_heap_again(state, ordinal))?;
         self.call.session.objects.was_cut(from);
         Ok(holders)
     }
 
-    /// Executes records in their order. The worker's own kernels get their places where they had them among the records.
+    /// Executes records in their order, which are all up to `last`. The worker's own kernels get their places, and the driver makes heaps
+    /// for the client's, where they did among the records.
     fn replay_exactly(
         &mut self,
         state: &State,
         objects: Vec<&Object>,
         kinds: &HashMap<u32, u16>,
+        last: u64,
     ) -> Result<(), NotLoaded> {
         let after = |ordinal: usize| state.devices.get(ordinal).and_then(|it| it.placed_after).unwrap_or(u64::MAX);
-        let mut own: Vec<_> = (0..self.memory.devices.len()).map(|ordinal| (after(ordinal), ordinal)).collect();
+        let code = (0..self.memory.devices.len()).map(|ordinal| (after(ordinal), Between::OwnCode(ordinal)));
+        let heaps = heaps(state).filter(|(after, _)| *after <= last);
+        let mut between: Vec<_> =
+            code.chain(heaps.map(|(after, ordinal)| (after, Between::KernelHeap(ordinal)))).collect();
         // The last one is the next.
-        own.sort_unstable_by_key(|it| std::cmp::Reverse(*it));
+        between.sort_unstable_by_key(|it| std::cmp::Reverse(*it));
         for object in objects {
-            while let Some((_, ordinal)) = own.pop_if(|(after, _)| *after < object.sequence) {
-                self.place_own_code(ordinal)?;
+            while let Some((_, what)) = between.pop_if(|(after, _)| *after < object.sequence) {
+                self.do_between(state, what)?;
             }
             self.replay(object, kinds)?;
         }
-        own.into_iter().rev().try_for_each(|(_, ordinal)| self.place_own_code(ordinal))?;
-        Ok(())
+        between.into_iter().rev().try_for_each(|(_, what)| self.do_between(state, what))
+    }
+
+    fn do_between(&mut self, state: &State, what: Between) -> Result<(), NotLoaded> {
+        match what {
+            Between::OwnCode(ordinal) => Ok(self.place_own_code(ordinal)?),
+            Between::KernelHeap(ordinal) => self.make_heap_again(state, ordinal),
+        }
+    }
+
+    /// Has the driver make the heap of a device that the client's kernels have had.
+    fn make_heap_again(&mut self, state: &State, ordinal: usize) -> Result<(), NotLoaded> {
+        let saved = state.devices.get(ordinal).and_then(|it| it.kernel_heap.as_ref());
+        let (Some(saved), Some(device)) = (saved, self.memory.devices.get(ordinal)) else {
+            return Err(NotLoaded::NoDevice);
+        };
+        let (primary, records) = (device.primary, self.call.session.objects.recorded());
+        let made = self.memory.kernel_heaps.make_again(self.call.gpu.driver, (ordinal, primary), records, saved);
+        self.context_changed();
+        made
     }
 
     /// Has the driver place the code of the worker's own kernels now, among the client's code.

@@ -105,13 +105,6 @@ impl Session {
         }
     }
 
-    /// Notes the launch of a kernel. `allocates` says whether its code calls `malloc` on the device.
-    pub(crate) fn kernel_launched(&mut self, allocates: bool) {
-        if allocates && self.unsavable.is_none() {
-            self.unsavable = Some("it has launched a kernel whose code calls malloc on the device".into());
-        }
-    }
-
     /// Makes the client's context the driver's current one; 0 leaves none.
     pub(crate) fn enter(&self, gpu: &mut Gpu, context: u64) -> Result<(), Refused> {
         let real = match context {

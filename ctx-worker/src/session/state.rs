@@ -22,8 +22,8 @@ mod proto {
 
 pub(crate) use proto::state::{
     Access, Cut, DeferredCommand, DeferredCommands, DeferredProgress, Device, EventCount, EventPage, FormerAttribute,
-    Graph, Graphs, ManagedMemory, ManagedVariable, Mapped, Mapping, Named, Piece, PinnedMemory, Pool, RecordedEvent,
-    Reservation, Segment, SharedEvent, SharedEvents, SharedPiece, Sharing, State, WaitingForRoom,
+    Graph, Graphs, KernelHeap, ManagedMemory, ManagedVariable, Mapped, Mapping, Named, Piece, PinnedMemory, Pool,
+    RecordedEvent, Reservation, Segment, SharedEvent, SharedEvents, SharedPiece, Sharing, State, WaitingForRoom,
 };
 
 /// The version in which this worker writes [`rekindle_images::Client::worker_state`], the content of the worker's blobs,

@@ -113,11 +113,11 @@ fn a_job_of_a_shell_is_checkpointed_too() -> Result {
 #[test]
 fn what_cannot_be_checkpointed_is_refused_with_the_reason_and_nothing_is_made() -> Result {
     let node = Node::start()?;
-    let (app, _) = idle(&node, "end", &["--heap", "1"])?;
+    let (app, _) = idle(&node, "end", &["--heap", "1", "--heap-mib", "1500"])?;
     let dir = node.path("image");
     let (code, _, err) = ended(&checkpoint(&node, app.pid(), &dir, &[])?);
     assert_eq!(code, Some(3), "{err}");
-    assert!(err.contains("calls malloc on the device"), "{err}");
+    assert!(err.contains("a heap of 1500 MiB for malloc"), "{err}");
     let (code, out, _) = ended(&checkpoint(&node, app.pid(), &dir, &["--json"])?);
     let said: Value = serde_json::from_str(&out)?;
     assert_eq!((code, &said["outcome"]), (Some(3), &"refused".into()), "{said}");

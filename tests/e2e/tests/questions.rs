@@ -46,7 +46,7 @@ fn calls_are_counted_with_those_that_were_refused() -> Result {
 }
 
 #[test]
-fn a_program_can_be_checkpointed_until_it_calls_malloc_on_the_device() -> Result {
+fn a_program_can_be_checkpointed_until_its_kernels_have_a_heap_that_no_image_holds() -> Result {
     let node = Node::start()?;
     let app = idle(&node, &[])?;
     let (code, checked) = ask(&node, &["check"], &app)?;
@@ -56,11 +56,17 @@ fn a_program_can_be_checkpointed_until_it_calls_malloc_on_the_device() -> Result
 
     let app = idle(&node, &["--heap", "1"])?;
     let (code, checked) = ask(&node, &["check"], &app)?;
+    assert_eq!(code, Some(0), "{checked}");
+    node.dump(&app)?;
+    app.kill()?;
+
+    let app = idle(&node, &["--heap", "1", "--heap-mib", "1500"])?;
+    let (code, checked) = ask(&node, &["check"], &app)?;
     assert_eq!(code, Some(3), "{checked}");
-    assert!(reasons(&checked).iter().any(|it| it.contains("calls malloc on the device")), "{checked}");
+    assert!(reasons(&checked).iter().any(|it| it.contains("a heap of 1500 MiB for malloc")), "{checked}");
     // The dump reports the same.
     let (criu, _) = node.start_dump(&app, Fate::Killed)?;
-    criu.wait()?.fails_with("calls malloc on the device")?;
+    criu.wait()?.fails_with("a heap of 1500 MiB for malloc")?;
     app.kill()?;
     node.finish()
 }

@@ -404,12 +404,9 @@ impl Code {
         if result == CUDA_SUCCESS {
             let key = call.stream_key(stream)?;
             let graph = self.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
-            let mut allocates = false;
             for function in &graph.functions {
                 call.session.waiting.launched(key, *function);
-                allocates |= call.session.objects.get(*function).is_some_and(|o| o.allocates);
             }
-            call.session.kernel_launched(allocates);
         }
         Ok(Outcome::Done(result))
     }

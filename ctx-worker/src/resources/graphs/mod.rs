@@ -56,6 +56,11 @@ impl Graph {
         &self.program
     }
 
+    /// The functions that the graph launches.
+    pub(crate) fn functions(&self) -> impl Iterator<Item = &u64> {
+        self.functions.iter()
+    }
+
     fn new(context: u64, flags: u64, program: Program) -> Self {
         let functions = functions(&program);
         Self { context, flags, program, functions, made: None }

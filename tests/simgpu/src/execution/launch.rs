@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_ASSERT, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, CUDA_ERROR_ILLEGAL_ADDRESS,
     CUDA_ERROR_INVALID_CLUSTER_SIZE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_PC, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_MISALIGNED_ADDRESS, CUresult,
+    CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_MISALIGNED_ADDRESS, CUresult, MEMORY_GRANULARITY,
 };
 use rekindle_graphs::Values;
 use rekindle_ptx::{Conditions, Env, FaultKind, Heap, Kernel, LaunchConfig, LaunchFault, Program};
@@ -212,9 +212,10 @@ impl Heap for KernelHeap<'_> {
     fn malloc(&self, bytes: u64) -> Option<u64> {
         let context = self.0;
         context.malloc.take(bytes, || {
-            let len = context.limit(MALLOC_HEAP_SIZE).ok()? as u64;
-            let base = context.device.allocate(context.handle, Kind::Internal, len).ok()?;
-            Some((base, len))
+            // As a GPU maps it: whole pages.
+            let len = (context.limit(MALLOC_HEAP_SIZE).ok()? as u64).next_multiple_of(MEMORY_GRANULARITY);
+            let base = context.device.allocate(context.handle, Kind::Internal, len + MEMORY_GRANULARITY).ok()?;
+            Some((base.next_multiple_of(MEMORY_GRANULARITY), len))
         })
     }
 

@@ -1,0 +1,361 @@
+//! The heap from which a client's kernels take memory with `malloc`.
+//!
+//! The driver makes it at the first launch of a kernel that could call `malloc`, with the size that `CU_LIMIT_MALLOC_HEAP_SIZE` has by
+//! then, and keeps it for the context's life. It does not say where the heap lies, and copies nothing from or to it. All that `malloc`
+//! knows lies in the heap: its bytes in the heap of another process, at the same addresses, are the same heap
+//! (`tests/facts/heap.cu`; `docs/results/2026-11-30-H200-heap.txt`).
+//!
+//! ```text
+//!   first such launch:  rekindle_heap_find ─► where it lies        the launch waits for that on the device
+//!   dump, quiesced:     rekindle_heap_copy ─► the area ─► a blob of the image
+//!   restore, replay:    rekindle_heap_find, at the same place of the log: the driver makes the heap; does it lie where it lay?
+//!           at its end: the blob ─► the area ─► rekindle_heap_copy
+//! ```
+//!
+//! Only heaps of primary contexts are saved, up to [`MOST`] bytes.
+
+use std::ffi::c_void;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_images::BlobKind;
+
+use crate::gpu::driver::{CallFailed, Driver, checked};
+use crate::resources::not_loaded::NotLoaded;
+use crate::resources::saved::{Part, Saved};
+use crate::session::state::{self, StateError};
+
+const PTX: &str = concat!(include_str!("../../kernels/heap.ptx"), "\0");
+
+/// The largest heap that an image holds.
+pub(crate) const MOST: u64 = 1 << 30;
+/// `CU_LIMIT_MALLOC_HEAP_SIZE`
+const LIMIT: u32 = 2;
+const NON_BLOCKING: u32 = 1;
+/// `CU_EVENT_DISABLE_TIMING`
+const NO_TIMING: u32 = 2;
+/// Device memory through which content comes and goes.
+const AREA: usize = 8 << 20;
+/// The driver maps memory in pages of this size, as `heap.cu` supposes.
+const PAGE: u64 = 2 << 20;
+/// The words that `rekindle_heap_find` writes to it.
+const FOUND: usize = 3;
+const BLOCKS: u32 = 64;
+const THREADS: u32 = 256;
+
+/// The heap of one device's primary context.
+struct KernelHeap {
+    /// The record of the client's log after which the driver has made it.
+    made_after: u64,
+    context: CUcontext,
+    module: CUmodule,
+    copy: CUfunction,
+    stream: CUstream,
+    area: CUdeviceptr,
+    /// The size that the limit says.
+    size: u64,
+    /// The heap's address and its size, once somebody has asked for them. A heap without memory has size 0.
+    place: Option<(u64, u64)>,
+    /// Its content, in a dump and in a restore.
+    content: Vec<u8>,
+}
+
+/// The heaps that the client's kernels may have used, by device.
+#[derive(Default)]
+pub(crate) struct KernelHeaps {
+    heaps: Vec<Option<KernelHeap>>,
+}
+
+impl KernelHeaps {
+    /// Whether kernels may have used the heap of a device.
+    pub(crate) fn has(&self, ordinal: usize) -> bool {
+        self.heaps.get(ordinal).is_some_and(Option::is_some)
+    }
+
+    /// Whether kernels may have used any heap.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.heaps.iter().all(Option::is_none)
+    }
+
+    /// Has the driver make the heap of a device's primary context, which is current, and a kernel find it before anything runs in
+    /// `before` that is enqueued there from now on. The log has so many records.
+    ///
+    /// # Errors
+    /// Errors of the driver, after which nothing is known of a heap.
+    pub(crate) fn make(
+        &mut self,
+        driver: &Driver,
+        (ordinal, context): (usize, CUcontext),
+        records: u64,
+        before: Option<CUstream>,
+    ) -> Result<(), CallFailed> {
+        let (mut heap, find) = KernelHeap::load(driver, context)?;
+        heap.made_after = records;
+        let waited = heap.find(driver, find).and_then(|event| {
+            // SAFETY: the caller's stream, and an event of ours, which the driver keeps for as long as something waits for it.
+            unsafe {
+                let waits = before.map_or(CUDA_SUCCESS, |stream| (driver.cuStreamWaitEvent)(stream, event, 0));
+                (driver.cuEventDestroy_v2)(event);
+                checked("cuStreamWaitEvent", waits)
+            }
+        });
+        if let Err(failed) = waited {
+            heap.leave(driver);
+            return Err(failed);
+        }
+        if self.heaps.len() <= ordinal {
+            self.heaps.resize_with(ordinal + 1, || None);
+        }
+        self.heaps[ordinal] = Some(heap);
+        Ok(())
+    }
+
+    /// Has the driver make a saved client's heap where the log has it. It must lie where it lay.
+    pub(crate) fn make_again(
+        &mut self,
+        driver: &Driver,
+        (ordinal, context): (usize, CUcontext),
+        records: u64,
+        saved: &state::KernelHeap,
+    ) -> Result<(), NotLoaded> {
+        // SAFETY: the context is the device's primary one.
+        checked("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(context) })?;
+        self.make(driver, (ordinal, context), records, None)?;
+        let heap = self.heaps.get_mut(ordinal).and_then(Option::as_mut).ok_or(NotLoaded::NoDevice)?;
+        let found = heap.place(driver)?;
+        if found == (saved.base, saved.size) {
+            Ok(())
+        } else {
+            Err(NotLoaded::HeapMoved { saved: (saved.base, saved.size), found })
+        }
+    }
+
+    /// Forgets the heap of a device whose primary context is about to be reset.
+    pub(crate) fn release(&mut self, driver: &Driver, ordinal: usize) {
+        if let Some(heap) = self.heaps.get_mut(ordinal).and_then(Option::take) {
+            heap.leave(driver);
+        }
+    }
+
+    /// Reads the content of all heaps, for [`Saved::save`]. Nothing runs on the devices. Some context of theirs is current afterwards.
+    ///
+    /// # Errors
+    /// Errors of the driver; or why a heap cannot be saved.
+    pub(crate) fn read(&mut self, driver: &Driver) -> Result<Result<(), String>, CallFailed> {
+        for heap in self.heaps.iter_mut().flatten() {
+            let (base, size) = heap.place(driver)?;
+            if let Err(why) = holds(size) {
+                return Ok(Err(why));
+            }
+            heap.content = vec![0; size as usize];
+            for offset in (0..size as usize).step_by(AREA) {
+                let part = (size as usize - offset).min(AREA);
+                heap.copy(driver, heap.area, base + offset as u64, part)?;
+                let to = heap.content[offset..offset + part].as_mut_ptr();
+                // SAFETY: the part is so long, and lives until the stream is idle.
+                unsafe {
+                    let copied = (driver.cuMemcpyDtoHAsync_v2)(to.cast(), heap.area, part, heap.stream);
+                    checked("cuMemcpyDtoHAsync", copied)?;
+                    checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(heap.stream))?;
+                }
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Gives back the host memory that [`KernelHeaps::read`] has taken.
+    pub(crate) fn forget_content(&mut self) {
+        self.heaps.iter_mut().flatten().for_each(|heap| heap.content = Vec::new());
+    }
+
+    /// Writes the content that [`Saved::load`] has taken up. Nothing runs on the devices. Some context of theirs is current afterwards.
+    ///
+    /// # Errors
+    /// Errors of the driver, and an image without the content.
+    pub(crate) fn write(&mut self, driver: &Driver) -> Result<(), NotLoaded> {
+        for heap in self.heaps.iter_mut().flatten() {
+            let (base, size) = heap.place(driver)?;
+            let content = std::mem::take(&mut heap.content);
+            if content.len() as u64 != size {
+                return Err(NotLoaded::Image("the image lacks the content of its kernels' heap"));
+            }
+            for (offset, part) in (0..).step_by(AREA).zip(content.chunks(AREA)) {
+                // SAFETY: the area has room for the part, which lives until the stream is idle.
+                unsafe {
+                    let (from, bytes) = (part.as_ptr().cast(), part.len());
+                    let copied = (driver.cuMemcpyHtoDAsync_v2)(heap.area, from, bytes, heap.stream);
+                    checked("cuMemcpyHtoDAsync", copied)?;
+                }
+                heap.copy(driver, base + offset, heap.area, part.len())?;
+                // SAFETY: the stream is ours.
+                checked("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(heap.stream) })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Why the heaps cannot be saved, as far as it is known without the devices.
+    pub(crate) fn obstacle(&self) -> Option<String> {
+        self.heaps.iter().flatten().find_map(|heap| holds(heap.place.map_or(heap.size, |place| place.1)).err())
+    }
+
+    /// How an image describes the heap of a device. The content was read.
+    pub(crate) fn describe(&self, ordinal: usize) -> Option<state::KernelHeap> {
+        let heap = self.heaps.get(ordinal)?.as_ref()?;
+        let (base, size) = heap.place?;
+        Some(state::KernelHeap { made_after: heap.made_after, base, size, ..state::KernelHeap::default() })
+    }
+}
+
+/// Whether an image holds a heap of this size, and why not.
+fn holds(size: u64) -> Result<(), String> {
+    match size {
+        0 => {
+            Err("it has launched a kernel that calls malloc on the device, and there is no memory for that".to_owned())
+        }
+        1..=MOST => Ok(()),
+        _ => Err(format!(
+            "its kernels have a heap of {} MiB for malloc on the device, and an image holds {} MiB of it: see cudaLimitMallocHeapSize",
+            size >> 20,
+            MOST >> 20
+        )),
+    }
+}
+
+/// The content of heaps; the number of a part is its device's.
+impl Saved for KernelHeaps {
+    const KIND: BlobKind = BlobKind::KernelHeap;
+    type With<'a> = ();
+
+    fn save(&self) -> Result<Vec<Part>, StateError> {
+        let heaps = (0..).zip(&self.heaps).filter_map(|(handle, heap)| Some((handle, heap.as_ref()?)));
+        Ok(heaps.map(|(handle, heap)| Part { handle, bytes: heap.content.clone() }).collect())
+    }
+
+    fn load(&mut self, part: Part, (): ()) -> Result<(), NotLoaded> {
+        let heap = usize::try_from(part.handle).ok().and_then(|ordinal| self.heaps.get_mut(ordinal)?.as_mut());
+        heap.ok_or(NotLoaded::Image("the image has the content of a heap that its kernels do not have"))?.content =
+            part.bytes;
+        Ok(())
+    }
+}
+
+impl KernelHeap {
+    /// Loads the kernels into a context, which is the current one.
+    fn load(driver: &Driver, context: CUcontext) -> Result<(Self, CUfunction), CallFailed> {
+        let (mut module, mut find, mut copy, mut stream, mut area, mut limit) = (0, 0, 0, 0, 0, 0);
+        // SAFETY: out parameters are locals; the image and the names end in a NUL.
+        let loaded = unsafe {
+            checked("cuCtxGetLimit", (driver.cuCtxGetLimit)(&raw mut limit, LIMIT))?;
+            checked("cuModuleLoadData", (driver.cuModuleLoadData)(&raw mut module, PTX.as_ptr().cast()))?;
+            let get = driver.cuModuleGetFunction;
+            checked("cuModuleGetFunction", get(&raw mut find, module, c"rekindle_heap_find".as_ptr()))
+                .and_then(|()| {
+                    checked("cuModuleGetFunction", get(&raw mut copy, module, c"rekindle_heap_copy".as_ptr()))
+                })
+                .and_then(|()| checked("cuMemAlloc", (driver.cuMemAlloc_v2)(&raw mut area, AREA)))
+                .and_then(|()| checked("cuStreamCreate", (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING)))
+        };
+        let size = (limit as u64).next_multiple_of(PAGE);
+        let content = Vec::new();
+        let heap = Self { made_after: 0, context, module, copy, stream, area, size, place: None, content };
+        match loaded {
+            Ok(()) => Ok((heap, find)),
+            Err(failed) => {
+                heap.leave(driver);
+                Err(failed)
+            }
+        }
+    }
+
+    /// Has the driver make the heap, and a kernel find it. Returns an event behind that, which is the caller's.
+    fn find(&self, driver: &Driver, find: CUfunction) -> Result<CUevent, CallFailed> {
+        let mut event = 0;
+        let parameters = [self.area, self.size];
+        // SAFETY: the context is current; the area has room for what the kernel writes; the out parameter is a local.
+        unsafe {
+            let cleared = (driver.cuMemsetD8Async)(self.area, 0, FOUND * size_of::<u64>(), self.stream);
+            checked("cuMemsetD8Async", cleared)?;
+            launch(driver, find, (1, 1), self.stream, &parameters)?;
+            checked("cuEventCreate", (driver.cuEventCreate)(&raw mut event, NO_TIMING))?;
+            checked("cuEventRecord", (driver.cuEventRecord)(event, self.stream)).inspect_err(|_| {
+                (driver.cuEventDestroy_v2)(event);
+            })?;
+        }
+        Ok(event)
+    }
+
+    /// Where the heap lies, and its size: 0 if kernels get nothing from it. The context is current afterwards.
+    fn place(&mut self, driver: &Driver) -> Result<(u64, u64), CallFailed> {
+        // SAFETY: the context is the one that everything here was made in.
+        checked("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(self.context) })?;
+        if let Some(place) = self.place {
+            return Ok(place);
+        }
+        let mut found = [0_u64; FOUND];
+        // SAFETY: the kernel has written so many bytes there, and what they are copied to lives until the stream is idle.
+        unsafe {
+            let (to, bytes) = (found.as_mut_ptr().cast(), size_of_val(&found));
+            checked("cuMemcpyDtoHAsync", (driver.cuMemcpyDtoHAsync_v2)(to, self.area, bytes, self.stream))?;
+            checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(self.stream))?;
+        }
+        Ok(*self.place.insert((found[0], found[1])))
+    }
+
+    /// Copies whole words between the heap and the area. The context is current.
+    fn copy(&self, driver: &Driver, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Result<(), CallFailed> {
+        // SAFETY: both are so long: the heap was found, and the caller copies no more than the area holds.
+        unsafe { launch(driver, self.copy, (BLOCKS, THREADS), self.stream, &[to, from, bytes as u64 / 8]) }
+    }
+
+    /// Gives back what was made in the context, which is current. Nothing of it runs.
+    fn leave(self, driver: &Driver) {
+        // SAFETY: made in `load`, where 0 is what was not made.
+        unsafe {
+            if self.stream != 0 {
+                (driver.cuStreamDestroy_v2)(self.stream);
+            }
+            if self.area != 0 {
+                (driver.cuMemFree_v2)(self.area);
+            }
+            (driver.cuModuleUnload)(self.module);
+        }
+    }
+}
+
+/// Launches one of the kernels, all of whose parameters are words.
+///
+/// # Safety
+/// The parameters must be valid for the kernel; the function's context is current.
+unsafe fn launch(
+    driver: &Driver,
+    function: CUfunction,
+    (blocks, threads): (u32, u32),
+    stream: CUstream,
+    parameters: &[u64],
+) -> Result<(), CallFailed> {
+    let mut size = size_of_val(parameters);
+    // CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE.
+    let mut extra = [
+        std::ptr::without_provenance_mut(1),
+        parameters.as_ptr().cast_mut().cast(),
+        std::ptr::without_provenance_mut(2),
+        (&raw mut size).cast::<c_void>(),
+        std::ptr::null_mut(),
+    ];
+    let (none, extra) = (std::ptr::null_mut(), extra.as_mut_ptr());
+    // SAFETY: `extra` and what it points to live through the call; the rest is the caller's promise.
+    let launched = unsafe { (driver.cuLaunchKernel)(function, blocks, 1, 1, threads, 1, 1, 0, stream, none, extra) };
+    checked("cuLaunchKernel", launched)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_heap_that_an_image_does_not_hold_is_refused_with_its_size() {
+        assert!(holds(8 << 20).is_ok() && holds(MOST).is_ok());
+        assert!(holds(MOST + PAGE).unwrap_err().contains("a heap of 1026 MiB for malloc"));
+        assert!(holds(0).unwrap_err().contains("no memory for that"));
+    }
+}
