@@ -18,7 +18,7 @@ use rekindle_wire::layout::{PINNED_NAME, SHARED_NAME, STAGING_NAME};
 use serde::Serialize;
 
 use self::entries::Entry;
-pub(crate) use self::whole::check_pages;
+pub(crate) use self::whole::{check_pages, pages_of_processes};
 use crate::output::size;
 
 const PAGE: u64 = 4096;

@@ -44,6 +44,16 @@ pub(crate) fn check_pages(dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The files in which CRIU has the pages of each process, with the process's number in the image.
+pub(crate) fn pages_of_processes(dir: &Path) -> Vec<(String, u32)> {
+    let processes = entries::read(&dir.join("pstree.img")).unwrap_or_default();
+    let file = |process: u64| {
+        let pages = entries::read(&dir.join(format!("pagemap-{process}.img")))?;
+        Some((format!("pages-{}.img", pages.first()?.number(1)), u32::try_from(process).ok()?))
+    };
+    processes.iter().filter_map(|it| file(it.number(1))).collect()
+}
+
 /// The image's lists of pages. A directory may have files of an earlier dump, of other processes and memory, too.
 fn pagemaps(dir: &Path) -> BTreeSet<String> {
     let read = |name: &str| entries::read(&dir.join(name)).unwrap_or_default();

@@ -4,11 +4,16 @@
 //! no more than the place.
 //!
 //! ```text
-//!   they run:          /proc/PID/mem ──┬── a page that is new ─────► its content, at the end of memory/PID
-//!                                      └── known, or of zeros ─────► nothing
-//!   they stand still:  pages-N.img ────┬── a page that is known ───► where it is in memory/PID
-//!                                      └── any other ──────────────► its content
+//!   they run:          /proc/PID/mem ──┬── a page that is new ────────────────► its content, in memory/PID
+//!                                      └── known, or of zeros ────────────────► nothing
+//!   they stand still:  pages-N.img ────┬── a page that is known ──────────────► where it is in memory/PID
+//!                                      ├── known, and at this place of a copy ► nothing
+//!                                      └── any other ─────────────────────────► its content
 //! ```
+//!
+//! CRIU's file of a process's pages has them in the order of their addresses. In memory/PID they lie so too: at first each page gets the
+//! place that it would have if all that is there now were dumped, and what is new later comes behind. The target has copied the first part
+//! before the processes stand still, and that copy becomes CRIU's file (`room.rs`): most pages are in their places then.
 //!
 //! A page is known by a hash of 128 bits, seeded with a random number of the migration. So it does not matter when a page was written, whose
 //! it was, or whether CRIU dumps it at all: what was sent is only used where the content is the same.
@@ -18,7 +23,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rekindle_wire::window;
@@ -47,14 +52,32 @@ pub(super) struct Place {
     offset: u64,
 }
 
+/// A file of the target's that begins as a copy of a process's file: its first bytes. The others are zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Base {
+    pub(super) pid: u32,
+    pub(super) bytes: u64,
+}
+
+/// A file of the target's.
+#[derive(Debug)]
+struct FileThere {
+    /// Where each of the extents that are sent first has its place, by its address. Pages follow each other: at their addresses they would
+    /// be behind the end of the largest file that some file systems have.
+    places: BTreeMap<u64, u64>,
+    /// The end of what the file has.
+    end: AtomicU64,
+}
+
 /// The pages that the target has.
 #[derive(Debug)]
 pub(super) struct Known {
     seed: u64,
     pages: HashMap<u128, Place>,
-    /// The files there, by name, with the end of what each has. Pages follow each other: at their addresses they would be behind the end
-    /// of the largest file that some file systems have.
-    files: BTreeMap<String, AtomicU64>,
+    /// Which pages of a process's file are no zeros.
+    written: HashMap<u32, Vec<bool>>,
+    /// The files there, by name.
+    files: BTreeMap<String, FileThere>,
     /// The bytes for which the target still has room.
     room: AtomicU64,
 }
@@ -64,19 +87,27 @@ pub(super) struct Known {
 enum What {
     /// Their content.
     Content,
+    /// That they are zeros.
+    Zeros,
     /// Where they are: the first one there, the others behind it.
     There(Place),
 }
 
 impl Known {
     pub(super) fn new(seed: u64) -> Self {
-        Self { seed, pages: HashMap::new(), files: BTreeMap::new(), room: AtomicU64::new(0) }
+        let (pages, written, files) = (HashMap::new(), HashMap::new(), BTreeMap::new());
+        Self { seed, pages, written, files, room: AtomicU64::new(0) }
     }
 
     /// The target has made files for these extents, and has room for so much in all of them.
     pub(super) fn has_files_for(&mut self, extents: &[Extent]) {
         self.room = AtomicU64::new(extents.iter().map(|it| it.length).sum());
-        self.files = extents.iter().map(|it| (it.name.clone(), AtomicU64::new(0))).collect();
+        for extent in extents {
+            let made = || FileThere { places: BTreeMap::new(), end: AtomicU64::new(0) };
+            let file = self.files.entry(extent.name.clone()).or_insert_with(made);
+            file.places.insert(extent.offset, *file.end.get_mut());
+            *file.end.get_mut() += extent.length;
+        }
     }
 
     /// Whether the target has a file for an extent: a process may have come since.
@@ -90,9 +121,22 @@ impl Known {
         self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
-    /// The target has these pages now.
+    /// The target has these pages now. What is sent from here on comes behind them.
     pub(super) fn add(&mut self, pages: Vec<(u128, Place)>) {
+        for (_, place) in &pages {
+            let (written, page) = (self.written.entry(place.pid).or_default(), place.offset as usize / PAGE);
+            written.resize(written.len().max(page + 1), false);
+            written[page] = true;
+        }
         self.pages.extend(pages);
+        self.files.values_mut().for_each(|file| file.places.clear());
+    }
+
+    /// What a file of the target's has in the place of a page, if it begins as a copy: none for zeros.
+    fn has_there(&self, base: Option<Base>, offset: u64) -> Option<Place> {
+        let base = base.filter(|it| offset + PAGE as u64 <= it.bytes)?;
+        let is_written = self.written.get(&base.pid).and_then(|it| it.get(offset as usize / PAGE));
+        is_written.is_some_and(|it| *it).then_some(Place { pid: base.pid, offset })
     }
 
     /// By what a page is known.
@@ -100,18 +144,29 @@ impl Known {
         xxh3_128_with_seed(page, self.seed)
     }
 
-    /// What is to be sent of a piece of pages, in ranges of bytes. Pages of zeros are not.
-    fn split(&self, piece: &[u8]) -> Vec<(Range<usize>, What)> {
+    /// What is to be sent of a piece of pages, in ranges of bytes, for a file that begins as a copy, and has the piece at this offset: all that
+    /// it does not have already.
+    fn split(&self, piece: &[u8], (base, offset): (Option<Base>, u64)) -> Vec<(Range<usize>, What)> {
         let mut split: Vec<(Range<usize>, What)> = Vec::new();
         let mut at = 0;
         for page in piece.chunks(PAGE) {
             let (from, to) = (at, at + page.len());
             at = to;
-            if is_zeros(page) {
+            let there = self.has_there(base, offset + from as u64);
+            let what = if is_zeros(page) {
+                What::Zeros
+            } else {
+                let place = self.pages.get(&self.hash(page)).filter(|_| page.len() == PAGE);
+                place.map_or(What::Content, |it| What::There(*it))
+            };
+            let is_there = match what {
+                What::Zeros => there.is_none(),
+                What::There(place) => there == Some(place),
+                What::Content => false,
+            };
+            if is_there {
                 continue;
             }
-            let place = self.pages.get(&self.hash(page)).filter(|_| page.len() == PAGE);
-            let what = place.map_or(What::Content, |it| What::There(*it));
             match split.last_mut() {
                 Some((before, of)) if before.end == from && follows(of, before.len(), &what) => before.end = to,
                 _ => split.push((from..to, what)),
@@ -124,7 +179,7 @@ impl Known {
 /// Whether pages that begin so many bytes later are to be sent as one with those before.
 fn follows(before: &What, bytes: usize, what: &What) -> bool {
     match (before, what) {
-        (What::Content, What::Content) => true,
+        (What::Content, What::Content) | (What::Zeros, What::Zeros) => true,
         (What::There(first), What::There(next)) => {
             first.pid == next.pid && first.offset.checked_add(bytes as u64) == Some(next.offset)
         }
@@ -142,20 +197,26 @@ pub(super) fn send(
     new: &mut Vec<(u128, Place)>,
 ) -> Result<u64, StreamError> {
     let pid = extent.name.rsplit('/').next().and_then(|it| it.parse().ok());
-    let end = known.files.get(&extent.name);
-    let (Some(pid), Some(end), Ok(file)) = (pid, end, File::open(&extent.path)) else { return Ok(0) };
+    let there = known.files.get(&extent.name);
+    let (Some(pid), Some(there), Ok(file)) = (pid, there, File::open(&extent.path)) else { return Ok(0) };
+    let first = there.places.get(&extent.offset);
     let mut sent = 0;
     for offset in (extent.offset..extent.offset + extent.length).step_by(PIECE) {
         piece.resize((extent.offset + extent.length - offset).min(PIECE as u64) as usize, 0);
         if file.read_exact_at(piece, offset).is_err() {
             continue;
         }
-        for (range, _) in known.split(piece).into_iter().filter(|(_, what)| *what == What::Content) {
+        let split = known.split(piece, (None, 0)).into_iter();
+        for (range, _) in split.filter(|(_, what)| *what == What::Content) {
+            let from = range.start as u64;
             let part = &piece[range];
             if !known.takes_room(part.len() as u64) {
                 continue;
             }
-            let at = end.fetch_add(part.len() as u64, Ordering::Relaxed);
+            let at = match first {
+                Some(first) => first + (offset - extent.offset) + from,
+                None => there.end.fetch_add(part.len() as u64, Ordering::Relaxed),
+            };
             stream::send_piece(to, &extent.name, at, part)?;
             sent += part.len() as u64;
             let places = (at..).step_by(PAGE).map(|offset| Place { pid, offset });
@@ -165,13 +226,14 @@ pub(super) fn send(
     Ok(sent)
 }
 
-/// Sends a part of a file with pages of memory; of those that the receiver knows, where they are. Returns the bytes of content that were
-/// sent.
+/// Sends a part of a file with pages of memory, which begins as a copy at the receiver or as zeros; of those that the receiver knows, where
+/// they are. Returns the bytes of content that were sent.
 pub(super) fn send_dumped(
     to: &mut impl Write,
     extent: &Extent,
     piece: &mut Vec<u8>,
     known: &Known,
+    base: Option<Base>,
 ) -> Result<u64, StreamError> {
     let failed = |source| StreamError::Read { path: extent.path.clone(), source };
     let file = File::open(&extent.path).map_err(failed)?;
@@ -179,13 +241,14 @@ pub(super) fn send_dumped(
     for offset in (extent.offset..extent.offset + extent.length).step_by(PIECE) {
         piece.resize((extent.offset + extent.length - offset).min(PIECE as u64) as usize, 0);
         file.read_exact_at(piece, offset).map_err(failed)?;
-        for (range, what) in known.split(piece) {
+        for (range, what) in known.split(piece, (base, offset)) {
             let (at, part) = (offset + range.start as u64, &piece[range]);
             match what {
                 What::Content => {
                     stream::send_piece(to, &extent.name, at, part)?;
                     sent += part.len() as u64;
                 }
+                What::Zeros => stream::send_zeros(to, &extent.name, at, part.len() as u32)?,
                 What::There(place) => {
                     stream::send_place(to, &extent.name, at, part.len() as u32, (place.pid, place.offset))?;
                 }
@@ -202,17 +265,19 @@ pub(super) fn directory(extents: &[Extent]) -> Directory {
         let file = name.rsplit('/').next().unwrap_or_default();
         *files.entry(file.to_owned()).or_default() += length;
     }
-    Directory { name: MEMORY.to_owned(), files: files.into_iter().collect(), links: Vec::new() }
+    Directory { name: MEMORY.to_owned(), files: files.into_iter().collect(), links: Vec::new(), bases: Vec::new() }
 }
 
 /// Whether an extent is of a file in which CRIU has pages.
 pub(super) fn has_pages(extent: &Extent) -> bool {
-    extent.name.rsplit('/').next().is_some_and(are_pages)
+    extent.name.rsplit('/').next().is_some_and(|file| file.starts_with(PAGES))
 }
 
-/// Whether a file of this name has pages of CRIU's.
-pub(super) fn are_pages(file: &str) -> bool {
-    file.starts_with(PAGES)
+/// The parts of a file that begins as a copy at the receiver: all of it, since where it has a hole here it has none there.
+pub(super) fn whole(name: &str, path: &Path, size: u64, most: u64) -> Vec<Extent> {
+    let extent =
+        |offset| Extent { name: name.to_owned(), path: path.to_owned(), offset, length: most.min(size - offset) };
+    (0..size).step_by(most as usize).map(extent).collect()
 }
 
 /// The memory of a tree that CRIU would dump, none of it longer than `most` bytes. Of processes that end meanwhile there is none.
@@ -336,10 +401,92 @@ mod tests {
         let piece = pages(&[2, 3, 9, 9, 0, 4, 1]);
         let at = |from: usize, to: usize| from * PAGE..to * PAGE;
         let expected = [(at(0, 2), there(1)), (at(2, 4), What::Content), (at(5, 6), there(3)), (at(6, 7), there(0))];
-        assert_eq!(known.split(&piece), expected);
+        let none = (None, 0);
+        assert_eq!(known.split(&piece, none), expected);
         // The end of a file that is no page.
-        assert_eq!(known.split(&piece[..PAGE + 10])[1..], [(PAGE..PAGE + 10, What::Content)]);
-        assert_eq!(Known::new(6).split(&all), [(0..4 * PAGE, What::Content)], "another seed knows nothing");
+        assert_eq!(known.split(&piece[..PAGE + 10], none)[1..], [(PAGE..PAGE + 10, What::Content)]);
+        assert_eq!(Known::new(6).split(&all, none), [(0..4 * PAGE, What::Content)], "another seed knows nothing");
+    }
+
+    #[test]
+    fn what_a_copy_has_in_its_place_is_passed_over_and_zeros_are_told() {
+        let mut known = Known::new(5);
+        let pages_of = |all: &[u8]| pages(all);
+        // A page of zeros in the middle was not sent.
+        let sent = pages_of(&[1, 2, 0, 4]);
+        let place = |page: usize| Place { pid: 7, offset: (page * PAGE) as u64 };
+        let sent = sent.chunks(PAGE).enumerate().filter(|(_, page)| !is_zeros(page));
+        let sent = sent.map(|(at, page)| (known.hash(page), place(at))).collect();
+        known.add(sent);
+        let at = |from: usize, to: usize| from * PAGE..to * PAGE;
+        let base = Some(Base { pid: 7, bytes: 4 * PAGE as u64 });
+        assert!(known.split(&pages_of(&[1, 2, 0, 4, 0]), (base, 0)).is_empty());
+        let changed = pages_of(&[1, 0, 9, 1, 2]);
+        let expected = [(at(1, 2), What::Zeros), (at(2, 3), What::Content), (at(3, 5), there(0))];
+        assert_eq!(known.split(&changed, (base, 0)), expected);
+        // The piece is another part of the file, the copy is shorter, or of another process.
+        assert_eq!(known.split(&pages_of(&[2, 0, 0]), (base, PAGE as u64)), [(at(2, 3), What::Zeros)]);
+        let shorter = Some(Base { pid: 7, bytes: 2 * PAGE as u64 - 1 });
+        assert_eq!(known.split(&pages_of(&[1, 2, 0, 0]), (shorter, 0)), [(at(1, 2), there(1))]);
+        let other = Some(Base { pid: 8, bytes: 4 * PAGE as u64 });
+        assert_eq!(known.split(&pages_of(&[1, 0]), (other, 0)), [(at(0, 1), there(0))]);
+    }
+
+    proptest::proptest! {
+        /// Whatever is sent at first, and whatever is dumped then: the file at the target is the dumped one, however much of it was copied.
+        #[test]
+        fn a_file_that_begins_as_a_copy_ends_as_the_dumped_one(
+            first in proptest::collection::vec(0_u8..6, 1..40),
+            second in proptest::collection::vec(0_u8..9, 0..10),
+            dumped in proptest::collection::vec(0_u8..10, 1..50),
+            kept in 0_usize..40,
+            copied in 0_usize..45,
+        ) {
+            let (dir, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            let extent = |file: &str, content: &[u8]| {
+                let path = dir.path().join(file);
+                fs::write(&path, pages(content)).unwrap();
+                let length = (content.len() * PAGE) as u64;
+                Extent { name: format!("{MEMORY}/7"), path, offset: 0, length }
+            };
+            let (first_extent, second_extent) = (extent("first", &first), extent("second", &second));
+            // Much of it stays in its place.
+            let dumped: Vec<u8> = first.iter().copied().take(kept).chain(dumped).collect();
+            let size = (dumped.len() * PAGE) as u64;
+            let path = extent("pages-1.img", &dumped).path;
+            for (dir, file) in [(MEMORY, "7"), ("last", "pages-1.img")] {
+                fs::create_dir(there.path().join(dir)).unwrap();
+                File::create(there.path().join(dir).join(file)).unwrap();
+            }
+            let mut known = Known::new(3);
+            known.has_files_for(std::slice::from_ref(&first_extent));
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            std::thread::scope(|scope| {
+                let (theirs, to) = (theirs, there.path());
+                let receiver = scope.spawn(move || stream::receive(&mut &theirs, &mut &theirs, to));
+                for extent in [&first_extent, &second_extent] {
+                    let mut new = Vec::new();
+                    send_all(&ours, std::slice::from_ref(extent), |to, it, piece| {
+                        send(to, it, piece, &known, &mut new).unwrap()
+                    });
+                    known.add(new);
+                    if extent == &first_extent {
+                        let mut copy = fs::read(to.join(MEMORY).join("7")).unwrap();
+                        copy.truncate((copied.min(dumped.len()) * PAGE).min(first.len() * PAGE));
+                        fs::write(to.join("last/pages-1.img"), &copy).unwrap();
+                    }
+                }
+                let file = File::options().write(true).open(to.join("last/pages-1.img")).unwrap();
+                file.set_len(size).unwrap();
+                let bytes = (copied.min(dumped.len()).min(first.len()) * PAGE) as u64;
+                let base = Some(Base { pid: 7, bytes });
+                let whole = whole("last/pages-1.img", &path, size, 8 * PAGE as u64);
+                send_all(&ours, &whole, |to, it, piece| send_dumped(to, it, piece, &known, base).unwrap());
+                ours.shutdown(std::net::Shutdown::Write).unwrap();
+                receiver.join().unwrap().unwrap();
+            });
+            assert!(fs::read(there.path().join("last/pages-1.img")).unwrap() == pages(&dumped));
+        }
     }
 
     #[test]
@@ -433,7 +580,7 @@ mod tests {
             let mut new = Vec::new();
             let first = send_all(&ours, &extents, |to, it, piece| send(to, it, piece, &known, &mut new).unwrap());
             known.add(new);
-            let last = send_all(&ours, &pages, |to, it, piece| send_dumped(to, it, piece, &known).unwrap());
+            let last = send_all(&ours, &pages, |to, it, piece| send_dumped(to, it, piece, &known, None).unwrap());
             ours.shutdown(std::net::Shutdown::Write).unwrap();
             receiver.join().unwrap().unwrap();
             (first, last)

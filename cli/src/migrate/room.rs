@@ -1,79 +1,85 @@
-//! Room for the pages of the last image, made at the target while the processes run.
+//! Files for the pages of the last image, made at the target while the processes run.
 //!
 //! The target writes nearly all of their memory into that image while they stand still: from what was sent before. To write a GiB into
-//! a new file of a tmpfs takes 0.88 s where it takes 0.34 s into a file that has its memory (medians of three, a virtual machine with two
-//! cores). So files without content, which have their memory already, become those of the image:
+//! a new file of a tmpfs takes 0.88 s on a virtual machine with two cores. Most of that memory has not changed, though, and lies in CRIU's file in
+//! the order in which it was sent. So the files are there before, as copies of what was sent, and only what differs is written:
 //!
 //! ```text
-//!   they run:          memory/PID is made, of so many bytes ──► room/0, room/1, ...   as many bytes each
-//!   they stand still:  pages-1.img is to be made            ──► room/0 is that file
+//!   they run:          memory/PID has all that was sent at first ──► room/PID is made, a copy of it
+//!   they stand still:  pages-1.img, of the process PID           ──► room/PID is that file; the source hears how much of it was copied
 //! ```
 //!
-//! What was not written of such a file is zeros, as in any other. Memory that is not there in time, or for which there is no room, is
-//! found as the files are written.
+//! A copy that is not complete in time is as good as its beginning: behind that the file is zeros, as any other is.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use rustix::fs::{CWD, FallocateFlags, RenameFlags, fallocate, renameat_with};
+use rustix::fs::{CWD, RenameFlags, SeekFrom, renameat_with, seek};
 
-/// The directory of that room among a migration's files.
+use super::talk::MEMORY;
+
+/// The directory of these files among a migration's.
 const ROOM: &str = "room";
-/// How many bytes are allocated at a time: in between it can be stopped.
-const STEP: u64 = 16 << 20;
+/// How many bytes are copied at a time: in between it can be stopped.
+const STEP: usize = 4 << 20;
 
-/// Files that have memory, and no content.
+/// Copies of processes' memory.
 #[derive(Debug, Default)]
 pub(super) struct Room {
-    /// The sizes that are expected.
-    wanted: Vec<u64>,
-    /// Makes them.
-    maker: Option<JoinHandle<Vec<PathBuf>>>,
+    /// The processes, and how much of their memory is copied.
+    wanted: Vec<(u32, u64)>,
+    /// Makes the copies.
+    maker: Option<JoinHandle<BTreeMap<u32, u64>>>,
     /// Tells it to end.
     stopped: Arc<AtomicBool>,
-    /// Those that are made, the largest last.
-    made: Vec<PathBuf>,
+    /// The processes whose memory was copied, and the bytes of each.
+    made: BTreeMap<u32, u64>,
 }
 
 impl Room {
-    /// The last image will have files of about these sizes.
-    pub(super) fn expect(&mut self, sizes: impl Iterator<Item = u64>) {
-        self.wanted = sizes.filter(|it| *it > 0).collect();
-        self.wanted.sort_unstable();
+    /// The last image will have so much memory of these processes.
+    pub(super) fn expect(&mut self, processes: impl Iterator<Item = (u32, u64)>) {
+        self.wanted = processes.filter(|(_, bytes)| *bytes > 0).collect();
     }
 
-    /// Begins to make what is expected, in a migration's directory. Does nothing if it has begun before.
+    /// Begins to make what is expected, in a migration's directory: the memory has come. Does nothing if it has begun before.
     pub(super) fn begin(&mut self, dir: &Path) {
         let wanted = std::mem::take(&mut self.wanted);
         if wanted.is_empty() {
             return;
         }
-        let (dir, stopped) = (dir.join(ROOM), Arc::clone(&self.stopped));
+        let (dir, stopped) = (dir.to_owned(), Arc::clone(&self.stopped));
         let make = move || {
             // Without it, the image is written a little later.
-            let _ = fs::create_dir(&dir);
-            let make = |(number, bytes): (usize, u64)| allocated(&dir.join(number.to_string()), bytes, &stopped).ok();
-            let mut made: Vec<_> = wanted.into_iter().enumerate().rev().filter_map(make).collect();
-            made.reverse();
-            made
+            let _ = fs::create_dir(dir.join(ROOM));
+            let copy = |(pid, bytes): (u32, u64)| {
+                let copied = copy(&dir.join(MEMORY).join(pid.to_string()), &path(&dir, pid), bytes, &stopped);
+                (pid, copied.unwrap_or_default())
+            };
+            wanted.into_iter().map(copy).collect()
         };
         self.maker = std::thread::Builder::new().name("room".to_owned()).spawn(make).ok();
     }
 
-    /// Makes a file of this size, of room if there is some. The largest has to come first. Nothing more is allocated from then on.
-    pub(super) fn make(&mut self, path: &Path, size: u64) -> io::Result<()> {
+    /// Makes a file of this size: of a copy of the memory of this process, if there is one. Returns how many bytes are copied, from the file's
+    /// beginning on. Nothing more is copied from then on.
+    pub(super) fn make(&mut self, dir: &Path, file: &Path, size: u64, of: Option<u32>) -> io::Result<u64> {
         self.stop();
-        let takes_room = |room: PathBuf| renameat_with(CWD, &room, CWD, path, RenameFlags::NOREPLACE).is_ok();
-        let file = match self.made.pop().is_some_and(takes_room) {
-            true => File::options().write(true).open(path)?,
-            false => File::create_new(path)?,
-        };
-        file.set_len(size)
+        let copy = of.and_then(|pid| Some((pid, self.made.remove(&pid)?)));
+        let becomes = |pid: u32| renameat_with(CWD, path(dir, pid), CWD, file, RenameFlags::NOREPLACE).is_ok();
+        match copy {
+            Some((pid, copied)) if becomes(pid) => {
+                File::options().write(true).open(file)?.set_len(size)?;
+                Ok(copied.min(size))
+            }
+            _ => File::create_new(file)?.set_len(size).map(|()| 0),
+        }
     }
 
     /// Removes what is left.
@@ -90,28 +96,50 @@ impl Room {
     }
 }
 
-/// Makes a file that has memory for so many bytes, or for as many as there are until this is stopped or there is no more.
-fn allocated(path: &Path, bytes: u64, stopped: &AtomicBool) -> io::Result<PathBuf> {
-    let file = File::create_new(path)?;
-    for at in (0..bytes).step_by(STEP as usize) {
-        let length = STEP.min(bytes - at);
-        if stopped.load(Ordering::Relaxed) || fallocate(file.as_fd(), FallocateFlags::empty(), at, length).is_err() {
+fn path(dir: &Path, pid: u32) -> PathBuf {
+    dir.join(ROOM).join(pid.to_string())
+}
+
+/// Copies the first `bytes` of a file into a new one, holes as holes, until this is stopped or there is no more room. Returns how many bytes
+/// are as in the file; behind them there is nothing.
+fn copy(from: &Path, to: &Path, bytes: u64, stopped: &AtomicBool) -> io::Result<u64> {
+    let (from, to) = (File::open(from)?, File::create_new(to)?);
+    let (mut buffer, mut at) = (vec![0; STEP], 0);
+    while at < bytes && !stopped.load(Ordering::Relaxed) {
+        let data = match seek(&from, SeekFrom::Data(at)) {
+            Ok(data) => data.min(bytes),
+            Err(rustix::io::Errno::NXIO) => bytes,
+            Err(error) => return Err(error.into()),
+        };
+        let end = match seek(&from, SeekFrom::Hole(data)) {
+            Ok(end) => end.min(bytes),
+            Err(_) => bytes,
+        };
+        let part = &mut buffer[..(end - data).min(STEP as u64) as usize];
+        if from.read_exact_at(part, data).and_then(|()| to.write_all_at(part, data)).is_err() {
+            // What was written of the part must not stay behind what is copied.
+            to.set_len(at)?;
             break;
         }
+        at = data + part.len() as u64;
     }
-    Ok(path.to_owned())
+    Ok(at)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{FileExt, MetadataExt};
+    use std::os::unix::fs::MetadataExt;
 
     use super::*;
 
-    /// Room of these sizes, all of which is made.
-    fn room_of(dir: &Path, sizes: &[u64]) -> Room {
+    /// A migration's directory with the memory of processes, and the copies that are made of it.
+    fn room_of(dir: &Path, processes: &[(u32, &[u8])]) -> Room {
+        fs::create_dir(dir.join(MEMORY)).unwrap();
+        for (pid, content) in processes {
+            fs::write(dir.join(MEMORY).join(pid.to_string()), content).unwrap();
+        }
         let mut room = Room::default();
-        room.expect(sizes.iter().copied());
+        room.expect(processes.iter().map(|(pid, content)| (*pid, content.len() as u64 - 100)));
         room.begin(dir);
         // The second time it does nothing.
         room.begin(dir);
@@ -120,20 +148,23 @@ mod tests {
     }
 
     #[test]
-    fn room_becomes_files_of_zeros_and_of_their_sizes_the_largest_first() {
+    fn a_copy_becomes_a_file_of_any_size_and_others_are_zeros() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        let mut room = room_of(dir.path(), &[8192, 0, STEP + (1 << 20)]);
-        assert_eq!(room.made.len(), 2);
-        for (name, size) in [("largest", STEP + 4096), ("next", 20_000), ("without room", 5)] {
-            let path = dir.path().join(name);
-            room.make(&path, size).unwrap();
-            File::options().write(true).open(&path).unwrap().write_all_at(b"x", 3).unwrap();
-            let content = fs::read(&path).unwrap();
-            assert_eq!(content.len() as u64, size, "{name}");
-            assert!(content.iter().enumerate().all(|(at, byte)| *byte == if at == 3 { b'x' } else { 0 }), "{name}");
-            if name == "largest" {
-                assert!(fs::metadata(&path).unwrap().blocks() * 512 >= size);
-            }
+        let content: Vec<u8> = (0..STEP + 50_000).map(|it| (it % 251) as u8 + 1).collect();
+        let processes = [(7, &content[..]), (8, &content[..9000]), (9, &content[..9000])];
+        let mut room = room_of(dir.path(), &processes);
+        for (name, size, of, copied) in [
+            ("less", 5000, Some(8), 5000),
+            ("more", 20_000, Some(9), 8900),
+            ("large", content.len() as u64, Some(7), content.len() as u64 - 100),
+            ("again", 300, Some(7), 0),
+            ("none", 300, None, 0),
+        ] {
+            let file = dir.path().join(name);
+            assert_eq!(room.make(dir.path(), &file, size, of).unwrap(), copied, "{name}");
+            let made = fs::read(&file).unwrap();
+            assert!(made.len() as u64 == size && made[..copied as usize] == content[..copied as usize], "{name}");
+            assert!(made[copied as usize..].iter().all(|it| *it == 0), "{name}");
         }
         assert_eq!(fs::read_dir(dir.path().join(ROOM)).unwrap().count(), 0);
         room.remove(dir.path());
@@ -141,31 +172,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_being_made_is_stopped_and_removed() {
+    fn holes_stay_holes_and_what_is_stopped_is_its_beginning() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        let mut room = Room::default();
-        room.expect([STEP, STEP].into_iter());
-        room.begin(dir.path());
-        room.remove(dir.path());
-        assert!(!dir.path().join(ROOM).exists());
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        let file = File::create(&from).unwrap();
+        file.set_len(64 << 20).unwrap();
+        file.write_all_at(&[5; 4096], 40 << 20).unwrap();
+        assert_eq!(copy(&from, &to, 60 << 20, &AtomicBool::new(false)).unwrap(), 60 << 20);
+        let copied = fs::metadata(&to).unwrap();
+        assert_eq!((copied.len(), copied.blocks() * 512), ((40 << 20) + 4096, 4096));
+        fs::remove_file(&to).unwrap();
+        assert_eq!(copy(&from, &to, 60 << 20, &AtomicBool::new(true)).unwrap(), 0);
+        assert_eq!(fs::metadata(&to).unwrap().len(), 0);
     }
 
     #[test]
-    fn another_file_is_not_replaced_and_files_are_made_where_there_is_too_little_room() {
+    fn what_is_being_made_is_stopped_and_removed_and_another_file_is_not_replaced() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        let path = dir.path().join("there");
-        fs::write(&path, "content").unwrap();
-        let mut room = room_of(dir.path(), &[4096]);
-        assert!(room.make(&path, 10).is_err());
-        assert_eq!(fs::read(&path).unwrap(), b"content");
-        // Nothing could be allocated.
-        let stopped = AtomicBool::new(false);
-        fs::create_dir_all(dir.path().join(ROOM)).unwrap();
-        let mut room = Room {
-            made: vec![allocated(&dir.path().join(ROOM).join("none"), 0, &stopped).unwrap()],
-            ..Room::default()
-        };
-        room.make(&dir.path().join("new"), 10).unwrap();
-        assert_eq!(fs::read(dir.path().join("new")).unwrap(), [0; 10]);
+        let there = dir.path().join("there");
+        fs::write(&there, "content").unwrap();
+        let mut room = room_of(dir.path(), &[(7, &[1; 8192])]);
+        assert!(room.make(dir.path(), &there, 10, Some(7)).is_err());
+        assert_eq!(fs::read(&there).unwrap(), b"content");
+        let mut room = Room::default();
+        room.expect([(7, 8192), (1234, 8192)].into_iter());
+        room.begin(dir.path());
+        room.remove(dir.path());
+        assert!(!dir.path().join(ROOM).exists());
     }
 }

@@ -10,6 +10,7 @@
 //! once, at `HandOver`; nothing that this command does or fails to do can make both go on. For a container read `podman container
 //! checkpoint`, which ends before the archive is sent.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::os::fd::AsRawFd;
@@ -28,7 +29,7 @@ use rekindle_wire::control::{
 use super::container::{self, Container};
 use super::leaving::{self, Leaving};
 use super::link::{Link, Output, Way};
-use super::memory::{self, Known};
+use super::memory::{self, Base, Known};
 use super::options::{Options, Subject};
 use super::report::{Pause, Report, Round};
 use super::rounds::Rounds;
@@ -36,6 +37,7 @@ use super::settle;
 use super::stream::{self, Extent, StreamError};
 use super::talk::{ARCHIVE, Begin, Directory, Remedy, Restore, Settle, ToSource, ToTarget, VERSION, What};
 use crate::checkpoint::base;
+use crate::cpu_image;
 use crate::criu;
 use crate::daemon::{self, Session};
 use crate::failure::Failure;
@@ -200,7 +202,7 @@ impl<'a> Source<'a> {
                     ));
                     self.known = None;
                 }
-                answer => expect(self.way, answer, &ToSource::Ready)?,
+                answer => expect(self.way, answer, &ToSource::Made(Vec::new()))?,
             }
             self.known.iter_mut().for_each(|it| it.has_files_for(&extents));
         }
@@ -444,11 +446,30 @@ impl<'a> Source<'a> {
     /// Sends one of the migration's directories. Returns the bytes of its files' content.
     fn send(&mut self, name: &str) -> Result<u64, Failure> {
         let dir = self.dir.join(name);
-        let (directory, extents) = list(name, &dir)?;
-        expect(self.way, self.link.ask(&ToTarget::Directory(directory)), &ToSource::Ready)?;
+        let (mut directory, mut extents) = list(name, &dir)?;
+        // The processes of a container have other numbers in its image.
+        if self.known.is_some() && self.container.is_none() {
+            directory.bases = cpu_image::pages_of_processes(&dir);
+        }
+        let wanted = directory.bases.clone();
+        let made = match self.link.ask(&ToTarget::Directory(directory)) {
+            Ok(ToSource::Made(made)) => made,
+            answer => return Err(refusal(self.way, answer)),
+        };
+        let mut bases = BTreeMap::new();
+        for (file, bytes) in made {
+            let (sent, path) = (format!("{name}/{file}"), dir.join(&file));
+            let Some((_, pid)) = wanted.iter().find(|(of, _)| *of == file) else { continue };
+            let size = fs::metadata(&path).with_context(|| format!("cannot send {}", path.display()))?.len();
+            extents.retain(|it| it.name != sent);
+            extents.extend(memory::whole(&sent, &path, size, SHARE));
+            bases.insert(sent, Base { pid: *pid, bytes });
+        }
         let known = self.known.as_ref();
         send_extents(self.way, &mut self.streams, &extents, |to, extent, piece| match known {
-            Some(known) if memory::has_pages(extent) => memory::send_dumped(to, extent, piece, known),
+            Some(known) if memory::has_pages(extent) => {
+                memory::send_dumped(to, extent, piece, known, bases.get(&extent.name).copied())
+            }
             _ => stream::send(to, extent, piece),
         })
     }
@@ -540,7 +561,7 @@ fn send_some(
 
 /// The files and links of a directory, and what of the files is to be sent.
 fn list(name: &str, dir: &Path) -> Result<(Directory, Vec<Extent>), Failure> {
-    let mut directory = Directory { name: name.to_owned(), files: Vec::new(), links: Vec::new() };
+    let mut directory = Directory { name: name.to_owned(), files: Vec::new(), links: Vec::new(), bases: Vec::new() };
     let mut extents = Vec::new();
     for entry in fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))? {
         let entry = entry.with_context(|| format!("cannot list {}", dir.display()))?;
@@ -683,9 +704,16 @@ fn decision(socket: &Path, name: &str, order: Session) -> Result<MigrationState,
 fn expect(way: &dyn Way, answer: Result<ToSource, super::talk::TalkError>, expected: &ToSource) -> Result<(), Failure> {
     match answer {
         Ok(answer) if answer == *expected => Ok(()),
-        Ok(ToSource::Failed { kind, reason, .. }) => Err(Failure::of_kind(kind, anyhow!("{}: {reason}", way.host()))),
-        Ok(other) => Err(unexpected(way, &other)),
-        Err(error) => Err(anyhow!("{}: {error}", way.host()).into()),
+        answer => Err(refusal(way, answer)),
+    }
+}
+
+/// The failure that an answer is which was not expected.
+fn refusal(way: &dyn Way, answer: Result<ToSource, super::talk::TalkError>) -> Failure {
+    match answer {
+        Ok(ToSource::Failed { kind, reason, .. }) => Failure::of_kind(kind, anyhow!("{}: {reason}", way.host())),
+        Ok(other) => unexpected(way, &other),
+        Err(error) => anyhow!("{}: {error}", way.host()).into(),
     }
 }
 

@@ -5,7 +5,7 @@
 //!   Begin ────────────────────────────────────────────► compares the hosts
 //!         ◄──────────────────────────────── Ready, or Failed
 //!   Directory ─────────────────────────────────────────► makes the files of an image, without content
-//!         ◄──────────────────────────────────────── Ready          (once for each round, for the last dump, for podman's archive, and
+//!         ◄──────────────────────────────────────── Made           (once for each round, for the last dump, for podman's archive, and
 //!                                                                   for the processes' own memory: Failed if there is no room for that)
 //!   content on the streams ────────────────────────────► writes it, and says so there
 //!   Preload ──────────────────────────────────────────► begins to load a round
@@ -29,7 +29,7 @@ use thiserror::Error;
 use crate::network::address::Address;
 
 /// The version of these messages and of the streams. Both hosts must have the same.
-pub(super) const VERSION: u32 = 5;
+pub(super) const VERSION: u32 = 6;
 /// The directory of podman's archive of a container among a migration's, and the archive's name there.
 pub(super) const ARCHIVE: &str = "archive";
 /// The directory, among a migration's, of memory that was sent while its processes ran. No image has this name.
@@ -138,6 +138,8 @@ pub(super) struct Directory {
     pub(super) files: Vec<(String, u64)>,
     /// Its links, and where they lead.
     pub(super) links: Vec<(String, String)>,
+    /// Which of its files are to begin as copies of the memory of a process: the file's name, and the process.
+    pub(super) bases: Vec<(String, u32)>,
 }
 
 /// What the source has decided about a migration.
@@ -192,8 +194,10 @@ impl Restore {
 /// From the target to the source.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub(super) enum ToSource {
-    /// To `Begin`, `Directory`, `Preload` and `Stream`: go on.
+    /// To `Begin`, `Preload` and `Stream`: go on.
     Ready,
+    /// To `Directory`: its files are made. Some begin as copies: the name of each, and the bytes that were copied. All other bytes are zero.
+    Made(Vec<(String, u64)>),
     /// To `Restore`: the processes are complete, and wait.
     Held,
     /// To `Own`, `Runs` and `Ended`: the processes run, or have run to their end.

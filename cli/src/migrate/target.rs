@@ -14,14 +14,13 @@
 //! |---|---|
 //! | `ID/0`, `ID/1`, ..., `ID/last` | images, each of which builds on the one before |
 //! | `ID/memory/PID` | a process's own memory as it was while it ran, for the last image |
-//! | `ID/room/0`, ... | files without content, which become the last image's files of pages |
+//! | `ID/room/PID` | a copy of that, which becomes the last image's file of the process's pages |
 //! | `ID/archive/archive` | podman's archive of a container |
 //! | `ID/restore` | how the last one is restored: all that is needed for that is here |
 //! | `ID/decision` | the socket by which the process that holds the processes hears of the decision |
 //! | `ID.out` | of a migration from this host (`source.rs`) |
 //! | `ID.running` | the processes run: a decision that is told again changes nothing |
 
-use std::cmp::Reverse;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -40,7 +39,6 @@ use super::arriving::{self, Arriving};
 use super::compare;
 use super::held::{Attempt, Held, Host, name};
 use super::imported::Imported;
-use super::memory;
 use super::options::Options;
 use super::place::Place;
 use super::preload::Preloads;
@@ -170,7 +168,7 @@ struct Target {
     gpu_memory: u64,
     events: Receiver<Event>,
     preloads: Option<Preloads>,
-    /// For the pages of the last image.
+    /// Copies of the processes' memory, for the last image.
     room: Room,
     held: Option<Held>,
     /// The addresses, until the processes run.
@@ -256,7 +254,7 @@ impl Target {
 
     /// Makes the files of an image, without their content.
     fn make(&mut self, directory: &Directory) -> ToSource {
-        let mut made = || -> Result<(), Failure> {
+        let mut made = || -> Result<Vec<(String, u64)>, Failure> {
             if directory.name == MEMORY {
                 self.has_room_for(directory.files.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size)))?;
             }
@@ -266,19 +264,20 @@ impl Target {
             };
             let dir = name("x")?.parent().map(Path::to_owned).unwrap_or_default();
             fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-            let (mut pages, others): (Vec<_>, Vec<_>) =
-                directory.files.iter().partition(|(file, _)| memory::are_pages(file));
-            pages.sort_by_key(|(_, size)| Reverse(*size));
-            for (file, size) in others {
+            let base = |file: &str| directory.bases.iter().find(|(of, _)| of == file).map(|(_, pid)| *pid);
+            let mut copied = Vec::new();
+            for (file, size) in &directory.files {
                 let path = name(file)?;
-                let made = File::create_new(&path).and_then(|it| it.set_len(*size));
-                made.with_context(|| format!("cannot make {}", path.display()))?;
+                let made = match base(file) {
+                    None => File::create_new(&path).and_then(|it| it.set_len(*size)).map(|()| 0),
+                    base => self.room.make(&self.dir, &path, *size, base),
+                };
+                match made.with_context(|| format!("cannot make {}", path.display()))? {
+                    0 => {}
+                    bytes => copied.push((file.clone(), bytes)),
+                }
             }
-            for (file, size) in &pages {
-                let path = name(file)?;
-                self.room.make(&path, *size).with_context(|| format!("cannot make {}", path.display()))?;
-            }
-            if !pages.is_empty() {
+            if !directory.bases.is_empty() {
                 // What is written now needs the rest.
                 std::mem::take(&mut self.room).remove(&self.dir);
             }
@@ -286,16 +285,17 @@ impl Target {
                 let path = name(link)?;
                 symlink(to, &path).with_context(|| format!("cannot make {}", path.display()))?;
             }
-            Ok(())
+            Ok(copied)
         };
         match made() {
-            Ok(()) => {
+            Ok(copied) => {
+                let process = |(file, size): &(String, u64)| Some((file.parse().ok()?, *size));
                 // Only when all memory has come is another directory made.
                 match directory.name.as_str() {
-                    MEMORY => self.room.expect(directory.files.iter().map(|(_, size)| *size)),
+                    MEMORY => self.room.expect(directory.files.iter().filter_map(process)),
                     _ => self.room.begin(&self.dir),
                 }
-                ToSource::Ready
+                ToSource::Made(copied)
             }
             Err(failure) => failed(&failure, false),
         }
