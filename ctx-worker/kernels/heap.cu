@@ -6,28 +6,33 @@
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// The driver maps memory in pages of this size.
-static const u64 PAGE = 2 << 20;
+// The driver begins a heap at a multiple of PAGE, and maps no less than SMALL_PAGE.
+static const u64 PAGE = 2 << 20, SMALL_PAGE = 4096;
 
-// Where the heap begins, and its size; none if malloc has nothing. It ends behind what malloc gives from a heap that nobody has used, and
-// has the size that the limit says. Its first and its last word are read, so that a range that is not the heap's is an error now.
+static __device__ u64 rounded(u64 bytes, u64 to) { return (bytes + to - 1) / to * to; }
+
+// Writes where the heap begins, and its size; nothing if that cannot be told. Nobody else uses the heap meanwhile. Takes all that malloc has
+// and gives it back: the heap lies from a multiple of PAGE to the end of that, or of what the limit says. So nothing is read but what
+// malloc has given.
 extern "C" __global__ void rekindle_heap_find(u64 *found, u64 limit) {
-    const u32 sizes[] = {16, 1 << 10, 16 << 10, 256 << 10};
-    void *taken[4];
-    u64 last = 0;
-    for (int i = 0; i < 4; i++) {
-        taken[i] = malloc(sizes[i]);
-        u64 end = taken[i] ? (u64)taken[i] + sizes[i] : 0;
-        last = end > last ? end : last;
+    u64 *taken = nullptr, low = ~0ull, high = 0;
+    for (u64 bytes = limit; bytes >= 32; bytes /= 2) {
+        for (u64 *at; (at = (u64 *)malloc(bytes));) {
+            *at = (u64)taken;
+            taken = at;
+            low = (u64)at < low ? (u64)at : low;
+            high = (u64)at + bytes > high ? (u64)at + bytes : high;
+        }
     }
-    for (int i = 0; i < 4; i++) {
-        free(taken[i]);
+    while (taken) {
+        u64 *next = (u64 *)*taken;
+        free(taken);
+        taken = next;
     }
-    u64 size = (limit + PAGE - 1) / PAGE * PAGE, end = (last + PAGE - 1) / PAGE * PAGE;
-    if (last && end > size) {
-        found[2] = *(volatile u64 *)(end - size) + *(volatile u64 *)(end - 8);
-        found[0] = end - size;
-        found[1] = size;
+    u64 base = low / PAGE * PAGE, used = high - base;
+    if (high && used <= rounded(limit, PAGE) && used + PAGE > limit) {
+        found[0] = base;
+        found[1] = rounded(used > limit ? used : limit, SMALL_PAGE);
     }
 }
 

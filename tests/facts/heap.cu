@@ -13,6 +13,7 @@
 //                    --fillers, variables of 2 MiB stay before it
 // --limit-mib  the heap's size; 0: as the driver has it
 // --fillers    how many
+// --load-first 1: the kernel that allocates is loaded before the variables
 // --before     so many MiB are allocated before anything else, and code is loaded
 #include "facts.h"
 

@@ -2,8 +2,9 @@
 //! or the client is suspended deeply.
 //!
 //! Clients whose log lacks unloaded code always need a rehearsal (`ctx-worker/src/checkpoint/cut.rs`), and so do those with code outside
-//! of the driver's reserve (`ctx-worker/src/resources/code_reserve.rs`). The others are restored by repeating their log; the operator may want a proof of that too (`checkpoint.rehearse`), since the driver decides where code goes. The
-//! spare worker ends with the rehearsal.
+//! of the driver's reserve (`ctx-worker/src/resources/code_reserve.rs`) or with a heap of the driver's
+//! (`ctx-worker/src/resources/kernel_heap.rs`). The others are restored by repeating their log; the operator may want a proof of that too
+//! (`checkpoint.rehearse`), since the driver decides where code goes. The spare worker ends with the rehearsal.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -26,6 +26,7 @@ use crate::checkpoint::parts::save_parts;
 use crate::checkpoint::save_error::SaveError;
 use crate::resources::Memory;
 use crate::resources::job::Job;
+use crate::resources::kernel_heap::HeapError;
 use crate::resources::vmm::aliases::{Alias, unmap_aliases};
 use crate::session::state;
 
@@ -134,7 +135,6 @@ impl Checkpoint {
 
         let described = read_heaps(layers).and_then(|()| save_parts(layers).map_err(SaveError::from));
         let described = described.and_then(|texts| Ok((texts, describe(layers, wanted.head, allocations, globals)?)));
-        layers.memory.kernel_heaps.forget_content();
         let (texts, (client, code)) = match described {
             Ok(described) => described,
             Err(why) => {
@@ -179,7 +179,10 @@ fn read_heaps(layers: &mut Layers<'_>) -> Result<(), SaveError> {
     let Layers { call, memory, .. } = layers;
     let read = memory.kernel_heaps.read(call.driver());
     call.gpu.leave();
-    read.map_err(CopyError::from)?.map_err(SaveError::Unsavable)
+    read.map_err(|why| match why {
+        HeapError::Driver(failed) => CopyError::from(failed).into(),
+        HeapError::TooLarge(_) | HeapError::NotFound => SaveError::Unsavable(why.to_string()),
+    })
 }
 
 /// Describes the client's part of the manifest, except for the places of its memory's content; and returns the client's code.

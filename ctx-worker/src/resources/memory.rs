@@ -136,8 +136,9 @@ pub(crate) struct DeviceMemory {
     /// The names by which other processes may know allocations and pieces, each with an address.
     exported: BTreeMap<Token, u64>,
     ids: BTreeMap<u64, PieceId>,
-    /// Ranges that are mapped and get their access together, while many are being mapped.
+    /// Ranges that are mapped and get their access together, while many are being mapped; and where other devices get access after that.
     closed: Option<Runs>,
+    to_admit: Vec<u64>,
     /// Pieces to be mapped at an address in place of new ones, by the driver's handles.
     made: BTreeMap<u64, u64>,
     /// Allocations behind which a template's pieces are.
@@ -172,6 +173,7 @@ impl DeviceMemory {
             exported: BTreeMap::new(),
             ids: BTreeMap::new(),
             closed: None,
+            to_admit: Vec::new(),
             made: BTreeMap::new(),
             borrowed: BTreeMap::new(),
             borrowed_version: 0,
@@ -339,10 +341,12 @@ impl DeviceMemory {
         self.closed = Some(Runs::default());
         let mapped = map(self);
         let closed = self.closed.take().unwrap_or_default();
+        let to_admit = std::mem::take(&mut self.to_admit);
         mapped?;
         for (base, length) in closed.iter() {
             set_access(driver, base, length, self.device, CU_MEM_ACCESS_READWRITE)?;
         }
+        to_admit.into_iter().for_each(|base| self.admit(driver, base));
         Ok(())
     }
 
@@ -401,6 +405,10 @@ impl DeviceMemory {
 
     /// Opens a new backing to the devices that may use all memory.
     fn admit(&mut self, driver: &Driver, base: u64) {
+        if self.closed.is_some() {
+            self.to_admit.push(base);
+            return;
+        }
         for device in self.peers.clone() {
             // Memory was opened to these devices before, so there is no reason why this fails.
             let _ = self.allow(driver, base, device);

@@ -13,6 +13,7 @@ use crate::gpu::driver::CallFailed;
 use crate::resources::arrays::ArrayError;
 use crate::resources::broken_image::BrokenImage;
 use crate::resources::job::EngineError;
+use crate::resources::kernel_heap::HeapError;
 use crate::resources::memory::MemoryError;
 use crate::resources::memory::borrowed::TemplateError;
 use crate::resources::vmm::aliases::AliasError;
@@ -86,6 +87,9 @@ pub(crate) enum NotLoaded {
         .saved.0, .saved.1, .found.0, .found.1
     )]
     HeapMoved { saved: (u64, u64), found: (u64, u64) },
+    /// Its words about a client are true of a saved one.
+    #[error(transparent)]
+    Heap(HeapError),
     #[error("shared memory cannot be {what}: {}", result_name(*.code))]
     Shared { what: &'static str, code: CUresult },
     #[error("shared events cannot be made")]
@@ -129,6 +133,7 @@ impl Failing for NotLoaded {
     fn kind(&self) -> FailureKind {
         match self {
             Self::State(error) => error.kind(),
+            Self::Heap(HeapError::TooLarge(_) | HeapError::NotFound) => FailureKind::Refused,
             Self::NotServed(_) | Self::UnknownCall(_) => FailureKind::Version,
             Self::File(error) => failure::of_image(error),
             Self::Engine(error) => error.kind(),
@@ -148,6 +153,7 @@ impl Failing for NotLoaded {
             Self::ReadCode { source, .. } | Self::NoDescriptor(source) => Failing::kind(source),
             Self::Alias(_)
             | Self::Driver(_)
+            | Self::Heap(HeapError::Driver(_))
             | Self::Template(_)
             | Self::Refused(_)
             | Self::Replay { .. }

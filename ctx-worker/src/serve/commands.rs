@@ -58,9 +58,11 @@ impl Executor {
             command::HELD_ROOM => self.held_room(args),
             command::THREAD_END => thread_end(&mut self.call, args),
             command::GRAPH_CREATE..=command::GRAPH_DESTROY => {
-                self.prepare_graph(number, args)?;
+                let refusal = self.prepare_heaps_of_graph(number, args)?;
                 let (call, mut loading, code) = self.code_parts();
-                code.graph_command(call, &mut loading, number, args)
+                let outcome = code.graph_command(call, &mut loading, number, args)?;
+                self.launched_allocating(&outcome, refusal);
+                Ok(outcome)
             }
             command::MEM_OPS => self.memory.mem_ops(&mut self.call, &self.code.globals, args),
             command::LAUNCH_ON_DEVICES => self.launch_on_devices(args),
@@ -498,6 +500,8 @@ impl Executor {
         // The context of the command does not exist any more.
         self.call.header.context = 0;
         self.memory.devices[ordinal].used = true;
+        self.memory.kernel_heaps.release(self.call.gpu.driver, ordinal);
+        self.context_changed();
         Ok(ordinal)
     }
 

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader};
-use rekindle_wire::command::{self, GraphInStream, Kind, Launch, LaunchOnDevices};
+use rekindle_wire::command::{Kind, Launch, LaunchOnDevices};
 use rekindle_wire::window;
 
 use crate::resources::launch_attributes::attributes;
@@ -20,9 +20,10 @@ impl Executor {
             self.instantiate(object.parent)?;
         }
         let stream = self.handle_stream(launch.stream)?;
-        if object.allocates {
-            self.prepare_heap(self.call.header.context, stream);
-        }
+        let refusal = match object.allocates {
+            true => self.prepare_heap(self.call.header.context, stream)?,
+            false => None,
+        };
         // The driver takes gathered parameters through `extra`: CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE.
         let mut size = launch.parameters.len();
         let mut extra = [
@@ -75,7 +76,9 @@ impl Executor {
                 }
             }
         }
-        Ok(Outcome::Done(result))
+        let outcome = Outcome::Done(result);
+        self.launched_allocating(&outcome, refusal);
+        Ok(outcome)
     }
 
     /// Cooperative launches on several devices: one command, since they wait for each other.
@@ -86,7 +89,7 @@ impl Executor {
         }
         // Each launch's parameters, and the place of each of its parameters.
         let mut parameters: Vec<(Vec<u64>, Vec<*mut c_void>)> = Vec::new();
-        let (mut list, mut keys) = (Vec::new(), Vec::new());
+        let (mut list, mut keys, mut refusal) = (Vec::new(), Vec::new(), None);
         for launch in launches {
             let launch = Launch::read(&mut Reader::new(launch))?;
             let object =
@@ -98,9 +101,9 @@ impl Executor {
             let instantiated = if object.kind == Kind::Kernel { self.instantiate(object.parent) } else { Ok(()) };
             self.call.header.context = before;
             let function = instantiated.and(function)?;
+            let stream = self.handle_stream(launch.stream)?;
             if object.allocates {
-                let stream = self.handle_stream(launch.stream)?;
-                self.prepare_heap(context, stream);
+                refusal = refusal.or(self.prepare_heap(context, stream)?);
             }
             let mut bytes = vec![0_u64; launch.parameters.len().div_ceil(8)];
             for (word, chunk) in bytes.iter_mut().zip(launch.parameters.chunks(8)) {
@@ -115,7 +118,7 @@ impl Executor {
                 grid: launch.grid,
                 block: launch.block,
                 shared_bytes: launch.shared_bytes,
-                stream: self.handle_stream(launch.stream)?,
+                stream,
                 params: std::ptr::null_mut(),
             });
             parameters.push((bytes, places));
@@ -132,49 +135,9 @@ impl Executor {
         if result == CUDA_SUCCESS {
             keys.into_iter().for_each(|(key, function)| self.call.session.waiting.launched(key, function));
         }
-        Ok(Outcome::Done(result))
-    }
-
-    /// Called before a kernel that could call `malloc` is launched in a stream of a context, which is current: from then on the heap is
-    /// saved. Where it cannot be, the client cannot either.
-    fn prepare_heap(&mut self, context: u64, stream: CUstream) {
-        let owner = self.call.session.owner(context);
-        let real = self.call.session.objects.get(owner).map(|it| it.real);
-        let of_primary = self.call.session.device_of_context(owner).ok().and_then(|ordinal| {
-            let device = self.memory.devices.get(ordinal)?;
-            (Some(device.primary) == real).then_some((ordinal, device.primary))
-        });
-        let Some((ordinal, primary)) = of_primary else {
-            const OTHER: &str =
-                "it has launched a kernel that calls malloc on the device in a context of its own making";
-            self.call.session.unsavable.get_or_insert_with(|| OTHER.to_owned());
-            return;
-        };
-        if self.memory.kernel_heaps.has(ordinal) {
-            return;
-        }
-        let records = self.call.session.objects.recorded();
-        let made = self.memory.kernel_heaps.make(self.call.gpu.driver, (ordinal, primary), records, Some(stream));
-        if let Err(failed) = made {
-            let why =
-                format!("it has launched a kernel that calls malloc on the device, whose heap was not found: {failed}");
-            self.call.session.unsavable.get_or_insert(why);
-        }
-    }
-
-    /// Called before a command about graphs: the kernels of one that is launched may call `malloc`.
-    pub(super) fn prepare_graph(&mut self, number: u16, args: &Reader<'_>) -> Result<(), Refused> {
-        if number != command::GRAPH_LAUNCH {
-            return Ok(());
-        }
-        let GraphInStream { exec, stream } = GraphInStream::read(&mut args.clone())?;
-        let objects = &self.call.session.objects;
-        let allocates = |function: &u64| objects.get(*function).is_some_and(|it| it.allocates);
-        if self.code.graphs.get(&exec).is_some_and(|graph| graph.functions().any(allocates)) {
-            let stream = self.handle_stream(stream)?;
-            self.prepare_heap(self.call.header.context, stream);
-        }
-        Ok(())
+        let outcome = Outcome::Done(result);
+        self.launched_allocating(&outcome, refusal);
+        Ok(outcome)
     }
 
     /// Pointers to a function's parameters in a buffer that holds all of them.

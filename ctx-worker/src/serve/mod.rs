@@ -12,6 +12,7 @@ pub(crate) mod executor;
 pub(crate) mod fixture;
 mod green;
 mod keeper;
+mod kernel_heap;
 pub(crate) mod launch;
 mod leave;
 pub(crate) mod load;

@@ -2,7 +2,7 @@
 //!
 //! Place holders restore the code of a client whose log was cut (`checkpoint/cut.rs`), and only the driver knows whether this
 //! leads to the same addresses. So the daemon has a spare worker rehearse before it commits the image. The worker allocates
-//! none of the client's memory, and cannot be used afterwards.
+//! none of the client's memory but the heap of its kernels' `malloc`, and cannot be used afterwards.
 
 use std::fs::File;
 

@@ -13,10 +13,10 @@ use crate::resources::code_reserve;
 use crate::resources::not_loaded::{NotLoaded, Why};
 use crate::serve::executor::Executor;
 use crate::session::outcome::{Outcome, Refused};
-use crate::session::state::{Device, State};
+use crate::session::state::State;
 
 /// What a replay does between two records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug)]
 enum Between {
     OwnCode(usize),
     KernelHeap(usize),
@@ -24,8 +24,11 @@ enum Between {
 
 /// The devices on which kernels of a saved client may have called `malloc`, each with the record after which the driver made the heap.
 fn heaps(state: &State) -> impl Iterator<Item = (u64, usize)> {
-    let heap = |(ordinal, device): (usize, &Device)| Some((device.kernel_heap.as_ref()?.made_after, ordinal));
-    state.devices.iter().enumerate().filter_map(heap)
+    let devices = state.devices.iter().enumerate();
+    let mut heaps: Vec<_> =
+        devices.filter_map(|(ordinal, device)| Some((device.kernel_heap.as_ref()?, ordinal))).collect();
+    heaps.sort_by_key(|(heap, _)| heap.number);
+    heaps.into_iter().map(|(heap, ordinal)| (heap.made_after, ordinal))
 }
 
 impl Executor {
@@ -95,7 +98,8 @@ impl Executor {
         let mut between: Vec<_> =
             code.chain(heaps.map(|(after, ordinal)| (after, Between::KernelHeap(ordinal)))).collect();
         // The last one is the next.
-        between.sort_unstable_by_key(|it| std::cmp::Reverse(*it));
+        between.sort_by_key(|it| it.0);
+        between.reverse();
         for object in objects {
             while let Some((_, what)) = between.pop_if(|(after, _)| *after < object.sequence) {
                 self.do_between(state, what)?;

@@ -86,7 +86,7 @@ pub fn check(found: u32) -> Result<(), StateError> {
 }
 
 /// Whether a rehearsal must prove that a client's log can be replayed, by its [`rekindle_images::Client::worker_state`]: the log was
-/// cut, or code lies where more than the log may have decided.
+/// cut, code lies where more than the log may have decided, or kernels may have called `malloc`.
 pub fn needs_rehearsal(worker_state: &[u8]) -> bool {
     parse::<State>(worker_state).is_ok_and(|state| state.cut.is_some() || state.beyond_reserve)
 }

@@ -117,10 +117,10 @@ pub(in crate::daemon) struct SaveError(Failure);
 /// What to do after a rehearsal that has failed for such a reason.
 fn after_rehearsal(kind: FailureKind) -> &'static str {
     match kind {
-        // The driver places the code elsewhere, and would do so again.
+        // The driver places the code, or the heap of kernels, elsewhere, and would do so again.
         FailureKind::Refused => "it can be checkpointed when it has unloaded that code, or has been started anew",
         _ => {
-            "dump it again; a rehearsal needs up to 512 MiB of free memory on the GPU, and as much again as the code takes"
+            "dump it again; a rehearsal needs up to 512 MiB of free memory on the GPU, and as much again as the code and the heap of kernels take"
         }
     }
 }

@@ -56,9 +56,9 @@ impl Graph {
         &self.program
     }
 
-    /// The functions that the graph launches.
-    pub(crate) fn functions(&self) -> impl Iterator<Item = &u64> {
-        self.functions.iter()
+    /// The functions that the graph launches, each with the context that it runs in.
+    pub(crate) fn launches(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.program.steps.iter().filter_map(|step| Some((step.context, function(step)?)))
     }
 
     fn new(context: u64, flags: u64, program: Program) -> Self {

@@ -205,6 +205,9 @@ fn run_grid(on: &Surroundings<'_>, kernel: &Kernel, (shape, params): (&Shape, &[
     launched.iter().try_for_each(|child| run_grid(on, &child.kernel, (&child.shape, &child.parameters), depth + 1))
 }
 
+/// The least that is mapped.
+const PAGE: u64 = 4096;
+
 /// The heap of a context in the form that kernels use.
 struct KernelHeap<'c>(&'c Context);
 
@@ -212,8 +215,8 @@ impl Heap for KernelHeap<'_> {
     fn malloc(&self, bytes: u64) -> Option<u64> {
         let context = self.0;
         context.malloc.take(bytes, || {
-            // As a GPU maps it: whole pages.
-            let len = (context.limit(MALLOC_HEAP_SIZE).ok()? as u64).next_multiple_of(MEMORY_GRANULARITY);
+            let len = (context.limit(MALLOC_HEAP_SIZE).ok()? as u64).next_multiple_of(PAGE);
+            // It begins with a page of the size that a GPU's have.
             let base = context.device.allocate(context.handle, Kind::Internal, len + MEMORY_GRANULARITY).ok()?;
             Some((base.next_multiple_of(MEMORY_GRANULARITY), len))
         })
