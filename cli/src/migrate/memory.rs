@@ -74,8 +74,8 @@ struct FileThere {
 pub(super) struct Known {
     seed: u64,
     pages: HashMap<u128, Place>,
-    /// Which pages of a process's file are no zeros.
-    written: HashMap<u32, Vec<bool>>,
+    /// The hashes of the pages of a process's file, and 0 for each of zeros.
+    written: HashMap<u32, Vec<u128>>,
     /// The files there, by name.
     files: BTreeMap<String, FileThere>,
     /// The bytes for which the target still has room.
@@ -123,20 +123,25 @@ impl Known {
 
     /// The target has these pages now. What is sent from here on comes behind them.
     pub(super) fn add(&mut self, pages: Vec<(u128, Place)>) {
-        for (_, place) in &pages {
+        for (hash, place) in &pages {
             let (written, page) = (self.written.entry(place.pid).or_default(), place.offset as usize / PAGE);
-            written.resize(written.len().max(page + 1), false);
-            written[page] = true;
+            written.resize(written.len().max(page + 1), 0);
+            written[page] = *hash;
         }
         self.pages.extend(pages);
         self.files.values_mut().for_each(|file| file.places.clear());
     }
 
-    /// What a file of the target's has in the place of a page, if it begins as a copy: none for zeros.
-    fn has_there(&self, base: Option<Base>, offset: u64) -> Option<Place> {
-        let base = base.filter(|it| offset + PAGE as u64 <= it.bytes)?;
-        let is_written = self.written.get(&base.pid).and_then(|it| it.get(offset as usize / PAGE));
-        is_written.is_some_and(|it| *it).then_some(Place { pid: base.pid, offset })
+    /// What a file of the target's has in the place of a page, if it begins as a copy: a page's hash, 0 for zeros, or none if that is not known.
+    fn has_there(&self, base: Option<Base>, offset: u64) -> Option<u128> {
+        match base {
+            Some(base) if offset < base.bytes => {
+                let is_copied = offset + PAGE as u64 <= base.bytes;
+                let hash = self.written.get(&base.pid).and_then(|it| it.get(offset as usize / PAGE));
+                is_copied.then(|| hash.copied().unwrap_or_default())
+            }
+            _ => Some(0),
+        }
     }
 
     /// By what a page is known.
@@ -152,21 +157,15 @@ impl Known {
         for page in piece.chunks(PAGE) {
             let (from, to) = (at, at + page.len());
             at = to;
-            let there = self.has_there(base, offset + from as u64);
-            let what = if is_zeros(page) {
-                What::Zeros
-            } else {
-                let place = self.pages.get(&self.hash(page)).filter(|_| page.len() == PAGE);
-                place.map_or(What::Content, |it| What::There(*it))
-            };
-            let is_there = match what {
-                What::Zeros => there.is_none(),
-                What::There(place) => there == Some(place),
-                What::Content => false,
-            };
-            if is_there {
+            let hash = if is_zeros(page) { 0 } else { self.hash(page) };
+            if self.has_there(base, offset + from as u64) == Some(hash) && (hash == 0 || page.len() == PAGE) {
                 continue;
             }
+            let place = self.pages.get(&hash).filter(|_| page.len() == PAGE);
+            let what = match hash {
+                0 => What::Zeros,
+                _ => place.map_or(What::Content, |it| What::There(*it)),
+            };
             match split.last_mut() {
                 Some((before, of)) if before.end == from && follows(of, before.len(), &what) => before.end = to,
                 _ => split.push((from..to, what)),
@@ -259,13 +258,14 @@ pub(super) fn send_dumped(
 }
 
 /// The directory of such memory at the target, with the bytes that each process has now.
-pub(super) fn directory(extents: &[Extent]) -> Directory {
+pub(super) fn directory(Own { extents, private }: &Own) -> Directory {
     let mut files = BTreeMap::<String, u64>::new();
     for Extent { name, length, .. } in extents {
         let file = name.rsplit('/').next().unwrap_or_default();
         *files.entry(file.to_owned()).or_default() += length;
     }
-    Directory { name: MEMORY.to_owned(), files: files.into_iter().collect(), links: Vec::new(), bases: Vec::new() }
+    let (files, copied) = (files.into_iter().collect(), private.clone());
+    Directory { name: MEMORY.to_owned(), files, links: Vec::new(), bases: Vec::new(), copied }
 }
 
 /// Whether an extent is of a file in which CRIU has pages.
@@ -280,38 +280,51 @@ pub(super) fn whole(name: &str, path: &Path, size: u64, most: u64) -> Vec<Extent
     (0..size).step_by(most as usize).map(extent).collect()
 }
 
-/// The memory of a tree that CRIU would dump, none of it longer than `most` bytes. Of processes that end meanwhile there is none.
-pub(super) fn extents(root: i32, most: u64) -> Vec<Extent> {
-    let mut shared = BTreeSet::new();
+/// The memory of a tree's processes.
+#[derive(Debug)]
+pub(super) struct Own {
+    /// Of each process, what it alone has, and behind that what it may share.
+    pub(super) extents: Vec<Extent>,
+    /// The bytes of what each process alone has: CRIU has them in the process's file, and others elsewhere.
+    pub(super) private: Vec<(u32, u64)>,
+}
+
+/// The memory of a tree that CRIU would dump, no extent longer than `most` bytes. Of processes that end meanwhile there is none.
+pub(super) fn own(root: i32, most: u64) -> Own {
+    let mut seen = BTreeSet::new();
     let pids = Process::trees_of(&[root]).unwrap_or_default();
-    let mut found = Vec::new();
+    let mut own = Own { extents: Vec::new(), private: Vec::new() };
     for pid in pids {
         let name = format!("{MEMORY}/{pid}");
         let path = PathBuf::from(format!("/proc/{pid}/mem"));
-        for Range { start, end } in present(pid, &mut shared) {
+        let (private, shared) = present(pid, &mut seen);
+        own.private.push((pid.unsigned_abs(), private.iter().map(|it| it.end - it.start).sum()));
+        for Range { start, end } in private.into_iter().chain(shared) {
             let mut offset = start;
             while offset < end {
                 let length = most.min(end - offset);
-                found.push(Extent { name: name.clone(), path: path.clone(), offset, length });
+                own.extents.push(Extent { name: name.clone(), path: path.clone(), offset, length });
                 offset += length;
             }
         }
     }
-    found
+    own
 }
 
-/// The ranges of a process's memory that are there and no file's. Shared memory that was seen before is left out.
-fn present(pid: i32, shared: &mut BTreeSet<String>) -> Vec<Range<u64>> {
+/// The ranges of a process's memory that are there and no file's: those that it alone has, and those that it may share. Shared memory that
+/// was seen before is left out.
+fn present(pid: i32, seen: &mut BTreeSet<String>) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
     let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
-    let Ok(pagemap) = File::open(format!("/proc/{pid}/pagemap")) else { return Vec::new() };
-    let mut found: Vec<Range<u64>> = Vec::new();
+    let (mut private, mut shared): (Vec<Range<u64>>, Vec<Range<u64>>) = Default::default();
+    let Ok(pagemap) = File::open(format!("/proc/{pid}/pagemap")) else { return (private, shared) };
     for line in String::from_utf8_lossy(&maps).lines() {
         let Some(mapping) = Mapping::parse(line) else { continue };
         if let Some(object) = mapping.object
-            && !shared.insert(object.to_owned())
+            && !seen.insert(object.to_owned())
         {
             continue;
         }
+        let found = if mapping.object.is_some() { &mut shared } else { &mut private };
         let unwanted = if mapping.object.is_some() { 0 } else { OF_FILE };
         let mut at = mapping.range.start;
         let mut entries = vec![0; LOOKED_UP * size_of::<u64>()];
@@ -336,7 +349,7 @@ fn present(pid: i32, shared: &mut BTreeSet<String>) -> Vec<Range<u64>> {
             at += (pages * PAGE) as u64;
         }
     }
-    found
+    (private, shared)
 }
 
 /// A mapping whose pages CRIU dumps.
@@ -428,6 +441,11 @@ mod tests {
         assert_eq!(known.split(&pages_of(&[2, 0, 0]), (base, PAGE as u64)), [(at(2, 3), What::Zeros)]);
         let shorter = Some(Base { pid: 7, bytes: 2 * PAGE as u64 - 1 });
         assert_eq!(known.split(&pages_of(&[1, 2, 0, 0]), (shorter, 0)), [(at(1, 2), there(1))]);
+        assert_eq!(
+            known.split(&pages_of(&[1, 0, 0, 0]), (shorter, 0)),
+            [(at(1, 2), What::Zeros)],
+            "it may have a part"
+        );
         let other = Some(Base { pid: 8, bytes: 4 * PAGE as u64 });
         assert_eq!(known.split(&pages_of(&[1, 0]), (other, 0)), [(at(0, 1), there(0))]);
     }
@@ -517,11 +535,13 @@ mod tests {
     #[test]
     fn the_memory_of_this_process_is_found() {
         let content = pages(&[1, 2, 3, 4, 5]);
-        let found = extents(std::process::id() as i32, 3 * PAGE as u64);
+        let Own { extents: found, private } = own(std::process::id() as i32, 3 * PAGE as u64);
+        let all: u64 = found.iter().map(|it| it.length).sum();
+        assert!(private.len() == 1 && (1..=all).contains(&private[0].1), "{private:?} of {all}");
         assert!(found.iter().all(|it| it.length <= 3 * PAGE as u64 && it.offset.is_multiple_of(PAGE as u64)));
         let middle = content.as_ptr() as u64 + 2 * PAGE as u64;
         assert!(found.iter().any(|it| (it.offset..it.offset + it.length).contains(&middle)));
-        assert!(extents(i32::MAX, 1).is_empty());
+        assert!(own(i32::MAX, 1).extents.is_empty());
     }
 
     /// Sends extents, and ends with the mark.
@@ -547,23 +567,25 @@ mod tests {
         let content = &mut buffer[begin..begin + SENT * PAGE];
         content.copy_from_slice(&(0..SENT).flat_map(page).collect::<Vec<_>>());
         content[5 * PAGE..9 * PAGE].fill(0);
-        let own = std::process::id() as i32;
+        let pid = std::process::id() as i32;
         let is_content = |it: &Extent| {
             let begin = content.as_ptr() as u64;
             it.offset < begin + content.len() as u64 && it.offset + it.length > begin
         };
-        let extents: Vec<_> = extents(own, 1 << 20).into_iter().filter(is_content).collect();
+        let mut own = own(pid, 1 << 20);
+        own.extents.retain(is_content);
         let mut known = Known::new(3);
-        known.has_files_for(&extents);
-        assert!(extents.iter().all(|it| known.takes(it)));
-        let directory = directory(&extents);
+        known.has_files_for(&own.extents);
+        assert!(own.extents.iter().all(|it| known.takes(it)));
+        let directory = directory(&own);
+        let extents = own.extents;
         assert_eq!(directory.files.len(), 1, "{directory:?}");
         // What CRIU dumps: other pages, those that were sent in another order and at other offsets, and zeros.
         let mut dumped: Vec<u8> = (SENT..SENT + 10).flat_map(page).collect();
         dumped.extend((0..2 * PIECE / PAGE).rev().flat_map(page));
         dumped.extend(vec![0; 30 * PAGE]);
         dumped.extend((10..PIECE / PAGE).flat_map(page));
-        for (dir, file, size) in [(MEMORY, own.to_string(), 0), ("last", "pages-1.img".to_owned(), dumped.len())] {
+        for (dir, file, size) in [(MEMORY, pid.to_string(), 0), ("last", "pages-1.img".to_owned(), dumped.len())] {
             fs::create_dir(there.path().join(dir)).unwrap();
             File::create(there.path().join(dir).join(file)).unwrap().set_len(size as u64).unwrap();
         }

@@ -12,22 +12,27 @@
 //! A copy that is not complete in time is as good as its beginning: behind that the file is zeros, as any other is.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use rustix::fs::{CWD, RenameFlags, SeekFrom, renameat_with, seek};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
+use super::stream::is_zeros;
 use super::talk::MEMORY;
 
-/// The directory of these files among a migration's.
-const ROOM: &str = "room";
+/// The directory of these files among a migration's. No image has this name.
+pub(super) const ROOM: &str = "room";
+const PAGE: usize = 4096;
 /// How many bytes are copied at a time: in between it can be stopped.
 const STEP: usize = 4 << 20;
+
+/// The copies, by process: each with its bytes. Behind them, the file has nothing.
+type Copies = BTreeMap<u32, (File, u64)>;
 
 /// Copies of processes' memory.
 #[derive(Debug, Default)]
@@ -35,17 +40,16 @@ pub(super) struct Room {
     /// The processes, and how much of their memory is copied.
     wanted: Vec<(u32, u64)>,
     /// Makes the copies.
-    maker: Option<JoinHandle<BTreeMap<u32, u64>>>,
+    maker: Option<JoinHandle<Copies>>,
     /// Tells it to end.
     stopped: Arc<AtomicBool>,
-    /// The processes whose memory was copied, and the bytes of each.
-    made: BTreeMap<u32, u64>,
+    made: Copies,
 }
 
 impl Room {
     /// The last image will have so much memory of these processes.
-    pub(super) fn expect(&mut self, processes: impl Iterator<Item = (u32, u64)>) {
-        self.wanted = processes.filter(|(_, bytes)| *bytes > 0).collect();
+    pub(super) fn expect(&mut self, processes: &[(u32, u64)]) {
+        self.wanted = processes.iter().copied().filter(|(_, bytes)| *bytes > 0).collect();
     }
 
     /// Begins to make what is expected, in a migration's directory: the memory has come. Does nothing if it has begun before.
@@ -59,24 +63,26 @@ impl Room {
             // Without it, the image is written a little later.
             let _ = fs::create_dir(dir.join(ROOM));
             let copy = |(pid, bytes): (u32, u64)| {
-                let copied = copy(&dir.join(MEMORY).join(pid.to_string()), &path(&dir, pid), bytes, &stopped);
-                (pid, copied.unwrap_or_default())
+                let copy = copy(&dir.join(MEMORY).join(pid.to_string()), &path(&dir, pid), bytes, &stopped);
+                Some((pid, copy.ok()?))
             };
-            wanted.into_iter().map(copy).collect()
+            wanted.into_iter().take_while(|_| !stopped.load(Ordering::Relaxed)).filter_map(copy).collect()
         };
         self.maker = std::thread::Builder::new().name("room".to_owned()).spawn(make).ok();
     }
 
-    /// Makes a file of this size: of a copy of the memory of this process, if there is one. Returns how many bytes are copied, from the file's
-    /// beginning on. Nothing more is copied from then on.
+    /// Makes a file of this size: of a copy of the memory of this process, if there is one. Returns how many bytes are copied, whole pages from
+    /// the file's beginning on; all others are zeros. Nothing more is copied from then on.
     pub(super) fn make(&mut self, dir: &Path, file: &Path, size: u64, of: Option<u32>) -> io::Result<u64> {
         self.stop();
         let copy = of.and_then(|pid| Some((pid, self.made.remove(&pid)?)));
         let becomes = |pid: u32| renameat_with(CWD, path(dir, pid), CWD, file, RenameFlags::NOREPLACE).is_ok();
         match copy {
-            Some((pid, copied)) if becomes(pid) => {
-                File::options().write(true).open(file)?.set_len(size)?;
-                Ok(copied.min(size))
+            Some((pid, (copy, bytes))) if becomes(pid) => {
+                let copied = bytes.min(size) / PAGE as u64 * PAGE as u64;
+                copy.set_len(copied)?;
+                copy.set_len(size)?;
+                Ok(copied)
             }
             _ => File::create_new(file)?.set_len(size).map(|()| 0),
         }
@@ -100,30 +106,37 @@ fn path(dir: &Path, pid: u32) -> PathBuf {
     dir.join(ROOM).join(pid.to_string())
 }
 
-/// Copies the first `bytes` of a file into a new one, holes as holes, until this is stopped or there is no more room. Returns how many bytes
-/// are as in the file; behind them there is nothing.
-fn copy(from: &Path, to: &Path, bytes: u64, stopped: &AtomicBool) -> io::Result<u64> {
-    let (from, to) = (File::open(from)?, File::create_new(to)?);
+/// Copies the first `bytes` of a file into a new one, pages of zeros as holes, until this is stopped or there is no more room. Returns the file,
+/// and how many bytes are as in the other.
+fn copy(from: &Path, to: &Path, bytes: u64, stopped: &AtomicBool) -> io::Result<(File, u64)> {
+    let from = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(from)?;
+    let to = File::create_new(to)?;
     let (mut buffer, mut at) = (vec![0; STEP], 0);
     while at < bytes && !stopped.load(Ordering::Relaxed) {
-        let data = match seek(&from, SeekFrom::Data(at)) {
-            Ok(data) => data.min(bytes),
-            Err(rustix::io::Errno::NXIO) => bytes,
-            Err(error) => return Err(error.into()),
-        };
-        let end = match seek(&from, SeekFrom::Hole(data)) {
-            Ok(end) => end.min(bytes),
-            Err(_) => bytes,
-        };
-        let part = &mut buffer[..(end - data).min(STEP as u64) as usize];
-        if from.read_exact_at(part, data).and_then(|()| to.write_all_at(part, data)).is_err() {
-            // What was written of the part must not stay behind what is copied.
-            to.set_len(at)?;
+        let part = &mut buffer[..(bytes - at).min(STEP as u64) as usize];
+        from.read_exact_at(part, at)?;
+        if write_pages(&to, part, at).is_err() {
             break;
         }
-        at = data + part.len() as u64;
+        at += part.len() as u64;
     }
-    Ok(at)
+    // What was written of a part that failed must not stay.
+    to.set_len(at)?;
+    Ok((to, at))
+}
+
+/// Writes pages, but those of zeros, which are where nothing was written.
+fn write_pages(to: &File, pages: &[u8], at: u64) -> io::Result<()> {
+    let mut begin = 0;
+    while begin < pages.len() {
+        let rest = pages[begin..].chunks(PAGE);
+        let zeros: usize = rest.clone().take_while(|page| is_zeros(page)).map(<[u8]>::len).sum();
+        let content: usize = rest.skip(zeros.div_ceil(PAGE)).take_while(|page| !is_zeros(page)).map(<[u8]>::len).sum();
+        begin += zeros;
+        to.write_all_at(&pages[begin..begin + content], at + begin as u64)?;
+        begin += content;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -139,7 +152,8 @@ mod tests {
             fs::write(dir.join(MEMORY).join(pid.to_string()), content).unwrap();
         }
         let mut room = Room::default();
-        room.expect(processes.iter().map(|(pid, content)| (*pid, content.len() as u64 - 100)));
+        let expected: Vec<_> = processes.iter().map(|(pid, content)| (*pid, content.len() as u64 - 100)).collect();
+        room.expect(&expected);
         room.begin(dir);
         // The second time it does nothing.
         room.begin(dir);
@@ -154,9 +168,9 @@ mod tests {
         let processes = [(7, &content[..]), (8, &content[..9000]), (9, &content[..9000])];
         let mut room = room_of(dir.path(), &processes);
         for (name, size, of, copied) in [
-            ("less", 5000, Some(8), 5000),
-            ("more", 20_000, Some(9), 8900),
-            ("large", content.len() as u64, Some(7), content.len() as u64 - 100),
+            ("less", 5000, Some(8), PAGE as u64),
+            ("more", 20_000, Some(9), 2 * PAGE as u64),
+            ("large", content.len() as u64, Some(7), (content.len() as u64 - 100) / PAGE as u64 * PAGE as u64),
             ("again", 300, Some(7), 0),
             ("none", 300, None, 0),
         ] {
@@ -178,12 +192,20 @@ mod tests {
         let file = File::create(&from).unwrap();
         file.set_len(64 << 20).unwrap();
         file.write_all_at(&[5; 4096], 40 << 20).unwrap();
-        assert_eq!(copy(&from, &to, 60 << 20, &AtomicBool::new(false)).unwrap(), 60 << 20);
-        let copied = fs::metadata(&to).unwrap();
-        assert_eq!((copied.len(), copied.blocks() * 512), ((40 << 20) + 4096, 4096));
+        let (_, copied) = copy(&from, &to, 60 << 20, &AtomicBool::new(false)).unwrap();
+        assert_eq!(copied, 60 << 20);
+        let made = fs::metadata(&to).unwrap();
+        assert_eq!((made.len(), made.blocks() * 512), (60 << 20, 4096));
+        assert!(fs::read(&to).unwrap()[..] == fs::read(&from).unwrap()[..60 << 20]);
         fs::remove_file(&to).unwrap();
-        assert_eq!(copy(&from, &to, 60 << 20, &AtomicBool::new(true)).unwrap(), 0);
+        assert_eq!(copy(&from, &to, 60 << 20, &AtomicBool::new(true)).unwrap().1, 0);
         assert_eq!(fs::metadata(&to).unwrap().len(), 0);
+        // A file that is shorter than was said, or a link, is no copy.
+        fs::remove_file(&to).unwrap();
+        assert!(copy(&from, &to, 65 << 20, &AtomicBool::new(false)).is_err());
+        fs::remove_file(&to).unwrap();
+        std::os::unix::fs::symlink(&from, dir.path().join("link")).unwrap();
+        assert!(copy(&dir.path().join("link"), &to, 4096, &AtomicBool::new(false)).is_err());
     }
 
     #[test]
@@ -195,7 +217,7 @@ mod tests {
         assert!(room.make(dir.path(), &there, 10, Some(7)).is_err());
         assert_eq!(fs::read(&there).unwrap(), b"content");
         let mut room = Room::default();
-        room.expect([(7, 8192), (1234, 8192)].into_iter());
+        room.expect(&[(7, 8192), (1234, 8192)]);
         room.begin(dir.path());
         room.remove(dir.path());
         assert!(!dir.path().join(ROOM).exists());

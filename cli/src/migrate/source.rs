@@ -190,9 +190,13 @@ impl<'a> Source<'a> {
             return Ok(());
         }
         let began = Instant::now();
-        let mut extents = memory::extents(self.pid, SHARE);
+        let own = memory::own(self.pid, SHARE);
         if self.report.memory.is_empty() {
-            let directory = memory::directory(&extents);
+            let mut directory = memory::directory(&own);
+            if self.container.is_some() {
+                // Its processes have other numbers in its image.
+                directory.copied.clear();
+            }
             match self.link.ask(&ToTarget::Directory(directory)) {
                 // Then all of it comes while the processes stand still.
                 Ok(ToSource::Failed { reason, .. }) => {
@@ -204,9 +208,10 @@ impl<'a> Source<'a> {
                 }
                 answer => expect(self.way, answer, &ToSource::Made(Vec::new()))?,
             }
-            self.known.iter_mut().for_each(|it| it.has_files_for(&extents));
+            self.known.iter_mut().for_each(|it| it.has_files_for(&own.extents));
         }
         let Some(known) = &mut self.known else { return Ok(()) };
+        let mut extents = own.extents;
         extents.retain(|it| known.takes(it));
         let new = Mutex::new(Vec::new());
         let sent = send_extents(self.way, &mut self.streams, &extents, |to, extent, piece| {
@@ -447,7 +452,6 @@ impl<'a> Source<'a> {
     fn send(&mut self, name: &str) -> Result<u64, Failure> {
         let dir = self.dir.join(name);
         let (mut directory, mut extents) = list(name, &dir)?;
-        // The processes of a container have other numbers in its image.
         if self.known.is_some() && self.container.is_none() {
             directory.bases = cpu_image::pages_of_processes(&dir);
         }
@@ -561,7 +565,13 @@ fn send_some(
 
 /// The files and links of a directory, and what of the files is to be sent.
 fn list(name: &str, dir: &Path) -> Result<(Directory, Vec<Extent>), Failure> {
-    let mut directory = Directory { name: name.to_owned(), files: Vec::new(), links: Vec::new(), bases: Vec::new() };
+    let mut directory = Directory {
+        name: name.to_owned(),
+        files: Vec::new(),
+        links: Vec::new(),
+        bases: Vec::new(),
+        copied: Vec::new(),
+    };
     let mut extents = Vec::new();
     for entry in fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))? {
         let entry = entry.with_context(|| format!("cannot list {}", dir.display()))?;

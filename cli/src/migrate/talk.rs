@@ -140,6 +140,8 @@ pub(super) struct Directory {
     pub(super) links: Vec<(String, String)>,
     /// Which of its files are to begin as copies of the memory of a process: the file's name, and the process.
     pub(super) bases: Vec<(String, u32)>,
+    /// Of the processes' own memory: how many bytes of a process's file a file of the last image may begin with.
+    pub(super) copied: Vec<(u32, u64)>,
 }
 
 /// What the source has decided about a migration.

@@ -42,7 +42,7 @@ use super::imported::Imported;
 use super::options::Options;
 use super::place::Place;
 use super::preload::Preloads;
-use super::room::Room;
+use super::room::{ROOM, Room};
 use super::stream;
 use super::talk::{self, Directory, MEMORY, Remedy, Restore, Settle, TalkError, ToSource, ToTarget, VERSION};
 use super::told;
@@ -260,7 +260,8 @@ impl Target {
             }
             let name = |file: &str| {
                 let name = format!("{}/{file}", directory.name);
-                stream::below(&self.dir, &name).ok_or_else(|| anyhow!("{name} is no name of a file of an image"))
+                let path = stream::below(&self.dir, &name).filter(|_| directory.name != ROOM);
+                path.ok_or_else(|| anyhow!("{name} is no name of a file of an image"))
             };
             let dir = name("x")?.parent().map(Path::to_owned).unwrap_or_default();
             fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
@@ -289,10 +290,9 @@ impl Target {
         };
         match made() {
             Ok(copied) => {
-                let process = |(file, size): &(String, u64)| Some((file.parse().ok()?, *size));
                 // Only when all memory has come is another directory made.
                 match directory.name.as_str() {
-                    MEMORY => self.room.expect(directory.files.iter().filter_map(process)),
+                    MEMORY => self.room.expect(&directory.copied),
                     _ => self.room.begin(&self.dir),
                 }
                 ToSource::Made(copied)
