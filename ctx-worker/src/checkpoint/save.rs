@@ -26,7 +26,7 @@ use crate::checkpoint::parts::save_parts;
 use crate::checkpoint::save_error::SaveError;
 use crate::resources::Memory;
 use crate::resources::job::Job;
-use crate::resources::kernel_heap::HeapError;
+use crate::resources::kernel_heap_error::HeapError;
 use crate::resources::vmm::aliases::{Alias, unmap_aliases};
 use crate::session::state;
 

@@ -19,17 +19,15 @@ use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_images::BlobKind;
-use thiserror::Error;
 
 use crate::gpu::driver::{CallFailed, Driver, checked};
+use crate::resources::kernel_heap_error::{HeapError, MOST};
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::saved::{Part, Saved};
 use crate::session::state::{self, StateError};
 
 const PTX: &str = concat!(include_str!("../../kernels/heap.ptx"), "\0");
 
-/// The largest heap that an image holds.
-pub(crate) const MOST: u64 = 1 << 30;
 /// `CU_LIMIT_MALLOC_HEAP_SIZE`
 const LIMIT: u32 = 2;
 const NON_BLOCKING: u32 = 1;
@@ -41,21 +39,6 @@ const AREA: usize = 2 << 20;
 const FOUND: usize = 2;
 const BLOCKS: u32 = 64;
 const THREADS: u32 = 256;
-
-/// Why a heap cannot be saved.
-#[derive(Debug, Error)]
-pub(crate) enum HeapError {
-    #[error(
-        "its kernels have a heap of {} MiB for malloc on the device, and an image holds {} MiB of it: see cudaLimitMallocHeapSize",
-        .0 >> 20,
-        MOST >> 20
-    )]
-    TooLarge(u64),
-    #[error("it has launched a kernel that calls malloc on the device, and the memory for that was not found")]
-    NotFound,
-    #[error("it has launched a kernel that calls malloc on the device, and the memory for that was not found: {0}")]
-    Driver(#[from] CallFailed),
-}
 
 /// The heap of one device's primary context.
 struct KernelHeap {

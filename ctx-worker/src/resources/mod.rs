@@ -16,6 +16,7 @@ pub(crate) mod ipc;
 pub(crate) mod jit;
 pub(crate) mod job;
 pub(crate) mod kernel_heap;
+pub(crate) mod kernel_heap_error;
 pub(crate) mod launch_attributes;
 pub(crate) mod launch_check;
 pub(crate) mod libraries_ahead;

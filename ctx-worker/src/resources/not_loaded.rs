@@ -13,7 +13,7 @@ use crate::gpu::driver::CallFailed;
 use crate::resources::arrays::ArrayError;
 use crate::resources::broken_image::BrokenImage;
 use crate::resources::job::EngineError;
-use crate::resources::kernel_heap::HeapError;
+use crate::resources::kernel_heap_error::HeapError;
 use crate::resources::memory::MemoryError;
 use crate::resources::memory::borrowed::TemplateError;
 use crate::resources::vmm::aliases::AliasError;

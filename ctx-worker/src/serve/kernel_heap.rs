@@ -7,7 +7,7 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Reader;
 use rekindle_wire::command::{self, GraphInStream};
 
-use crate::resources::kernel_heap::HeapError;
+use crate::resources::kernel_heap_error::HeapError;
 use crate::serve::executor::Executor;
 use crate::session::outcome::{Outcome, Refused};
 
