@@ -160,7 +160,7 @@ proptest! {
                         break;
                     }
                 }
-                let _ = consumer.backlog();
+                let _ = consumer.ready();
             }
             Ok(())
         })?;

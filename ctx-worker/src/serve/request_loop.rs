@@ -792,7 +792,8 @@ impl Server {
             State::Keeper(keeper) => Some(&keeper.consumer),
             State::Spare(_) | State::Rehearsed | State::Warm(_) | State::Loaded(_) | State::Failed(_) => None,
         };
-        let has_commands = consumer.is_some_and(|it| it.backlog() > 0) || self.executor.has_commands_held_back();
+        // A command that its thread has begun to write does not count: the process may have been stopped then, for as long as anybody likes.
+        let has_commands = consumer.is_some_and(Consumer::ready) || self.executor.has_commands_held_back();
         // One whose content is being loaded was just brought back.
         let is_loading = matches!(state, State::Loaded(_) | State::Connected(_) | State::Filling(_));
         // Kernels may run although nobody waits for them.
