@@ -182,8 +182,14 @@ impl Job {
         let clients = Clients::of(socket, tree)?;
         self.note_dead();
         self.workers = clients.workers.iter().filter_map(|(worker, client)| Worker::of(*worker, *client)).collect();
-        // One that has just ended, which the daemon does not know yet, may have been lost.
-        (self.is_unknown, self.has_lost) = (self.workers.len() < clients.workers.len(), clients.lost);
+        if clients.lost {
+            // The daemon forgets the process when that has ended, which may be before podman tells how.
+            self.died = Some(Instant::now());
+        }
+        // One that has just ended, which the daemon does not know yet, may have been lost; and once the job is over, nothing is learned of it.
+        let is_over = self.root.as_ref().is_some_and(Watched::has_ended);
+        self.is_unknown = self.workers.len() < clients.workers.len() || (is_over && self.is_unknown);
+        self.has_lost = clients.lost;
         Some(clients)
     }
 
