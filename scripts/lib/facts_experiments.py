@@ -115,6 +115,11 @@ def small_copies(small):
             yield Experiment(f"B12 {size} bytes, {stream}", "small", ["--bytes", size, "--stream", stream, *rounds], limit=40)
 
 
+def heap(small):
+    for what in ("describe", "when", "places") if small else ("describe", "when", "places", "same"):
+        yield Experiment(f"B13 {what}", "heap", ["--what", what], limit=40, repeated=False)
+
+
 def experiments(programs, small):
     """What matters most comes first."""
     yield from mapping()
@@ -131,3 +136,4 @@ def experiments(programs, small):
     yield from feeding(small)
     yield from draining(small)
     yield from small_copies(small)
+    yield from heap(small)

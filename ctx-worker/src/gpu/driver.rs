@@ -1,6 +1,6 @@
 //! The real driver, loaded from the library that the daemon names.
 
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CStr, CString, OsStr, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -51,6 +51,32 @@ pub(crate) fn checked(call: &'static str, code: CUresult) -> Result<(), CallFail
 /// Whether the context is lost after this error, so that every later call returns the same error.
 pub(crate) fn is_sticky(code: CUresult) -> bool {
     matches!(code, CUDA_ERROR_ECC_UNCORRECTABLE | CUDA_ERROR_NVLINK_UNCORRECTABLE) || loses_process(code)
+}
+
+/// Launches one of the worker's own kernels, whose parameters are these, laid out as the kernel has them.
+///
+/// # Safety
+/// The parameters must be valid for the kernel; the function's context is current.
+pub(crate) unsafe fn launch<T: Copy>(
+    driver: &Driver,
+    function: CUfunction,
+    (blocks, threads): (u32, u32),
+    stream: CUstream,
+    parameters: &[T],
+) -> Result<(), CallFailed> {
+    let mut size = size_of_val(parameters);
+    // CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE.
+    let mut extra = [
+        std::ptr::without_provenance_mut(1),
+        parameters.as_ptr().cast_mut().cast(),
+        std::ptr::without_provenance_mut(2),
+        (&raw mut size).cast::<c_void>(),
+        std::ptr::null_mut(),
+    ];
+    let (none, extra) = (std::ptr::null_mut(), extra.as_mut_ptr());
+    // SAFETY: `extra` and what it points to live through the call; the rest is the caller's promise.
+    let launched = unsafe { (driver.cuLaunchKernel)(function, blocks, 1, 1, threads, 1, 1, 0, stream, none, extra) };
+    checked("cuLaunchKernel", launched)
 }
 
 /// Whether commands run or wait in one of the driver's streams.

@@ -15,12 +15,11 @@
 //! Only heaps of primary contexts are saved, up to [`MOST`] bytes. `serve/kernel_heap.rs` calls this before launches.
 
 use std::cell::Cell;
-use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_images::BlobKind;
 
-use crate::gpu::driver::{CallFailed, Driver, checked};
+use crate::gpu::driver::{CallFailed, Driver, checked, launch};
 use crate::resources::kernel_heap_error::{HeapError, MOST};
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::saved::{Part, Saved};
@@ -330,30 +329,4 @@ impl KernelHeap {
             (driver.cuModuleUnload)(self.module);
         }
     }
-}
-
-/// Launches one of the kernels, all of whose parameters are words.
-///
-/// # Safety
-/// The parameters must be valid for the kernel; the function's context is current.
-unsafe fn launch(
-    driver: &Driver,
-    function: CUfunction,
-    (blocks, threads): (u32, u32),
-    stream: CUstream,
-    parameters: &[u64],
-) -> Result<(), CallFailed> {
-    let mut size = size_of_val(parameters);
-    // CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE.
-    let mut extra = [
-        std::ptr::without_provenance_mut(1),
-        parameters.as_ptr().cast_mut().cast(),
-        std::ptr::without_provenance_mut(2),
-        (&raw mut size).cast::<c_void>(),
-        std::ptr::null_mut(),
-    ];
-    let (none, extra) = (std::ptr::null_mut(), extra.as_mut_ptr());
-    // SAFETY: `extra` and what it points to live through the call; the rest is the caller's promise.
-    let launched = unsafe { (driver.cuLaunchKernel)(function, blocks, 1, 1, threads, 1, 1, 0, stream, none, extra) };
-    checked("cuLaunchKernel", launched)
 }

@@ -57,10 +57,10 @@ impl Executor {
         let GraphInStream { exec, stream } = GraphInStream::read(&mut args.clone())?;
         let objects = &self.call.session.objects;
         let allocates = |function: u64| objects.get(function).is_some_and(|it| it.allocates);
-        let contexts: BTreeSet<u64> = match self.code.graphs.get(&exec) {
-            Some(graph) => graph.launches().filter(|(_, function)| allocates(*function)).map(|(it, _)| it).collect(),
-            None => return Ok(None),
-        };
+        let graph = self.code.graphs.get(&exec).filter(|graph| graph.functions().any(allocates));
+        let Some(graph) = graph else { return Ok(None) };
+        let contexts: BTreeSet<u64> =
+            graph.launches().filter(|(_, function)| allocates(*function)).map(|(context, _)| context).collect();
         let driver = self.call.gpu.driver;
         let is_ready = |context: &u64| {
             let primary = self.primary_of(*context);

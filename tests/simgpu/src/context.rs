@@ -23,6 +23,8 @@ use crate::order::{Mark, Order};
 use crate::status::Result;
 use crate::texture::Bindings;
 
+/// `CU_LIMIT_MALLOC_HEAP_SIZE`.
+pub(crate) const MALLOC_HEAP_SIZE: u32 = 2;
 /// `CU_LIMIT_*` from 0 on, with an H200's values: stack, printf buffer, malloc heap, ...
 const LIMITS: [usize; 10] = [1024, 7 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0];
 
@@ -213,6 +215,10 @@ impl Context {
 
     /// Changes a limit's value.
     pub(crate) fn set_limit(&self, limit: u32, value: usize) -> Result<()> {
+        // As on a driver (tests/facts/heap.cu).
+        if limit == MALLOC_HEAP_SIZE && self.malloc.is_made() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         *limits.get_mut(limit as usize).ok_or(CUDA_ERROR_INVALID_VALUE)? = value;
         Ok(())

@@ -1,12 +1,10 @@
 //! Hashes of device memory by the kernels of `ctx-worker/kernels/hash.cu` (what they compute:
 //! `rekindle_images::content`).
 
-use std::ffi::c_void;
-
 use rekindle_cuda_abi::types::*;
 use rekindle_images::content::{CHUNK, ContentHash, ContentKey, DIGEST, Schedule, THREADS};
 
-use crate::gpu::driver::{CallFailed, Driver, checked};
+use crate::gpu::driver::{CallFailed, Driver, checked, launch};
 use crate::resources::units::Unit;
 
 const PTX: &str = concat!(include_str!("../../../kernels/hash.ptx"), "\0");
@@ -249,9 +247,9 @@ impl Hasher {
         // `most_bytes` and a chunk more for each piece.
         unsafe {
             if table.chunks > 0 {
-                launch(driver, first, blocks, loaded.stream, &mut params)?;
+                launch(driver, first, (blocks, THREADS), loaded.stream, &params)?;
             }
-            launch(driver, loaded.finish, table.pieces as u32, loaded.stream, &mut last)
+            launch(driver, loaded.finish, (table.pieces as u32, THREADS), loaded.stream, &last)
         }
     }
 
@@ -316,30 +314,4 @@ fn map(driver: &Driver, device: CUdevice, size: usize) -> Result<Area, CallFaile
         checked("cuMemSetAccess", (driver.cuMemSetAccess)(address, size, &raw const access, 1))?;
     }
     Ok(Area { address, piece, size })
-}
-
-/// Launches one of the kernels.
-///
-/// # Safety
-/// The parameters must be valid for the kernel; the function's context is current.
-unsafe fn launch(
-    driver: &Driver,
-    function: CUfunction,
-    blocks: u32,
-    stream: CUstream,
-    params: &mut [u8],
-) -> Result<(), CallFailed> {
-    let mut size = params.len();
-    // CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE.
-    let mut extra = [
-        std::ptr::without_provenance_mut(1),
-        params.as_mut_ptr().cast(),
-        std::ptr::without_provenance_mut(2),
-        (&raw mut size).cast::<c_void>(),
-        std::ptr::null_mut(),
-    ];
-    let (none, extra) = (std::ptr::null_mut(), extra.as_mut_ptr());
-    // SAFETY: `extra` and what it points to live through the call; the rest is the caller's promise.
-    let launched = unsafe { (driver.cuLaunchKernel)(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, none, extra) };
-    checked("cuLaunchKernel", launched)
 }

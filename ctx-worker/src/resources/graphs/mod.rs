@@ -56,7 +56,12 @@ impl Graph {
         &self.program
     }
 
-    /// The functions that the graph launches, each with the context that it runs in.
+    /// The functions that the graph launches, each once.
+    pub(crate) fn functions(&self) -> impl Iterator<Item = u64> {
+        self.functions.iter().copied()
+    }
+
+    /// The same for each step, with the context that it runs in. That takes long for a graph of many.
     pub(crate) fn launches(&self) -> impl Iterator<Item = (u64, u64)> {
         self.program.steps.iter().filter_map(|step| Some((step.context, function(step)?)))
     }

@@ -20,7 +20,7 @@ use crate::attributes::{
     SHARED_RESERVED, THREADS_OF_MULTIPROCESSOR,
 };
 use crate::config::config;
-use crate::context::Context;
+use crate::context::{Context, MALLOC_HEAP_SIZE};
 use crate::current;
 use crate::fault;
 use crate::library::function_in;
@@ -34,9 +34,6 @@ const PORTABLE_CLUSTER: u64 = 8;
 const MAX_CLUSTER: u64 = 16;
 /// `CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED`.
 const NON_PORTABLE_ALLOWED: u32 = 14;
-
-/// `CU_LIMIT_MALLOC_HEAP_SIZE`.
-const MALLOC_HEAP_SIZE: u32 = 2;
 
 /// Launches a kernel in a stream.
 ///

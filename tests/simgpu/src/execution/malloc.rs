@@ -38,6 +38,11 @@ impl MallocHeap {
         (*held)?.take(bytes)
     }
 
+    /// Whether a kernel has asked for memory. The heap has its size for good then.
+    pub(crate) fn is_made(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     /// Gives memory of a kernel back.
     pub(crate) fn give_back(&self, addr: u64) {
         let held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -115,8 +120,9 @@ mod tests {
         let base = memory.as_mut_ptr() as u64;
         let heap = MallocHeap::default();
         let take = |bytes| heap.take(bytes, || Some((base, 1024)));
+        assert!(!heap.is_made());
         let all: Vec<_> = std::iter::from_fn(|| take(100)).collect();
-        assert_eq!(all.len(), 8);
+        assert!(heap.is_made() && all.len() == 8);
         assert!(all.is_sorted_by(|a, b| *a == b + 128), "from the end");
         all[2..5].iter().for_each(|it| heap.give_back(*it));
         heap.give_back(base + 3);
