@@ -40,6 +40,7 @@ mod preload;
 mod report;
 mod room;
 mod rounds;
+mod sending;
 mod settle;
 mod source;
 mod stream;

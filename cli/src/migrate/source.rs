@@ -10,14 +10,12 @@
 //! once, at `HandOver`; nothing that this command does or fails to do can make both go on. For a container read `podman container
 //! checkpoint`, which ends before the archive is sent.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::io::Read as _;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,14 +26,15 @@ use rekindle_wire::control::{
 
 use super::container::{self, Container};
 use super::leaving::{self, Leaving};
-use super::link::{Link, Output, Way};
-use super::memory::{self, Base, Known};
+use super::link::{Link, Way};
+use super::memory::{self, Known};
 use super::options::{Options, Subject};
 use super::report::{Pause, Report, Round};
 use super::rounds::Rounds;
+use super::sending::{SHARE, begin_as_copies, forget_content, list, send_extents};
 use super::settle;
-use super::stream::{self, Extent, StreamError};
-use super::talk::{ARCHIVE, Begin, Directory, Remedy, Restore, Settle, ToSource, ToTarget, VERSION, What};
+use super::stream;
+use super::talk::{ARCHIVE, Begin, Remedy, Restore, Settle, ToSource, ToTarget, VERSION, What};
 use crate::checkpoint::base;
 use crate::cpu_image;
 use crate::criu;
@@ -49,8 +48,6 @@ const LAST: &str = "last";
 const OWN: &str = "out";
 /// CRIU's log, in that directory.
 const LOG: &str = "dump.log";
-/// The beginning of the names of files that only the target reads, once they are sent.
-const DATA: &str = "rekindle-data-";
 /// The phase in which the daemon waits for the decision.
 const HAND_OVER: &str = "hand-over";
 /// The phases in which the processes stand still.
@@ -59,8 +56,6 @@ const STILL: [&str; 4] = ["freeze", "copy", "write", HAND_OVER];
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// How long the daemon may take to notice that CRIU has ended.
 const NOTICE: Duration = Duration::from_secs(2);
-/// The most bytes of a file that one stream takes at a time.
-const SHARE: u64 = 16 << 20;
 
 /// A migration from here.
 pub(super) struct Source<'a> {
@@ -452,6 +447,7 @@ impl<'a> Source<'a> {
     fn send(&mut self, name: &str) -> Result<u64, Failure> {
         let dir = self.dir.join(name);
         let (mut directory, mut extents) = list(name, &dir)?;
+        // The processes of a container have other numbers in its image.
         if self.known.is_some() && self.container.is_none() {
             directory.bases = cpu_image::pages_of_processes(&dir);
         }
@@ -460,15 +456,7 @@ impl<'a> Source<'a> {
             Ok(ToSource::Made(made)) => made,
             answer => return Err(refusal(self.way, answer)),
         };
-        let mut bases = BTreeMap::new();
-        for (file, bytes) in made {
-            let (sent, path) = (format!("{name}/{file}"), dir.join(&file));
-            let Some((_, pid)) = wanted.iter().find(|(of, _)| *of == file) else { continue };
-            let size = fs::metadata(&path).with_context(|| format!("cannot send {}", path.display()))?.len();
-            extents.retain(|it| it.name != sent);
-            extents.extend(memory::whole(&sent, &path, size, SHARE));
-            bases.insert(sent, Base { pid: *pid, bytes });
-        }
+        let bases = begin_as_copies(name, &dir, &mut extents, &wanted, made)?;
         let known = self.known.as_ref();
         send_extents(self.way, &mut self.streams, &extents, |to, extent, piece| match known {
             Some(known) if memory::has_pages(extent) => {
@@ -477,27 +465,6 @@ impl<'a> Source<'a> {
             _ => stream::send(to, extent, piece),
         })
     }
-}
-
-/// Sends extents on all streams. Returns the bytes of their content that were sent.
-fn send_extents(
-    way: &dyn Way,
-    streams: &mut [Link],
-    extents: &[Extent],
-    send: impl Fn(&mut Output, &Extent, &mut Vec<u8>) -> Result<u64, StreamError> + Sync,
-) -> Result<u64, Failure> {
-    let (send, next) = (&send, &AtomicUsize::new(0));
-    let results = std::thread::scope(|scope| {
-        let send = |link| scope.spawn(move || send_some(link, extents, next, send));
-        let senders: Vec<_> = streams.iter_mut().map(send).collect();
-        senders.into_iter().map(|it| it.join()).collect::<Vec<_>>()
-    });
-    let lost = |error: &StreamError| Failure::from(anyhow!("{}: {error}", way.host()));
-    results.into_iter().try_fold(0, |sum, result| match result {
-        Ok(Ok(sent)) => Ok(sum + sent),
-        Ok(Err(error)) => Err(lost(&error)),
-        Err(_) => Err(anyhow!("a thread that sends has failed").into()),
-    })
 }
 
 /// Milliseconds since then.
@@ -544,67 +511,6 @@ fn said(ended: &mut Child) -> Vec<u8> {
         let _ = pipe.read_to_end(&mut said);
     }
     said
-}
-
-/// Sends extents that no other stream has taken, and waits until they are written.
-fn send_some(
-    link: &mut Link,
-    extents: &[Extent],
-    next: &AtomicUsize,
-    send: impl Fn(&mut Output, &Extent, &mut Vec<u8>) -> Result<u64, StreamError>,
-) -> Result<u64, StreamError> {
-    let closed = || StreamError::Io(io::ErrorKind::NotConnected.into());
-    let (to, from) = link.ends().ok_or_else(closed)?;
-    let (mut sent, mut piece) = (0, Vec::new());
-    while let Some(extent) = extents.get(next.fetch_add(1, Ordering::Relaxed)) {
-        sent += send(to, extent, &mut piece)?;
-    }
-    stream::mark(to, from)?;
-    Ok(sent)
-}
-
-/// The files and links of a directory, and what of the files is to be sent.
-fn list(name: &str, dir: &Path) -> Result<(Directory, Vec<Extent>), Failure> {
-    let mut directory = Directory {
-        name: name.to_owned(),
-        files: Vec::new(),
-        links: Vec::new(),
-        bases: Vec::new(),
-        copied: Vec::new(),
-    };
-    let mut extents = Vec::new();
-    for entry in fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))? {
-        let entry = entry.with_context(|| format!("cannot list {}", dir.display()))?;
-        let path = entry.path();
-        let about = || format!("cannot send {}", path.display());
-        let file = entry.file_name().into_string().map_err(|_| anyhow!("{}: no such name is sent", about()))?;
-        let kind = entry.file_type().with_context(about)?;
-        if kind.is_symlink() {
-            let target = fs::read_link(&path).with_context(about)?;
-            let target =
-                target.to_str().map(str::to_owned).ok_or_else(|| anyhow!("{}: no such link is sent", about()))?;
-            directory.links.push((file, target));
-        } else if kind.is_file() {
-            let sent = format!("{name}/{file}");
-            extents.extend(stream::extents(&sent, &path, SHARE).map_err(|error| anyhow!(error))?);
-            directory.files.push((file, entry.metadata().with_context(about)?.len()));
-        } else {
-            return Err(anyhow!("{}: it is no file", about()).into());
-        }
-    }
-    Ok((directory, extents))
-}
-
-/// Gives back the memory that content takes which was sent.
-fn forget_content(dir: &Path) -> Result<(), Failure> {
-    for entry in fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))?.flatten() {
-        if entry.file_name().to_string_lossy().starts_with(DATA) {
-            let opened = File::options().write(true).open(entry.path());
-            let forgotten = opened.and_then(|file| stream::forget(&file));
-            forgotten.with_context(|| format!("cannot make room in {}", dir.display()))?;
-        }
-    }
-    Ok(())
 }
 
 /// What moves.
