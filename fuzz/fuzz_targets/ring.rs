@@ -36,7 +36,7 @@ fuzz_target!(|data: &[u8]| {
                 }
                 Ok(None) | Err(_) => break,
             }
-            let _ = consumer.backlog();
+            let _ = consumer.ready();
         }
         let slot = head as usize % REPLIES;
         ring.reply(slot).length.store(head as u32, Relaxed);
