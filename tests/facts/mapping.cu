@@ -1,7 +1,7 @@
 // B1: does mapping memory wait for running kernels, or hold up launches? A kernel spins on one stream; one thread creates,
 // maps, fills and moves pieces of memory; another launches empty kernels on a stream of its own all the while.
 //
-//   mapping [--case each] [--spin 1] [--pieces 416] [--mib 64] [--limit-ms 6000] [--threads 1] [--small 0]
+//   mapping [--case each] [--spin 1] [--pieces 416] [--mib 64] [--limit-ms 6000] [--threads 1] [--rounds 1] [--small 0]
 //
 // --case  each    one piece after the other: created, mapped at an alias, access, copied to, summed on the device, mapped at
 //                 its final address, access
@@ -10,6 +10,8 @@
 //                 mapped at its final address; access there for eight at a time
 //         register  host memory of a memfd: each piece is registered for the first time, copied from, and unregistered
 //         threads  nothing is copied: each piece is created, mapped and given access to, by --threads of them
+//         parts   nothing is copied: all pieces are created, then mapped side by side, given access to, unmapped and released,
+//                 --rounds times; access and unmapping by one call, releasing by --threads
 //         access  nothing is copied: one cuMemSetAccess for all pieces, one for each, one for eight, three times in turn
 // --spin  0: no kernel spins
 //
@@ -210,6 +212,36 @@ static double map_by_threads(CUcontext context, size_t pieces, size_t bytes, siz
     return (now_ns() - began) / 1e6;
 }
 
+// What each part costs of giving a program its memory, and of taking it back.
+static void parts(CUcontext context, size_t pieces, size_t bytes, size_t threads) {
+    std::vector<CUmemGenericAllocationHandle> all(pieces);
+    Times create, map, access, unmap, release;
+    CUdeviceptr base = reserve(pieces * bytes);
+    TIMED(create, for (auto &piece : all) piece = new_piece(bytes, true));
+    TIMED(map, for (size_t i = 0; i < pieces; i++) NEED(cuMemMap, base + i * bytes, bytes, 0, all[i], 0));
+    TIMED(access, NEED_ACCESS(base, pieces * bytes));
+    TIMED(unmap, NEED(cuMemUnmap, base, pieces * bytes));
+    size_t next = 0;
+    auto work = [&] {
+        NEED(cuCtxSetCurrent, context);
+        for (size_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_SEQ_CST)) < pieces;) {
+            NEED(cuMemRelease, all[i]);
+        }
+    };
+    TIMED(release, {
+        std::vector<std::unique_ptr<Thread>> several;
+        for (size_t i = 1; i < threads; i++) {
+            several.emplace_back(new Thread(work));
+        }
+        work();
+    });
+    NEED(cuMemAddressFree, base, pieces * bytes);
+    Line line;
+    line.number("pieces", (double)pieces).number("mib", (double)bytes / MIB).number("threads", (double)threads);
+    line.number("create_ms", create[0] / 1e6).number("map_ms", map[0] / 1e6).number("access_ms", access[0] / 1e6);
+    line.number("unmap_ms", unmap[0] / 1e6).number("release_ms", release[0] / 1e6).print();
+}
+
 int main(int argc, char **argv) {
     Options options(argc, argv);
     std::string kind = options.text("--case", "each");
@@ -217,13 +249,20 @@ int main(int argc, char **argv) {
     bool spins = options.number("--spin", 1);
     size_t pieces = options.number("--pieces", scale.size(416, 8)), mib = options.number("--mib", scale.size(64, 2));
     double limit_ms = (double)options.number("--limit-ms", 6000);
-    size_t threads = options.number("--threads", 1);
+    size_t threads = options.number("--threads", 1), rounds = options.number("--rounds", 1);
     options.done();
 
     CUcontext context = start_device();
     if (kind == "threads") {
         double took_ms = map_by_threads(context, pieces, mib * MIB, threads);
         Line().number("threads", (double)threads).number("work_ms", took_ms).print();
+        return 0;
+    }
+    if (kind == "parts") {
+        for (size_t i = 0; i < rounds; i++) {
+            parts(context, pieces, mib * MIB, threads);
+            sleep_us(scale.small ? 1000 : 700000);
+        }
         return 0;
     }
     CUstream spinning = new_stream();

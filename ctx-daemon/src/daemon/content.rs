@@ -1,14 +1,15 @@
 //! Waiting for the content of a client's memory, which its worker loads after a restore or a suspension.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rekindle_wire::control::{LoadTimes, WorkerRequest};
 use tracing::info;
 
+use super::pauses;
 use super::worker::{LoadProgress, Worker, WorkerError};
 use crate::limit::Limit;
 
-/// How often the daemon asks a worker how far its load is.
+/// The longest pause between two questions how far a load is.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Waits until a worker has loaded the content of its client's memory; it may not stand still for longer than the limit.
@@ -19,16 +20,17 @@ pub(crate) fn wait_for_content(
     limit: Limit,
     on_progress: impl Fn(u64, u64),
 ) -> Result<LoadTimes, WorkerError> {
-    let (mut before, mut idle) = (None, limit.begins());
+    let (began, mut before, mut idle) = (Instant::now(), None, limit.begins());
     loop {
-        let now = match worker.load_progress(limit)? {
+        let (now, pause) = match worker.load_progress(limit)? {
             LoadProgress::Over(times) => {
                 log_times(worker, name, &times);
                 return Ok(times);
             }
             LoadProgress::UnderWay { loaded, bytes } => {
                 on_progress(loaded, bytes);
-                Some((loaded, worker.process().cpu_time()))
+                let pause = pauses::next(began.elapsed(), loaded, bytes, POLL_INTERVAL);
+                (Some((loaded, worker.process().cpu_time())), pause)
             }
         };
         if now != before {
@@ -36,7 +38,7 @@ pub(crate) fn wait_for_content(
         } else if idle.is_over() {
             return Err(worker.idle(&WorkerRequest::LoadProgress, limit));
         }
-        std::thread::sleep(POLL_INTERVAL);
+        std::thread::sleep(pause);
     }
 }
 

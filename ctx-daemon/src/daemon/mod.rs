@@ -58,6 +58,7 @@ mod nvml;
 mod orders;
 mod oversubscribe;
 mod party;
+mod pauses;
 mod peer;
 mod pidns;
 mod pool;

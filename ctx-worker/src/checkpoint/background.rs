@@ -69,8 +69,9 @@ impl Checkpoint {
                 Some(texts) => finish(&of_thread, &writer, &texts),
                 None => Ok(Vec::new()),
             });
-            // No lane is working any more, and soon no clone is being made: their resources may be released.
+            // No lane is working any more, and soon no clone and no hash is being made: their resources may be released.
             let room = of_thread.stop();
+            of_thread.hashes.wait_until_made();
             unmap_aliases(driver, &aliases);
             room.into_iter().for_each(|room| room.release(driver));
             of_thread.end();

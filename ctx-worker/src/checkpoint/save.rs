@@ -119,12 +119,6 @@ impl Checkpoint {
         };
         let secured =
             self.secure(layers, &mut tasks, (wanted.how, &wanted.key), room.as_mut(), precopied.as_ref(), &writer);
-        let secured = secured.and_then(|secured| {
-            if wanted.hash_on_device && !tasks.iter().any(|task| task.preservation != Preservation::Closed) {
-                self.hash_closed(layers, &mut tasks, &wanted.key)?;
-            }
-            Ok(secured)
-        });
         let secured = match secured {
             Ok(secured) => secured,
             Err(why) => {
@@ -145,8 +139,14 @@ impl Checkpoint {
         let copying = Copying::new(tasks, room, false);
         let draft = Draft { client, texts, arrays, regions };
         self.copying.guard = Some(Guard::new(Arc::clone(&copying)));
+        let to_hash = wanted.hash_on_device && copying.tasks.iter().all(|it| it.preservation == Preservation::Closed);
+        let to_hash = to_hash.then(|| Arc::clone(&copying));
+        to_hash.iter().for_each(|copying| copying.is_hashed_on_device());
         let begin = Begin { copying, writer, cancel: wanted.cancel, aliases: aliases.to_vec(), draft: Some(draft) };
         self.copy_in_background(driver, layers.memory, begin)?;
+        if let Some(copying) = to_hash {
+            self.hash_beside(layers, &copying, &wanted.key);
+        }
         Ok((code, secured))
     }
 
@@ -168,7 +168,6 @@ impl Checkpoint {
             preservation: if closed { Preservation::Closed } else { Preservation::Protected },
             soon: self.copying.written_soon.get(&place).copied().unwrap_or(u32::MAX),
             expected: None,
-            known: None,
             before: None,
         }
     }

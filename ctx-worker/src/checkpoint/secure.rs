@@ -1,15 +1,17 @@
-//! At the quiesce: every job's content is hashed on the device, and cloned where there is room.
+//! At the quiesce: every job's content is hashed on the device, and cloned where there is room. The memory of a client that does not run
+//! again soon is hashed while it is copied.
 
 use std::time::Instant;
 
 use rekindle_images::content::ContentKey;
 use rekindle_images::{DataWriter, PieceHash};
 use rekindle_wire::control::{Copying as How, Secured};
+use tracing::warn;
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::access::hash::{BATCH_BYTES, MOST_PIECES, Piece};
 use crate::checkpoint::copying::error::CopyError;
-use crate::checkpoint::copying::{Clones, Place, Precopied, Preservation, Task};
+use crate::checkpoint::copying::{Clones, Copying, Place, Precopied, Preservation, Task};
 use crate::checkpoint::layers::Layers;
 use crate::gpu::driver::CallFailed;
 use crate::resources::job::Job;
@@ -47,11 +49,11 @@ impl Checkpoint {
         self.hasher.set_key(layers.call.driver(), key)?;
         let began = Instant::now();
         let is_cloned = |task: &Task| matches!(task.preservation, Preservation::Cloned(_));
-        self.hash_tasks(layers, tasks, is_cloned)?;
+        self.expect_hashes(layers, tasks, is_cloned)?;
         secured.cloned = bytes(tasks, is_cloned);
         secured.clone_ns = began.elapsed().as_nanos() as u64;
         let began = Instant::now();
-        self.hash_tasks(layers, tasks, |task| open(task) && !is_cloned(task))?;
+        self.expect_hashes(layers, tasks, |task| open(task) && !is_cloned(task))?;
         secured.hashed = bytes(tasks, |task| open(task) && !is_cloned(task));
         secured.hash_ns = began.elapsed().as_nanos() as u64;
         layers.call.gpu.leave();
@@ -82,26 +84,39 @@ impl Checkpoint {
         Ok(secured)
     }
 
-    /// Hashes all jobs, which stay as they are until they are copied, so that lanes need not hash their content.
-    pub(crate) fn hash_closed(
-        &mut self,
-        layers: &mut Layers<'_>,
-        tasks: &mut [Task],
-        key: &ContentKey,
-    ) -> Result<(), CopyError> {
-        self.hasher.set_key(layers.call.driver(), key)?;
-        self.hash_tasks(layers, tasks, |_| true)?;
+    /// Hashes all jobs of a copy that has begun, and that was told so, so that lanes need not hash their content. Their memory stays as it is
+    /// until it is copied. After an error lanes hash it.
+    pub(crate) fn hash_beside(&mut self, layers: &mut Layers<'_>, copying: &Copying, key: &ContentKey) {
+        let maker = copying.hashes.make();
+        let hashed = self.hasher.set_key(layers.call.driver(), key).map_err(CopyError::from);
+        let hashed = hashed.and_then(|()| self.hash_tasks(layers, &copying.tasks, |_| true, |hashes| maker.put(hashes)));
         layers.call.gpu.leave();
-        tasks.iter_mut().for_each(|task| task.known = task.expected.take());
-        Ok(())
+        if let Err(why) = hashed {
+            warn!("the device does not hash what is copied, so the host does: {why}");
+        }
     }
 
-    /// Hashes these jobs, as many at a time as there is room for, and clones some in the same step.
-    fn hash_tasks(
+    /// Hashes these jobs; a copy of one must have the hash that is expected then.
+    fn expect_hashes(
         &mut self,
         layers: &Layers<'_>,
         tasks: &mut [Task],
         which: impl Fn(&Task) -> bool,
+    ) -> Result<(), CopyError> {
+        let mut all = Vec::new();
+        self.hash_tasks(layers, tasks, which, |hashes| all.extend(hashes))?;
+        all.into_iter().for_each(|(i, hash)| tasks[i].expected = Some(hash));
+        Ok(())
+    }
+
+    /// Hashes these jobs, as many at a time as there is room for, and clones some in the same step. `found` gets the number and the hash of
+    /// each.
+    fn hash_tasks(
+        &mut self,
+        layers: &Layers<'_>,
+        tasks: &[Task],
+        which: impl Fn(&Task) -> bool,
+        mut found: impl FnMut(Vec<(usize, PieceHash)>),
     ) -> Result<(), CopyError> {
         for ordinal in 0..layers.memory.devices.len() {
             let own = |task: &Task| which(task) && task.job.device == ordinal && task.place != Place::Other;
@@ -115,9 +130,7 @@ impl Checkpoint {
                 let count = all.iter().take(MOST_PIECES).take_while(fits).count();
                 let rest = all.split_off(count.max(1));
                 let hashes = self.hash_batch(layers, ordinal, tasks, &all)?;
-                for (i, hash) in all.iter().zip(hashes) {
-                    tasks[*i].expected = Some(hash);
-                }
+                found(all.into_iter().zip(hashes).collect());
                 all = rest;
             }
         }

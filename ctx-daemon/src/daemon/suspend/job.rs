@@ -10,6 +10,7 @@ use rekindle_images::{Client as Record, HashKey};
 use rekindle_wire::control::{Copying, DataFile, WorkerReply, WorkerRequest};
 
 use super::super::clients::Client;
+use super::super::pauses;
 use super::super::pool::Pool;
 use super::super::quiesce::ClosedRing;
 use super::super::rehearsal;
@@ -18,8 +19,8 @@ use super::error::SuspendError;
 use super::moved::code_files;
 use crate::limit::Limit;
 
-/// The pauses between two questions how far a copy is: short at first.
-const POLL_INTERVAL: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
+/// The longest pause between two questions how far a copy is.
+const POLL_INTERVAL: Duration = Duration::from_millis(4);
 
 /// How clients are suspended.
 #[derive(Clone, Copy)]
@@ -33,7 +34,7 @@ pub(in crate::daemon) struct How {
 /// A client's part of a manifest, and how long the phases of the save took.
 pub(super) struct Saved {
     pub(super) blob: Vec<u8>,
-    /// Until the copy began: the device hashes the memory.
+    /// Until the copy has begun, and the device has hashed the memory.
     pub(super) begin: Duration,
     pub(super) copy: Duration,
 }
@@ -72,29 +73,27 @@ impl<'a> Job<'a> {
         };
         let fds: Vec<_> = self.files.iter().map(AsRawFd::as_raw_fd).collect();
         self.client.worker.call(&request, &[], &fds, self.limit).map_err(failed)?;
-        let (mut pause, mut before, mut idle) = (POLL_INTERVAL[0], (0, 0), self.limit.begins());
+        let (mut before, mut idle) = ((0, 0), self.limit.begins());
         let begin = began.elapsed();
         loop {
             let answered = self.client.worker.call(&WorkerRequest::Progress, &[], &[], self.limit).map_err(failed)?;
-            match answered.reply {
+            let pause = match answered.reply {
                 WorkerReply::Saved { .. } => {
-                    {
-                        let copy = began.elapsed().saturating_sub(begin);
-                        return Ok(Saved { blob: answered.blob, begin, copy });
-                    };
+                    let copy = began.elapsed().saturating_sub(begin);
+                    return Ok(Saved { blob: answered.blob, begin, copy });
                 }
-                WorkerReply::Saving { copied, .. } => {
+                WorkerReply::Saving { copied, bytes, .. } => {
                     let now = (copied, self.blocks());
                     if now != before {
                         (before, idle) = (now, self.limit.begins());
                     } else if idle.is_over() {
                         return Err(SuspendError::Stalled { client: self.client.to_string(), limit: self.limit });
                     }
+                    pauses::next(began.elapsed(), copied, bytes, POLL_INTERVAL)
                 }
                 _ => return Err(failed(WorkerError::Protocol("Progress"))),
-            }
+            };
             std::thread::sleep(pause);
-            pause = (pause * 2).min(POLL_INTERVAL[1]);
         }
     }
 

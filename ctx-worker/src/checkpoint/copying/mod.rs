@@ -28,6 +28,7 @@ mod cancel;
 pub(in crate::checkpoint) mod clones;
 pub(crate) mod error;
 pub(crate) mod guard;
+pub(crate) mod hashes;
 mod precopy;
 pub(crate) mod reserving;
 
@@ -40,6 +41,7 @@ use rekindle_images::{Piece, PieceHash};
 
 pub(crate) use self::cancel::Cancel;
 pub(crate) use self::clones::Clones;
+use self::hashes::DeviceHashes;
 pub(crate) use self::precopy::Precopied;
 use crate::resources::job::{EngineError, Job};
 
@@ -114,8 +116,6 @@ pub(crate) struct Task {
     pub(crate) soon: u32,
     /// Its hash at the quiesce.
     pub(crate) expected: Option<PieceHash>,
-    /// Its hash by the device, if nothing writes the memory before it is copied: then nobody hashes the copy.
-    pub(crate) known: Option<PieceHash>,
     /// The job's piece from before the quiesce, whose place in the file the content takes.
     pub(crate) before: Option<Piece>,
 }
@@ -123,6 +123,8 @@ pub(crate) struct Task {
 /// A copy that is under way.
 pub(crate) struct Copying {
     pub(crate) tasks: Vec<Task>,
+    /// Hashes by the device, if nothing writes the memory before it is copied: then nobody hashes the copy.
+    pub(crate) hashes: DeviceHashes,
     inner: Mutex<Inner>,
     changed: Condvar,
     /// Signals that a command waits for a job, or that none will any more.
@@ -253,6 +255,7 @@ impl Copying {
         Arc::new(Self {
             bytes: tasks.iter().map(|task| task.job.length).sum(),
             tasks,
+            hashes: DeviceHashes::default(),
             inner: Mutex::new(inner),
             changed: Condvar::new(),
             awaited: Condvar::new(),
@@ -263,6 +266,11 @@ impl Copying {
             changed_bytes: AtomicU64::new(0),
             leaves_out,
         })
+    }
+
+    /// The device is about to hash all jobs, whose memory nothing writes until it is copied.
+    pub(crate) fn is_hashed_on_device(&self) {
+        self.hashes.expect(self.tasks.len());
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -13,7 +13,6 @@ pub(crate) fn tasks(preservation: Preservation) -> Vec<Task> {
         preservation,
         soon: u32::MAX,
         expected: None,
-        known: None,
         before: None,
     };
     let first = (0..3).map(|i| task(Place::Allocation(BASE), BASE, i * MIB));

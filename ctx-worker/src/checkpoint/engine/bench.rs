@@ -222,7 +222,6 @@ impl<'a> Bench<'a> {
             place,
             preservation: Preservation::Closed,
             expected: None,
-            known: None,
             before: None,
             soon: 0,
         };

@@ -141,7 +141,8 @@ impl<'a> Out<'a> {
             return Ok(());
         }
         let task = &copying.tasks[taken.index];
-        let hash = task.known.unwrap_or_else(|| writer.hash(content));
+        let of_device = copying.hashes.of(taken.index);
+        let hash = of_device.unwrap_or_else(|| writer.hash(content));
         if task.expected.is_some_and(|expected| expected != hash) {
             copying.is_wrong(taken);
             return Ok(());
@@ -156,7 +157,7 @@ impl<'a> Out<'a> {
             None => writer.append_hashed(taken.job.offset, content, hash)?,
         };
         // A load compares the hashes of all content but zeros, which it sets.
-        if task.known.is_some() && matches!(piece.storage, Storage::Zero) && writer.hash(content) != hash {
+        if of_device.is_some() && matches!(piece.storage, Storage::Zero) && writer.hash(content) != hash {
             let Job { address, length, .. } = taken.job;
             return Err(EngineError::NotCopied { address, length });
         }

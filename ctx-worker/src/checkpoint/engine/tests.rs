@@ -63,7 +63,6 @@ impl Memory {
             place: Place::Allocation(address),
             preservation,
             expected: None,
-            known: None,
             before: None,
             soon: 0,
         };
@@ -152,8 +151,9 @@ fn hashes_of_the_device_are_stored_and_zeros_that_it_does_not_have_are_noticed()
     let (of_zeros, other) = (writer(&file).hash(&memory.0[..PIECE_LENGTH as usize]), writer(&file).hash(b"other"));
     let mut copy = |known: [PieceHash; 3]| {
         let usual = memory.copying(Preservation::Closed);
-        let tasks = usual.tasks.iter().zip(known).map(|(task, known)| Task { known: Some(known), ..*task });
-        let copying = Copying::new(tasks.collect(), None, false);
+        let copying = Copying::new(usual.tasks.clone(), None, false);
+        copying.is_hashed_on_device();
+        copying.hashes.make().put(known.into_iter().enumerate());
         engine.copy_out(&driver, &copying, &writer(&file)).map(|()| copying.pieces().unwrap())
     };
     // A load compares these with what the device has then.
