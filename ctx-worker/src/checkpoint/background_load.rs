@@ -23,6 +23,7 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::access::hash::{self, BATCH_BYTES, MOST_PIECES};
 use crate::checkpoint::content::{ContentLoad, LoadProgress, Source, UnderWay};
 use crate::checkpoint::engine::{Engine, Fill, Part, small_thread};
+use crate::checkpoint::map_beside::Mapping;
 use crate::checkpoint::template::Template;
 use crate::gpu::Gpu;
 use crate::resources::device::Device;
@@ -71,7 +72,9 @@ impl Checkpoint {
         debug_assert!(matches!(handed, Some(Ok(()))));
         let (fills, aliases, times) = (Vec::new(), Vec::new(), LoadTimes::default());
         let more = Some(more);
-        self.content = ContentLoad::UnderWay(UnderWay { source, template, fills, aliases, more, thread, times });
+        let mapping = Mapping::default();
+        self.content =
+            ContentLoad::UnderWay(UnderWay { source, template, fills, aliases, more, mapping, thread, times });
         Ok(())
     }
 
@@ -139,10 +142,13 @@ impl Checkpoint {
                 self.content = ContentLoad::Loaded(times);
                 Ok(times)
             }
-            ContentLoad::UnderWay(UnderWay { source, mut template, fills, aliases, more, thread, mut times }) => {
+            ContentLoad::UnderWay(load) => {
+                let UnderWay { source, mut template, fills, aliases, more, mut mapping, thread, mut times } = load;
                 drop(more);
+                let mapped = mapping.end();
                 let (engine, took, result) = thread.join().ok().flatten().ok_or(EngineError::Lost)?;
                 self.engine = Some(engine);
+                times.map_ns += mapped?.as_nanos() as u64;
                 result?;
                 let began = Instant::now();
                 let compared = fills.iter().try_for_each(|fill| self.compare(call, devices, fill, &source.reader));

@@ -10,6 +10,7 @@ use rekindle_images::DataReader;
 use rekindle_wire::control::LoadTimes;
 
 use crate::checkpoint::engine::{Engine, Fill};
+use crate::checkpoint::map_beside::Mapping;
 use crate::checkpoint::template::Template;
 use crate::resources::job::EngineError;
 use crate::resources::vmm::aliases::Alias;
@@ -78,6 +79,8 @@ pub(crate) struct UnderWay {
     pub(crate) aliases: Vec<Alias>,
     /// The way to the thread, as long as there is more to come.
     pub(crate) more: Option<Sender<Arc<Fill>>>,
+    /// The thread that maps memory meanwhile.
+    pub(crate) mapping: Mapping,
     pub(crate) thread: JoinHandle<Option<Ended>>,
     pub(crate) times: LoadTimes,
 }

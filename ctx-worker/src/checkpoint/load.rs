@@ -9,7 +9,8 @@ use crate::checkpoint::parts::load_part;
 use crate::gpu::driver::Driver;
 use crate::resources::Memory;
 use crate::resources::job::Job;
-use crate::resources::memory;
+use crate::resources::memory::to_map::ToMap;
+use crate::resources::memory::{Allocation as Allocated, DeviceMemory};
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::saved::{Part, Saved};
 use crate::resources::vmm::Vmm;
@@ -21,24 +22,50 @@ fn is_plain(allocation: &Allocation) -> bool {
     allocation.flags & (Allocation::PHYSICAL | Allocation::POOLED) == 0
 }
 
+/// Whether a client has memory on devices besides its plain allocations and its variables.
+pub(crate) fn has_memory_besides_plain(client: &Client) -> bool {
+    let has_memory = |blob: &Blob| {
+        [BlobKind::ArrayContent, BlobKind::KernelHeap, BlobKind::Mapped].into_iter().any(|kind| blob.is(kind))
+    };
+    client.blobs.iter().any(has_memory) || !client.allocations.iter().all(is_plain)
+}
+
 /// Maps a saved client's plain device memory again at its old addresses.
 pub(crate) fn restore_plain(memory: &mut Memory, driver: &Driver, client: &Client) -> Result<(), NotLoaded> {
-    let plain = || client.allocations.iter().filter(|it| is_plain(it));
-    if plain().any(|it| it.device as usize >= memory.devices.len()) {
-        return Err(NotLoaded::NoDevice);
-    }
+    plain_has_devices(memory, client)?;
     for (ordinal, device) in memory.devices.iter_mut().enumerate() {
         // The driver maps in the current context's process; any context of the device suffices.
-        device.memory.map_many(driver, |memory| {
-            plain().filter(|it| it.device as usize == ordinal).try_for_each(|it| {
-                let allocated = memory::Allocation { size: it.size, context: it.handle, pool: 0 };
-                memory.allocate_at(driver, it.address, allocated).map_err(|source| NotLoaded::Memory {
-                    what: "device",
-                    address: it.address,
-                    source,
-                })
-            })
-        })?;
+        device.memory.map_many(driver, |memory| allocate_plain(memory, driver, client, ordinal))?;
+    }
+    Ok(())
+}
+
+/// Makes a saved client's plain device memory, to be mapped at its old addresses. Returns what is to be mapped on each device.
+pub(crate) fn make_plain(memory: &mut Memory, driver: &Driver, client: &Client) -> Result<Vec<ToMap>, NotLoaded> {
+    plain_has_devices(memory, client)?;
+    let devices = memory.devices.iter_mut().enumerate();
+    let made = devices
+        .map(|(ordinal, device)| device.memory.make_many(|memory| allocate_plain(memory, driver, client, ordinal)));
+    made.collect()
+}
+
+fn plain_has_devices(memory: &Memory, client: &Client) -> Result<(), NotLoaded> {
+    let has_device = |it: &Allocation| !is_plain(it) || (it.device as usize) < memory.devices.len();
+    if client.allocations.iter().all(has_device) { Ok(()) } else { Err(NotLoaded::NoDevice) }
+}
+
+/// Allocates what a client has on a device.
+fn allocate_plain(
+    memory: &mut DeviceMemory,
+    driver: &Driver,
+    client: &Client,
+    ordinal: usize,
+) -> Result<(), NotLoaded> {
+    let here = client.allocations.iter().filter(|it| is_plain(it) && it.device as usize == ordinal);
+    for it in here {
+        let allocated = Allocated { size: it.size, context: it.handle, pool: 0 };
+        let done = memory.allocate_at(driver, it.address, allocated);
+        done.map_err(|source| NotLoaded::Memory { what: "device", address: it.address, source })?;
     }
     Ok(())
 }
@@ -47,7 +74,7 @@ pub(crate) fn restore_plain(memory: &mut Memory, driver: &Driver, client: &Clien
 pub(crate) fn restore_pools(memory: &mut Memory, driver: &Driver, client: &Client) -> Result<(), NotLoaded> {
     memory.restore_pools(driver)?;
     for allocation in client.allocations.iter().filter(|it| it.flags & Allocation::POOLED != 0) {
-        let allocated = memory::Allocation { size: allocation.size, context: 0, pool: allocation.handle };
+        let allocated = Allocated { size: allocation.size, context: 0, pool: allocation.handle };
         memory.restore_pooled(allocation.device as usize, allocation.address, allocated)?;
     }
     Ok(())

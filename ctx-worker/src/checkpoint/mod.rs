@@ -15,6 +15,7 @@ pub(crate) mod engine;
 pub(crate) mod holders;
 pub(crate) mod layers;
 pub(crate) mod load;
+mod map_beside;
 mod own_memory;
 mod parts;
 mod precopy;

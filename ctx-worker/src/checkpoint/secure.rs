@@ -89,7 +89,8 @@ impl Checkpoint {
     pub(crate) fn hash_beside(&mut self, layers: &mut Layers<'_>, copying: &Copying, key: &ContentKey) {
         let maker = copying.hashes.make();
         let hashed = self.hasher.set_key(layers.call.driver(), key).map_err(CopyError::from);
-        let hashed = hashed.and_then(|()| self.hash_tasks(layers, &copying.tasks, |_| true, |hashes| maker.put(hashes)));
+        let hashed =
+            hashed.and_then(|()| self.hash_tasks(layers, &copying.tasks, |_| true, |hashes| maker.put(hashes)));
         layers.call.gpu.leave();
         if let Err(why) = hashed {
             warn!("the device does not hash what is copied, so the host does: {why}");

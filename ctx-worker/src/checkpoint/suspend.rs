@@ -24,6 +24,7 @@ use crate::checkpoint::borrowing::Borrowing;
 use crate::checkpoint::content::Source;
 use crate::checkpoint::layers::Layers;
 use crate::checkpoint::load::{check_pieces, content, content_of_memory};
+use crate::checkpoint::map_beside::FIRST_PART;
 use crate::checkpoint::template::Template;
 use crate::gpu::driver::{CallFailed, Driver};
 use crate::resources::Memory;
@@ -223,9 +224,6 @@ fn release(memory: &mut Memory, driver: &Driver, keep_borrowed: bool) -> Result<
 
 /// Ranges of addresses: the start and the length of each, in order.
 type Ranges = Vec<(u64, u64)>;
-
-/// Loading takes some twenty times as long as mapping, so this part of the memory is being loaded while the rest is mapped.
-const FIRST_PART: u64 = 16;
 
 /// The ranges whose memory is made before the load begins, and those whose memory is made beside it.
 fn halve(mut ranges: Ranges) -> (Ranges, Ranges) {

@@ -14,6 +14,7 @@
 pub(crate) mod borrowed;
 mod runs;
 mod suspend;
+pub(crate) mod to_map;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,6 +29,7 @@ use rekindle_wire::window::{self, MAX_PIECE};
 use thiserror::Error;
 
 use self::runs::Runs;
+use self::to_map::{Made, ToMap};
 
 use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::shortage::Shortage;
@@ -136,8 +138,8 @@ pub(crate) struct DeviceMemory {
     /// The names by which other processes may know allocations and pieces, each with an address.
     exported: BTreeMap<Token, u64>,
     ids: BTreeMap<u64, PieceId>,
-    /// Ranges that are mapped and get their access together, while many are being mapped; and where other devices get access after that.
-    closed: Option<Runs>,
+    /// What is left to be done for ranges that are being made, if many are; and where other devices get access after that.
+    unfinished: Option<Unfinished>,
     to_admit: Vec<u64>,
     /// Pieces to be mapped at an address in place of new ones, by the driver's handles.
     made: BTreeMap<u64, u64>,
@@ -150,6 +152,15 @@ pub(crate) struct DeviceMemory {
     share: Option<(Arc<Share>, What)>,
     /// Why the last allocation failed.
     shortage: Cell<Shortage>,
+}
+
+/// Ranges that are finished together.
+#[derive(Debug)]
+enum Unfinished {
+    /// They are mapped, and get their access later.
+    Closed(Runs),
+    /// Their pieces are mapped later.
+    Unmapped(Vec<Made>),
 }
 
 impl DeviceMemory {
@@ -172,7 +183,7 @@ impl DeviceMemory {
             pieces: 0,
             exported: BTreeMap::new(),
             ids: BTreeMap::new(),
-            closed: None,
+            unfinished: None,
             to_admit: Vec::new(),
             made: BTreeMap::new(),
             borrowed: BTreeMap::new(),
@@ -338,16 +349,38 @@ impl DeviceMemory {
         driver: &Driver,
         map: impl FnOnce(&mut Self) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.closed = Some(Runs::default());
-        let mapped = map(self);
-        let closed = self.closed.take().unwrap_or_default();
-        let to_admit = std::mem::take(&mut self.to_admit);
+        let (mapped, unfinished, to_admit) = self.leave_unfinished(Unfinished::Closed(Runs::default()), map);
         mapped?;
-        for (base, length) in closed.iter() {
-            set_access(driver, base, length, self.device, CU_MEM_ACCESS_READWRITE)?;
+        if let Some(Unfinished::Closed(closed)) = unfinished {
+            let mut runs = closed.iter();
+            runs.try_for_each(|(base, length)| set_access(driver, base, length, self.device, CU_MEM_ACCESS_READWRITE))?;
         }
         to_admit.into_iter().for_each(|base| self.admit(driver, base));
         Ok(())
+    }
+
+    /// Does something that maps many ranges, but does not map them: they have their memory at its end, and it is left to the caller to map
+    /// it. No other device may use this memory yet.
+    ///
+    /// # Errors
+    /// The error of `map`. The memory is of no use then.
+    pub(crate) fn make_many<E>(&mut self, map: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<ToMap, E> {
+        debug_assert!(self.peers.is_empty());
+        let (made, unfinished, _) = self.leave_unfinished(Unfinished::Unmapped(Vec::new()), map);
+        made?;
+        let Some(Unfinished::Unmapped(pieces)) = unfinished else { return Ok(ToMap::new(self.device, Vec::new())) };
+        Ok(ToMap::new(self.device, pieces))
+    }
+
+    /// The result of `map`, what is left to be done for its ranges, and where other devices get access after that.
+    fn leave_unfinished<T>(
+        &mut self,
+        unfinished: Unfinished,
+        map: impl FnOnce(&mut Self) -> T,
+    ) -> (T, Option<Unfinished>, Vec<u64>) {
+        self.unfinished = Some(unfinished);
+        let mapped = map(self);
+        (mapped, self.unfinished.take(), std::mem::take(&mut self.to_admit))
     }
 
     /// Maps memory for a pool to give out in parts.
@@ -405,7 +438,7 @@ impl DeviceMemory {
 
     /// Opens a new backing to the devices that may use all memory.
     fn admit(&mut self, driver: &Driver, base: u64) {
-        if self.closed.is_some() {
+        if self.unfinished.is_some() {
             self.to_admit.push(base);
             return;
         }
@@ -621,25 +654,32 @@ impl DeviceMemory {
         let properties = properties(self.device);
         for (offset, size) in self.cut(length).pieces() {
             let mut piece = self.made.remove(&(address + offset)).unwrap_or(0);
-            // SAFETY: out parameters are locals, the properties live through the call.
-            unsafe {
-                if piece == 0 {
-                    let handle = (&raw mut piece).cast();
-                    checked("cuMemCreate", (driver.cuMemCreate)(handle, size as usize, &raw const properties, 0))?;
+            if piece == 0 {
+                let handle = (&raw mut piece).cast();
+                // SAFETY: the out parameter is a local, and the properties live through the call.
+                let created = unsafe { (driver.cuMemCreate)(handle, size as usize, &raw const properties, 0) };
+                checked("cuMemCreate", created)?;
+            }
+            if let Some(Unfinished::Unmapped(all)) = &mut self.unfinished {
+                all.push(Made { address: address + offset, size, piece });
+            } else {
+                // SAFETY: a piece of ours, and addresses that are reserved for it. After a failure nobody knows the piece.
+                unsafe {
+                    let mapped = (driver.cuMemMap)(address + offset, size as usize, 0, piece, 0);
+                    if mapped != CUDA_SUCCESS {
+                        (driver.cuMemRelease)(piece);
+                    }
+                    checked("cuMemMap", mapped)?;
                 }
-                let mapped = (driver.cuMemMap)(address + offset, size as usize, 0, piece, 0);
-                if mapped != CUDA_SUCCESS {
-                    (driver.cuMemRelease)(piece);
-                }
-                checked("cuMemMap", mapped)?;
             }
             pieces.push(piece);
         }
-        match &mut self.closed {
-            Some(closed) => {
+        match &mut self.unfinished {
+            Some(Unfinished::Closed(closed)) => {
                 closed.add(address, length);
                 Ok(())
             }
+            Some(Unfinished::Unmapped(_)) => Ok(()),
             None => set_access(driver, address, length, self.device, CU_MEM_ACCESS_READWRITE),
         }
     }

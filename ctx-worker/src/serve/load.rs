@@ -17,8 +17,8 @@ use crate::checkpoint::borrowing;
 use crate::checkpoint::content::Source;
 use crate::checkpoint::layers::Layers;
 use crate::checkpoint::load::{
-    check_pieces, compare_globals, content, content_besides_plain, content_of_plain, read_mapped, restore_parts,
-    restore_plain, restore_pools, stored_of_plain,
+    check_pieces, compare_globals, content, content_besides_plain, content_of_plain, has_memory_besides_plain,
+    make_plain, read_mapped, restore_parts, restore_plain, restore_pools, stored_of_plain,
 };
 use crate::checkpoint::suspend::{Kept, Origin, enter_any};
 use crate::checkpoint::template::{Imported, Template};
@@ -86,20 +86,27 @@ impl Executor {
         template
     }
 
-    /// Maps plain allocations, and begins to load their content.
+    /// Makes plain allocations, and begins to map them and to load their content.
     fn load_plain(
         &mut self,
         client: &Client,
         reader: Arc<DataReader>,
         over: impl FnOnce() + Send + 'static,
     ) -> Result<(), NotLoaded> {
-        self.enter_real(self.memory.first_primary())?;
-        restore_plain(&mut self.memory, self.call.gpu.driver, client)?;
+        let primary = self.memory.first_primary();
+        self.enter_real(primary)?;
+        let driver = self.call.gpu.driver;
+        let to_map = make_plain(&mut self.memory, driver, client)?;
         let fill = content_of_plain(&self.memory, client, reader.key())?;
         let (Layers { call, memory, .. }, checkpoint) = self.layers();
+        let free = memory.memory_of_devices(&mut call.gpu)?;
         let source = Source { reader, is_last_use: false };
         checkpoint.begin_load(&mut call.gpu, &memory.devices, (source, Template::default()), over)?;
-        checkpoint.load_more(fill);
+        checkpoint.load_when_mapped(driver, primary, (to_map, fill))?;
+        // What cannot be mapped must end the restore, and not the process.
+        if free.iter().any(|it| it.free < FOR_MAPPINGS) {
+            checkpoint.wait_until_mapped()?;
+        }
         Ok(())
     }
 
@@ -138,7 +145,7 @@ impl Executor {
     }
 
     /// Restores everything except the memory that the client shares and the content of device memory. `early` is called before the
-    /// log is replayed, if memory may be mapped then, and returns whether it has mapped the plain allocations.
+    /// log is replayed, if memory may be made then, and returns whether it has made the plain allocations.
     fn prepare_client(
         &mut self,
         client: &Client,
@@ -167,7 +174,7 @@ impl Executor {
         }
         let mapping = Instant::now();
         self.memory.map_made(self.call.gpu.driver)?;
-        let plain_is_there = any_order && (early.begin)(self)?;
+        let plain_is_made = any_order && (early.begin)(self)?;
         let plain_ns = mapping.elapsed().as_nanos() as u64;
         // Textures may refer to memory, which must exist by then.
         let (mut later, first): (Vec<_>, Vec<_>) = client.objects.iter().partition(|o| needs_memory(call(o)));
@@ -175,8 +182,10 @@ impl Executor {
         let replay_ns = steps.next(map_step).saturating_sub(plain_ns);
         lend(self)?;
         let driver = self.call.gpu.driver;
-        if !plain_is_there {
+        if !plain_is_made {
             restore_plain(&mut self.memory, driver, client)?;
+        } else if !later.is_empty() || has_memory_besides_plain(client) {
+            self.checkpoint.wait_until_mapped()?;
         }
         restore_pools(&mut self.memory, driver, client)?;
         self.memory.restore_vmm(self.call.gpu.driver)?;
@@ -274,11 +283,14 @@ impl Executor {
     }
 }
 
+/// The bytes of a device that mapping takes at most, for the tables of pages: 8 bytes for 2 MiB, and some for the tables themselves.
+const FOR_MAPPINGS: u64 = 32 << 20;
+
 /// Content that may be loaded while the log is replayed.
 struct Early<F> {
     /// How much of it files have.
     bytes: u64,
-    /// Begins to load it, and returns whether its memory is mapped now.
+    /// Begins to load it, and returns whether its memory was made, and is being mapped.
     begin: F,
 }
 

@@ -15,6 +15,28 @@ use crate::serve::executor::Executor;
 use crate::session::outcome::{Outcome, Refused};
 use crate::session::state::State;
 
+/// Calls that have to do with no memory of the client's, which may not be mapped yet. All others wait for that.
+const WITHOUT_MEMORY: [&str; 18] = [
+    "CONTEXT_RETAIN",
+    "INSTANTIATE",
+    "KERNEL_FUNCTION",
+    "LIBRARY_KERNEL",
+    "LIBRARY_LOAD",
+    "LIBRARY_MODULE",
+    "MODULE_FUNCTION",
+    "MODULE_LOAD",
+    "cuCtxSetCacheConfig",
+    "cuCtxSetLimit",
+    "cuEventCreate",
+    "cuFuncLoad",
+    "cuFuncSetAttribute",
+    "cuFuncSetCacheConfig",
+    "cuFuncSetSharedMemConfig",
+    "cuKernelSetAttribute",
+    "cuKernelSetCacheConfig",
+    "cuStreamCreateWithPriority",
+];
+
 /// What a replay does between two records.
 #[derive(Clone, Copy, Debug)]
 enum Between {
@@ -157,6 +179,9 @@ impl Executor {
     pub(crate) fn replay(&mut self, object: &Object, kinds: &HashMap<u32, u16>) -> Result<(), NotLoaded> {
         let call = *kinds.get(&object.kind).ok_or(NotLoaded::Image("the image's log has a record of no kind"))?;
         let name = command::name(&self.call.session.table, call).unwrap_or("?").to_owned();
+        if !WITHOUT_MEMORY.contains(&name.as_str()) {
+            self.checkpoint.wait_until_mapped()?;
+        }
         let failed = |why| NotLoaded::Replay { call: name.clone(), handle: object.handle, why };
         self.call.header = CommandHeader { call, context: object.context, ..Default::default() };
         self.enter_context(object.context).map_err(|e| failed(e.into()))?;
@@ -216,5 +241,19 @@ impl Placer for Executor {
         self.enter_context(context)?;
         // SAFETY: the module is one that `place` has loaded, and nothing uses it.
         Ok(checked("cuModuleUnload", unsafe { (self.driver().cuModuleUnload)(code) })?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::fixture;
+
+    #[test]
+    fn calls_without_memory_exist() {
+        let worker = fixture::executor();
+        for name in WITHOUT_MEMORY {
+            assert!(command::number(&worker.call.session.table, name).is_some(), "{name}");
+        }
     }
 }

@@ -219,6 +219,10 @@ impl Server {
             self.channel.watch(userfault);
         }
         let pinned_us = us();
+        if !self.executor.code.graphs.is_empty() {
+            // They name memory.
+            self.executor.checkpoint.wait_until_mapped()?;
+        }
         let (call, mut loading, code) = self.executor.code_parts();
         code.make_graphs(call, &mut loading);
         debug!(

@@ -58,14 +58,8 @@ impl Memory {
 
     fn copying(&self, preservation: Preservation) -> Arc<Copying> {
         let address = self.0.as_ptr() as u64;
-        let task = |job| Task {
-            job,
-            place: Place::Allocation(address),
-            preservation,
-            expected: None,
-            before: None,
-            soon: 0,
-        };
+        let task =
+            |job| Task { job, place: Place::Allocation(address), preservation, expected: None, before: None, soon: 0 };
         Copying::new(jobs(address, self.0.len() as u64, 0, 1).map(task).collect(), None, false)
     }
 }

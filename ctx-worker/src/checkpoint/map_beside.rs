@@ -1,0 +1,236 @@
+//! Memory of a restored client that exists, and that a thread maps while CRIU makes the client's process and the client's log is replayed.
+//!
+//! ```text
+//!   load_when_mapped ──► thread "map": maps the first part ─fill─► maps the rest ─fill─► over
+//!                                           the load's thread: └─► lanes              └─► lanes
+//!   wait_until_mapped: before anything else uses the memory
+//! ```
+
+use std::mem;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rekindle_cuda_abi::types::CUcontext;
+
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::content::ContentLoad;
+use crate::checkpoint::engine::{Fill, small_thread};
+use crate::gpu::driver::{CallFailed, Driver, checked};
+use crate::resources::job::EngineError;
+use crate::resources::memory::to_map::ToMap;
+
+/// Loading takes some twenty times as long as mapping, so this part of the memory is being loaded while the rest is mapped.
+pub(crate) const FIRST_PART: u64 = 16;
+
+/// The thread that maps.
+#[derive(Default)]
+pub(crate) enum Mapping {
+    #[default]
+    Nothing,
+    UnderWay(JoinHandle<Result<Duration, CallFailed>>),
+    Over(Result<Duration, CallFailed>),
+}
+
+impl Mapping {
+    /// Waits until all is mapped. Returns how long that took.
+    pub(crate) fn end(&mut self) -> Result<Duration, EngineError> {
+        match mem::take(self) {
+            Self::Nothing => Ok(Duration::ZERO),
+            Self::UnderWay(thread) => {
+                let ended = thread.join().map_err(|_| EngineError::Lost)?;
+                *self = Self::Over(ended);
+                Ok(ended?)
+            }
+            Self::Over(ended) => {
+                *self = Self::Over(ended);
+                Ok(ended?)
+            }
+        }
+    }
+}
+
+impl Checkpoint {
+    /// Maps this memory in a thread of its own, where this context is current, and loads the content of each part when it is mapped. A
+    /// load has begun. [`Checkpoint::load_rest`] follows, and the end of the load waits for the thread.
+    ///
+    /// # Errors
+    /// There is no thread.
+    pub(crate) fn load_when_mapped(
+        &mut self,
+        driver: &'static Driver,
+        context: CUcontext,
+        (to_map, fill): (Vec<ToMap>, Fill),
+    ) -> Result<(), EngineError> {
+        let ContentLoad::UnderWay(load) = &mut self.content else { return Err(EngineError::NothingToLoad) };
+        let Some(more) = load.more.clone() else { return Err(EngineError::NothingToLoad) };
+        let parts = in_parts(to_map, fill);
+        load.fills.extend(parts.iter().map(|(_, fill)| Arc::clone(fill)));
+        // A load that has failed takes nothing more, and its error comes with its end.
+        let work = move || map(driver, context, parts, |fill| drop(more.send(fill)));
+        load.mapping = Mapping::UnderWay(small_thread("map").spawn(work).map_err(|_| EngineError::NoThread)?);
+        Ok(())
+    }
+
+    /// Waits until all memory is mapped.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
+    pub(crate) fn wait_until_mapped(&mut self) -> Result<(), EngineError> {
+        match &mut self.content {
+            ContentLoad::UnderWay(load) => load.mapping.end().map(drop),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Memory of some devices, and its content.
+type Part = (Vec<ToMap>, Arc<Fill>);
+
+/// What is mapped first, and the rest.
+fn in_parts(mut to_map: Vec<ToMap>, mut fill: Fill) -> [Part; 2] {
+    let first = to_map.iter_mut().map(|of_device| of_device.split_first(of_device.bytes() / FIRST_PART)).collect();
+    let of_rest = fill.split_off(|job| to_map.iter().any(|it| it.holds(job.address)));
+    [(first, Arc::new(fill)), (to_map, Arc::new(of_rest))]
+}
+
+/// Maps one part after the other; `load` gets the content of each whose memory is mapped. Returns how long that took.
+fn map(
+    driver: &Driver,
+    context: CUcontext,
+    parts: [Part; 2],
+    mut load: impl FnMut(Arc<Fill>),
+) -> Result<Duration, CallFailed> {
+    let began = Instant::now();
+    // SAFETY: the context is the driver's own.
+    checked("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(context) })?;
+    for (part, fill) in parts {
+        part.iter().try_for_each(|of_device| of_device.map(driver))?;
+        load(fill);
+    }
+    Ok(began.elapsed())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use rekindle_cuda_abi::types::{
+        CU_MEM_ACCESS_READWRITE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmemAccessDesc, CUresult,
+    };
+    use rekindle_images::{Compression, Extent, Piece, PieceHash, Storage};
+
+    use super::*;
+    use crate::resources::job::jobs;
+    use crate::resources::memory::{Allocation, DeviceMemory};
+
+    const FAILED: CallFailed = CallFailed { call: "cuMemMap", code: 1 };
+    const MIB: u64 = 1 << 20;
+
+    /// What may be accessed on the device, and where mapping fails.
+    static MAPPED: Mutex<(Vec<(u64, u64)>, u64)> = Mutex::new((Vec::new(), 0));
+
+    unsafe extern "C" fn succeeds() -> CUresult {
+        CUDA_SUCCESS
+    }
+
+    unsafe extern "C" fn reserve(at: *mut CUdeviceptr, _: usize, _: usize, wanted: CUdeviceptr, _: u64) -> CUresult {
+        // SAFETY: the caller's out parameter.
+        unsafe { *at = wanted };
+        CUDA_SUCCESS
+    }
+
+    unsafe extern "C" fn create(piece: *mut u64, _: usize, _: *const u8, _: u64) -> CUresult {
+        // SAFETY: the caller's out parameter.
+        unsafe { *piece = 7 };
+        CUDA_SUCCESS
+    }
+
+    unsafe extern "C" fn map_piece(at: CUdeviceptr, _: usize, _: usize, piece: u64, _: u64) -> CUresult {
+        assert_eq!(piece, 7);
+        if at == MAPPED.lock().unwrap().1 { CUDA_ERROR_OUT_OF_MEMORY } else { CUDA_SUCCESS }
+    }
+
+    unsafe extern "C" fn access(at: CUdeviceptr, size: usize, to: *const CUmemAccessDesc, count: usize) -> CUresult {
+        // SAFETY: the caller passes one.
+        let to = unsafe { &*to };
+        assert_eq!((to.flags, count), (CU_MEM_ACCESS_READWRITE, 1));
+        MAPPED.lock().unwrap().0.push((at, size as u64));
+        CUDA_SUCCESS
+    }
+
+    fn driver() -> Driver {
+        let find = |symbol: &'static str| {
+            Ok(match symbol.trim_end_matches('\0') {
+                "cuMemAddressReserve" => reserve as *const std::ffi::c_void,
+                "cuMemCreate" => create as *const _,
+                "cuMemMap" => map_piece as *const _,
+                "cuMemSetAccess" => access as *const _,
+                _ => succeeds as *const _,
+            })
+        };
+        // SAFETY: what is called here has its signature, or takes what it is given and looks at none of it.
+        unsafe { Driver::load(find) }.unwrap()
+    }
+
+    /// The content of a part, by the addresses of its pieces.
+    fn addresses(fill: &Fill) -> Vec<u64> {
+        fill.to_compare().map(|part| part.job.address).collect()
+    }
+
+    #[test]
+    fn content_is_loaded_when_its_memory_is_mapped_and_never_without() {
+        let driver = driver();
+        let made = || {
+            let mut memory = DeviceMemory::new(0, 0, 64 * MIB);
+            let start = memory.client_reserved();
+            let all: Vec<_> = (0..32_u64).map(|i| (start + 64 * MIB * i, 64 * MIB)).collect();
+            let to_map = memory.make_many(|memory| {
+                all.iter().try_for_each(|(address, size)| {
+                    memory.allocate_at(&driver, *address, Allocation { size: *size, context: 1, pool: 0 })
+                })
+            });
+            let stored = |job| {
+                let hash = PieceHash::from_bytes([1; 16]);
+                let extent = Extent { file: 0, offset: 0, length: 4 * MIB, compression: Compression::None };
+                (job, Piece { offset: 0, length: 4 * MIB, hash, storage: Storage::Stored(extent) })
+            };
+            let jobs = all.iter().flat_map(|(address, size)| jobs(*address, *size, 0, 1)).map(stored);
+            (in_parts(vec![to_map.unwrap()], Fill::new(jobs.collect(), |_| true)), all)
+        };
+        let (parts, all) = made();
+        assert!(MAPPED.lock().unwrap().0.is_empty(), "it is made, and not mapped");
+        let mut sent = Vec::new();
+        let is_mapped =
+            |address: &u64| MAPPED.lock().unwrap().0.iter().any(|(at, size)| (*at..at + size).contains(address));
+        map(&driver, 1, parts, |fill| {
+            assert!(addresses(&fill).iter().all(is_mapped), "{:?}", MAPPED.lock().unwrap());
+            sent.push(addresses(&fill));
+        })
+        .unwrap();
+        assert_eq!(sent.iter().map(Vec::len).collect::<Vec<_>>(), [2 * 16, 30 * 16], "a sixteenth is mapped first");
+        assert!(all.iter().all(|(address, _)| is_mapped(address)));
+
+        let (parts, all) = made();
+        *MAPPED.lock().unwrap() = (Vec::new(), all[9].0);
+        let mut sent = Vec::new();
+        let failed = map(&driver, 1, parts, |fill| sent.push(addresses(&fill))).unwrap_err();
+        assert_eq!((failed.call, failed.code), ("cuMemMap", CUDA_ERROR_OUT_OF_MEMORY));
+        assert_eq!(sent.len(), 1, "the rest is not mapped");
+    }
+
+    #[test]
+    fn the_end_of_the_mapping_is_told_as_often_as_it_is_asked_for() {
+        assert_eq!(Mapping::Nothing.end().unwrap(), Duration::ZERO);
+        for ended in [Ok(Duration::from_millis(3)), Err(FAILED)] {
+            let mut mapping = Mapping::UnderWay(std::thread::spawn(move || ended));
+            for _ in 0..2 {
+                match (mapping.end(), ended) {
+                    (Ok(took), Ok(expected)) => assert_eq!(took, expected),
+                    (Err(EngineError::Driver(failed)), Err(_)) => assert_eq!(failed.call, FAILED.call),
+                    (found, _) => panic!("{found:?}"),
+                }
+            }
+        }
+    }
+}
