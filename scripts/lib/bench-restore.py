@@ -11,6 +11,7 @@
               restore that learns what is written
     lazy, warm-lazy, resident-lazy, shared-lazy    as ours, warm, resident and shared, by `rekindle restore --lazy`: CRIU brings the process's
               own pages when it touches them, and the others meanwhile
+    criu      CRIU alone: a program with as much memory of its own, and no GPU; it has run when `criu restore` has ended
     driver    the driver's own checkpoint: CRIU brings the memory back into the process, the driver puts it on the device
     start     no restore: the program is started afresh, up to its first step
     uses      as ours, and until the third step the daemon records when which memory is used first (`access.reads`); nothing is timed
@@ -20,7 +21,8 @@ Each workload runs under Rekindle, is dumped and killed, and restored again and 
 `criu restore` has ended and the process runs, `first step` when it has done a step, `loaded` when all its memory was there,
 by the daemon's log. `gpu mib` is the GPU's memory that the process takes, beside the daemon's. All others are milliseconds from the start of `criu restore`; of `start`, of the program. `criu init`, `criu
 processes` and `criu resume` are the three parts of CRIU's run by its log: until it begins to make processes, until they are whole,
-and until they run; the plugin's waits for the daemon are in the first and the last.
+and until they run; the plugin's waits for the daemon are in the first and the last. CRIU keeps what it learns of the kernel in /run where
+that is in memory, as systemd has it; otherwise it looks again each time, and the benchmark mounts such a /run for itself.
 """
 
 import datetime
@@ -35,6 +37,7 @@ import tempfile
 import time
 
 import checkpoint_rates
+import process_memory
 import sinks
 from bench_common import Daemon, about, asked_device, criu_of, criu_version, is_real, native_folder, parser, run, spread, write_json
 from checkpoint_items import DECODE_13B, DRIVER, GIB, TORCH, Item
@@ -42,7 +45,7 @@ from checkpoint_runs import CRIU_OPTIONS, MS, Driver, Failed, Place, Work, forge
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 WAYS = ("ours", "waiting", "cold", "files", "warm", "resident", "once", "shared", "lazy", "warm-lazy", "resident-lazy", "shared-lazy", DRIVER,
-        "start", "uses", "suspend")
+        "criu", "start", "uses", "suspend")
 # The ways in which the daemon keeps the image ready, and how it is asked to.
 KEPT = {"files": ("--copies", "0"), "warm": (), "resident": ("--resident",), "once": ("--resident=once",), "shared": ("--resident=shared",),
         "warm-lazy": (), "resident-lazy": ("--resident",), "shared-lazy": ("--resident=shared",)}
@@ -56,6 +59,10 @@ WATCHED = "[access]\nreport = true\nreads = true\n"
 # So many steps are watched.
 WATCHES = 3
 LOADED = re.compile(r"^(\S+) +INFO phase load: .* ms=(\d+)", re.MULTILINE)
+# A program that has as much memory as its argument says, and does nothing.
+FILLED = "import sys, time\nmemory = bytearray(b'\\1') * int(sys.argv[1])\ntime.sleep(1e6)"
+# Without more, a Python takes so much.
+OF_PYTHON = 8 << 20
 # Lines of CRIU's log at the ends of its parts.
 CRIU_PARTS = (("criu_init_ms", "Running pre-restore scripts"), ("criu_processes_ms", "Running post-restore scripts"),
               ("criu_resume_ms", "Running pre-resume scripts"))
@@ -224,7 +231,7 @@ class Bench:
     def item(self, item, by_driver):
         if not self.allows(item.start_guess() + 5, item.name):
             return
-        if any(it in self.ways for it in ("ours", "waiting", "cold", "lazy", "uses", "suspend", *KEPT)):
+        if any(it in self.ways for it in ("ours", "criu", "waiting", "cold", "lazy", "uses", "suspend", *KEPT)):
             self.by_us(item)
         if by_driver and DRIVER in self.ways and self.place.real:
             for _ in range(self.o.rounds):
@@ -246,7 +253,7 @@ class Bench:
             step_ms = sorted(b - a for a, b in zip(steps, steps[1:]))[(len(steps) - 1) // 2] / MS
             if "suspend" in self.ways:
                 self.suspended(item, work, daemon)
-            if not any(it in self.ways for it in ("ours", "waiting", "cold", "lazy", "uses", *KEPT)):
+            if not any(it in self.ways for it in ("ours", "criu", "waiting", "cold", "lazy", "uses", *KEPT)):
                 return
             criu(self.place, "dump", image, ["-t", str(work.pid), "--libdir", plugins], "dump.log", self.limit(), daemon.socket)
             work.process.wait()
@@ -255,6 +262,8 @@ class Bench:
             for _ in range(self.o.rounds):
                 if "ours" in self.ways:
                     self.one("ours", *restore)
+            if "criu" in self.ways:
+                self.by_criu_alone(item, about_image["pages_bytes"])
             for _ in range(self.o.rounds if "lazy" in self.ways else 0):
                 self.one("lazy", *restore)
             if "cold" in self.ways and not self.o.disk:
@@ -385,6 +394,27 @@ class Bench:
             if way in KEPT:
                 self.rekindle(daemon, "warm", "--forget", image)
 
+    def by_criu_alone(self, item, size):
+        """Restores of a program that CRIU needs no help for."""
+        command = ["sleep", "infinity"] if size < OF_PYTHON else [sys.executable, "-c", FILLED, str(size - OF_PYTHON)]
+        image, none = self.place.image(), tempfile.mkdtemp(dir=self.place.folder)  # no plugins
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   start_new_session=True)
+        try:
+            self.until(lambda: size < OF_PYTHON or sum(process_memory.would_be_written(process.pid).values()) > size - OF_PYTHON, "it does not begin")
+            criu(self.place, "dump", image, ["-t", str(process.pid), "--libdir", none], "dump.log", self.limit())
+            process.wait()
+            for _ in range(self.o.rounds):
+                begin, end = criu(self.place, "restore", image, ["-d", "--libdir", none], "restore.log", self.limit())
+                log = read(f"{image}/restore.log")
+                self.keep(item, "criu", {"running_ms": (end - begin) / MS, **criu_parts(log), **sizes(image)})
+                kill(process.pid)
+        except (Failed, OSError) as error:
+            self.note(f"{item.name}, criu: {error}")
+        finally:
+            kill(process.pid)
+            forget(image)
+
     def wait_for_worker(self, daemon):
         """Waits until a worker of the usual kind is ready."""
         self.until(lambda: self.rekindle(daemon, "pool")[0]["ready"] > 0, "no worker becomes ready")
@@ -491,6 +521,7 @@ def report(o, place, bench, rates, seconds):
 def main():
     o, start = options(), time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what has been measured is reported all the same
+    sinks.have_run_in_memory()
     with tempfile.TemporaryDirectory() as folder, sinks.images(o.images, folder) as images:
         place = Place(o.stage, o.driver, criu_of(o.tree, folder), folder, images)
         bench = Bench(o, place, start + (o.budget or 1e9))

@@ -44,6 +44,30 @@ def in_memory(folder, huge):
         os.rmdir(place)
 
 
+def have_run_in_memory():
+    """Sees to it that /run is in memory for this process and those that it starts. Where that cannot be had, it stays as it is."""
+    if describe("/run").startswith("on tmpfs") or os.geteuid() != 0:
+        return
+    before = tempfile.mkdtemp()
+    new_mount_namespace = 0x20000
+    steps = (["mount", "--make-rprivate", "/"], ["mount", "--bind", "/run", before],
+             ["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"])
+    if ctypes.CDLL(None).unshare(new_mount_namespace) != 0 or any(subprocess.run(it, capture_output=True).returncode != 0 for it in steps):
+        return
+    for name in os.listdir(before):
+        if name.startswith("criu."):  # what CRIU could not keep
+            continue
+        there, here = os.path.join(before, name), os.path.join("/run", name)
+        if os.path.islink(there):
+            os.symlink(os.readlink(there), here)
+            continue
+        if os.path.isdir(there):
+            os.makedirs(here, exist_ok=True)
+        else:
+            open(here, "w").close()
+        subprocess.run(["mount", "--bind", there, here], check=True)
+
+
 @contextlib.contextmanager
 def images(asked, folder):
     """Where images go: below a folder that was asked for, in memory with huge pages, or in /dev/shm. All in it is removed."""

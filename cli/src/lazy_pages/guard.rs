@@ -24,6 +24,7 @@ use super::processes::Processes;
 use super::server::{self, Ending, Server};
 use super::{DONE, KILLED, LOG, READY};
 use crate::failure::Failure;
+use crate::migrate::lazily;
 
 /// What `rekindle restore --lazy` gives its guard.
 #[derive(Debug, Args)]
@@ -33,6 +34,9 @@ pub(crate) struct Options {
     /// The criu program
     #[arg(long)]
     criu: PathBuf,
+    /// The directory of the migration that has brought the image
+    #[arg(long)]
+    migration: Option<PathBuf>,
 }
 
 /// Which processes the guard guards.
@@ -60,7 +64,7 @@ enum State {
 /// says how it has ended; or one with an error. The end of the input, before there are processes, ends the guard and its server.
 pub(crate) fn serve(options: &Options) -> Result<(), Failure> {
     stand_alone();
-    if let Err(error) = guard(&options.dir, &options.criu) {
+    if let Err(error) = guard(options) {
         // `rekindle restore` shows it, if it listens.
         let _ = say(&format!("{error:#}"));
         return Err(error.into());
@@ -87,7 +91,8 @@ fn stand_alone() {
     }
 }
 
-fn guard(dir: &Path, criu: &Path) -> anyhow::Result<()> {
+fn guard(options: &Options) -> anyhow::Result<()> {
+    let Options { dir, criu, migration } = options;
     let folder = Folder::make()?;
     let socket = UnixListener::bind(folder.path.join(lazy_pages::SOCKET)).context("cannot make the guard's socket")?;
     let (server, ready) = Server::start(criu, dir, &folder.path, &folder.lock)?;
@@ -112,6 +117,7 @@ fn guard(dir: &Path, criu: &Path) -> anyhow::Result<()> {
     let said = match (ending, guarded.ends(ending)) {
         (Ending::Done, _) => {
             server.let_go();
+            migration.iter().for_each(|it| lazily::are_whole(it));
             DONE.to_owned()
         }
         (failed, Some(processes)) => {
@@ -124,6 +130,7 @@ fn guard(dir: &Path, criu: &Path) -> anyhow::Result<()> {
                 dir.join(LOG).display()
             );
             note(dir, &why);
+            migration.iter().for_each(|it| lazily::are_killed(it, dir));
             let dir = dir.to_owned();
             held.wait_until_unused(|| note(&dir, "a process that has left the tree waits for a page: kill it"));
             server.let_go();

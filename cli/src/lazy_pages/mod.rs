@@ -1,4 +1,5 @@
-//! `rekindle lazy-pages`: the guard of CRIU's server of pages, which `rekindle restore --lazy` starts.
+//! `rekindle lazy-pages`: the guard of CRIU's server of pages, which `rekindle restore --lazy` starts, and `rekindle migrate --lazy` on the
+//! other host.
 //!
 //! ```text
 //!   rekindle restore ── starts ──► guard ── starts and traces ──► criu lazy-pages ◄── userfaultfds ──┐
@@ -17,10 +18,12 @@
 mod guard;
 mod held;
 mod processes;
+mod restorer;
 mod server;
 
 pub(crate) use self::guard::{Options, serve};
 pub(crate) use self::processes::Processes;
+pub(crate) use self::restorer::LazyPages;
 
 /// CRIU's log of the server, and the guard's words, in the image's directory.
 pub(crate) const LOG: &str = "lazy-pages.log";

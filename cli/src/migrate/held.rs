@@ -15,12 +15,14 @@ use rekindle_images::Image;
 use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, FailureKind, HELD_FILE, Reply, Request, RestoreInfo};
 
 use super::imported::Imported;
+use super::lazily;
 use super::place::Place;
 use super::stream;
 use super::talk::Restore;
 use crate::daemon::{self, Session};
 use crate::engine::Engine;
 use crate::failure::Failure;
+use crate::lazy_pages::LazyPages;
 use crate::{cpu_image, criu, span};
 
 /// CRIU's log, in the last image's directory, and what podman says, among the migration's files.
@@ -59,6 +61,8 @@ pub(super) struct Held {
     /// The container, if it is one, and its place.
     imported: Option<Imported>,
     place: Place,
+    /// The server of their pages, if they run before they have all of them.
+    lazy: Option<LazyPages>,
 }
 
 impl Held {
@@ -77,21 +81,25 @@ impl Held {
         if let Some(imported) = imported.as_ref().filter(|_| attempt != Attempt::First) {
             imported.remove(&Place::of(&name(dir)), attempt == Attempt::Again)?;
         }
-        let mut command = match &imported {
+        let (mut command, lazy) = match &imported {
             None => by_criu(dir, restore)?,
-            Some(imported) => by_podman(imported, dir, restore)?,
+            Some(imported) => (by_podman(imported, dir, restore)?, None),
         };
         let program = command.get_program().to_string_lossy().into_owned();
         // The processes have their own output, and this process's is the connection.
         command.env("REKINDLE_SOCKET", &host.socket).stdin(Stdio::null()).stdout(Stdio::null());
         let restorer = command.spawn().with_context(|| format!("cannot run {program}"))?;
-        let mut held = Self { restorer, session, imported, place: Place::of(&name(dir)) };
+        let mut held = Self { restorer, session, imported, place: Place::of(&name(dir)), lazy };
         loop {
             if progress(&held.session).is_some_and(|it| it.phase == HELD) {
                 return Ok(held);
             }
             if let Some(status) = held.restorer.try_wait().with_context(|| format!("cannot wait for {program}"))? {
-                let failure = failure_of(dir, restore, &held, &format!("{program} ended with {status}"));
+                let killed = held.lazy.take().and_then(LazyPages::killed_because);
+                let failure = match killed {
+                    Some(why) => anyhow!("the processes cannot be restored: {why}").into(),
+                    None => failure_of(dir, restore, &held, &format!("{program} ended with {status}")),
+                };
                 return Err(match held.abandon() {
                     Ok(()) => failure,
                     Err(left) => failure.but(left.to_string()),
@@ -111,6 +119,9 @@ impl Held {
         let owned = self.session.ask(&Request::Own);
         let status = self.restorer.wait().context("cannot wait for what restores the processes")?;
         owned?;
+        if let Some(lazy) = self.lazy.as_mut().filter(|_| status.success()) {
+            lazy.must_be_guarded()?;
+        }
         match progress(&self.session).and_then(|it| it.failure) {
             Some(failure) => Err(Failure::of_kind(failure.kind, anyhow!("{}", failure.reason))),
             None if status.success() => Ok(()),
@@ -123,6 +134,8 @@ impl Held {
         drop(self.session);
         // CRIU fails.
         let _ = self.restorer.wait();
+        // Nobody writes into the migration's directory any more, which may be about to be removed.
+        self.lazy.take().into_iter().for_each(LazyPages::end);
         self.imported.as_ref().map_or(Ok(()), |it| it.remove(&self.place, false))
     }
 }
@@ -146,20 +159,24 @@ pub(super) fn name(dir: &Path) -> String {
     dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The command by which CRIU restores the last image.
-fn by_criu(dir: &Path, restore: &Restore) -> Result<Command, Failure> {
-    let dir = last(dir, restore)?;
+/// The command by which CRIU restores the last image, and the server of the processes' pages.
+fn by_criu(migration: &Path, restore: &Restore) -> Result<(Command, Option<LazyPages>), Failure> {
+    let dir = last(migration, restore)?;
     check(&dir)?;
     let log = dir.join(LOG);
     let _ = fs::remove_file(&log);
-    let mut command = Command::new(criu::program(None)?);
+    let program = criu::program(None)?;
+    let mut command = Command::new(&program);
     command.args(criu::restore(&dir, &log)?).arg("--restore-detached").args(&restore.options);
+    lazily::begin(migration)?;
+    let lazy = restore.lazy.then(|| LazyPages::start(&program, &dir, Some(migration))).transpose()?;
+    lazy.iter().for_each(|it| it.tell(&mut command));
     let allowances = Allowances { other_driver: restore.other_driver, other_gpu: restore.other_gpu };
     if allowances != Allowances::default() {
         command.env(ALLOW_VARIABLE, allowances.to_string());
     }
     command.stderr(Stdio::null());
-    Ok(command)
+    Ok((command, lazy))
 }
 
 /// The command by which podman restores the container.

@@ -22,7 +22,7 @@ pub(crate) struct Options {
     #[arg(num_args = 1..=2, value_names = ["PID", "HOST"])]
     what: Vec<String>,
     /// Move this container of podman's instead of a process
-    #[arg(long, value_name = "NAME", requires = "what", conflicts_with_all = ["allow_other_driver", "allow_other_gpu", "criu"])]
+    #[arg(long, value_name = "NAME", requires = "what", conflicts_with_all = ["allow_other_driver", "allow_other_gpu", "criu", "lazy"])]
     container: Option<String>,
     /// The podman program here [default: the one in PATH]
     #[arg(long, value_name = "PATH")]
@@ -69,6 +69,10 @@ pub(crate) struct Options {
     with_address: Vec<WithAddress>,
     #[command(flatten)]
     kept: criu::Keep,
+    /// Let the processes run there before they have all pages of their own memory, which are there, and which CRIU brings when they are
+    /// touched and meanwhile; see `rekindle restore`
+    #[arg(long, conflicts_with = "settle")]
+    pub(super) lazy: bool,
     /// Allow another version of the GPU driver there; see `rekindle restore`
     #[arg(long)]
     pub(super) allow_other_driver: bool,

@@ -248,6 +248,7 @@ impl<'a> Source<'a> {
                 addresses: self.leaving.addresses().to_vec(),
                 other_driver: self.options.allow_other_driver,
                 other_gpu: self.options.allow_other_gpu,
+                lazy: self.options.lazy,
             };
             expect(self.way, self.link.ask(&ToTarget::Restore(restore)), &ToSource::Held)?;
             pause.restore_ms = millis(std::mem::replace(&mut began, Instant::now()));

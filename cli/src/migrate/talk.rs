@@ -29,7 +29,7 @@ use thiserror::Error;
 use crate::network::address::Address;
 
 /// The version of these messages and of the streams. Both hosts must have the same.
-pub(super) const VERSION: u32 = 6;
+pub(super) const VERSION: u32 = 7;
 /// The directory of podman's archive of a container among a migration's, and the archive's name there.
 pub(super) const ARCHIVE: &str = "archive";
 /// The directory, among a migration's, of memory that was sent while its processes ran. No image has this name.
@@ -179,6 +179,9 @@ pub(super) struct Restore {
     pub(super) other_driver: bool,
     /// Whether the GPUs may be of another kind.
     pub(super) other_gpu: bool,
+    /// Whether the processes run before they have all pages of their own.
+    #[serde(default)]
+    pub(super) lazy: bool,
 }
 
 impl Restore {

@@ -17,6 +17,7 @@
 //! | `ID/room/PID` | a copy of that, which becomes the last image's file of the process's pages |
 //! | `ID/archive/archive` | podman's archive of a container |
 //! | `ID/restore` | how the last one is restored: all that is needed for that is here |
+//! | `ID/owned`, `ID/whole` | the processes run, and have all pages of their own (`lazily.rs`) |
 //! | `ID/decision` | the socket by which the process that holds the processes hears of the decision |
 //! | `ID.out` | of a migration from this host (`source.rs`) |
 //! | `ID.running` | the processes run: a decision that is told again changes nothing |
@@ -39,6 +40,7 @@ use super::arriving::{self, Arriving};
 use super::compare;
 use super::held::{Attempt, Held, Host, name};
 use super::imported::Imported;
+use super::lazily;
 use super::options::Options;
 use super::place::Place;
 use super::preload::Preloads;
@@ -441,7 +443,8 @@ fn ended(options: &Options, migration: &str) -> ToSource {
             .ok_or_else(|| Failure::refused(anyhow!("there is no migration {migration}")))?;
         let _lock = lock(&dir)?;
         if arrival(&dir, &host(options)?)? == Some(false) {
-            return Ok(is_running(&dir));
+            remove(&dir);
+            return Ok(ToSource::Running);
         }
         Ok(failed(
             &Failure::refused(anyhow!("it is not known there that they have been let run, and have ended")),
@@ -550,14 +553,22 @@ fn runs_here(dir: &Path, host: &Host, announced: &mut Option<Announced>) -> ToSo
     is_running(dir)
 }
 
-/// The processes run: nobody needs the images.
+/// The processes run: nobody needs the images when the processes have all their pages.
 fn is_running(dir: &Path) -> ToSource {
+    match read_restore(dir) {
+        Ok(restore) if restore.lazy => lazily::run(dir),
+        _ => remove(dir),
+    }
+    ToSource::Running
+}
+
+/// Removes all of a migration whose processes have been let run, and notes that they have.
+pub(super) fn remove(dir: &Path) {
     let noted = File::create(dir.with_extension(RUNNING)).and_then(|it| it.sync_all());
     if noted.is_ok() {
         let _ = fs::remove_dir_all(dir);
         Place::of(&name(dir)).remove();
     }
-    ToSource::Running
 }
 
 /// Removes what receivers have left that were killed before all was here, and old notes that processes run.
@@ -580,7 +591,7 @@ fn sweep(parent: &Path) {
 /// The migration to here that is like this and is not settled, if there is one.
 fn that_waits(parent: &Path, is_it: impl Fn(&Restore) -> bool) -> Option<String> {
     let dirs = fs::read_dir(parent).into_iter().flatten().flatten().map(|it| it.path());
-    let mut waiting = dirs.filter(|dir| !dir.with_extension(RUNNING).exists());
+    let mut waiting = dirs.filter(|dir| !dir.with_extension(RUNNING).exists() && !lazily::runs(dir));
     waiting.find(|dir| read_restore(dir).is_ok_and(|it| is_it(&it))).map(|dir| name(&dir))
 }
 

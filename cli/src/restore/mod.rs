@@ -10,7 +10,6 @@
 //! ```
 
 mod containers;
-mod lazy;
 mod of_containers;
 mod options;
 mod report;
@@ -26,12 +25,12 @@ use rekindle_images::Image;
 use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, FailureKind, Request, RestoreInfo};
 
 use self::containers::Containers;
-use self::lazy::LazyPages;
 pub(crate) use self::options::Options;
 use self::report::{Report, Restored};
 use self::watch::Watch;
 use crate::bar::Bar;
 use crate::failure::Failure;
+use crate::lazy_pages::LazyPages;
 use crate::process::Process;
 use crate::{cpu_image, criu, daemon, image, images, output, span};
 
@@ -192,7 +191,7 @@ fn run(options: &Options, dir: &Path) -> Result<Restored, Failed> {
     if options.restore_detached {
         command.arg("--restore-detached");
     }
-    let mut lazy = options.lazy.then(|| LazyPages::start(&criu, &dir)).transpose()?;
+    let mut lazy = options.lazy.then(|| LazyPages::start(&criu, &dir, None)).transpose()?;
     if let Some(lazy) = &lazy {
         lazy.tell(&mut command);
     }

@@ -43,6 +43,7 @@ mod lxc;
 mod managed;
 mod many;
 mod migrate;
+mod migrate_lazy;
 mod migrate_tls;
 mod mispredicted_writes;
 mod mistakes;

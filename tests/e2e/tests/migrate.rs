@@ -36,7 +36,7 @@ fn arguments(here: &Node, pid: i32, via: &str, more: &[&str]) -> Result<Vec<Stri
 }
 
 /// The options by which the other host is reached.
-fn options(here: &Node, via: &str) -> Result<Vec<String>> {
+pub(super) fn options(here: &Node, via: &str) -> Result<Vec<String>> {
     let text = |path: PathBuf| path.to_string_lossy().into_owned();
     let (out, into, rekindle) = (here.path("moves/out"), here.path("moves/in"), stage::program("rekindle")?);
     let words =

@@ -1,5 +1,4 @@
-//! `rekindle restore --lazy`: CRIU brings the processes' own pages when they are touched, and all others meanwhile. `lazy_pages` says
-//! what guards the processes.
+//! The guard as whoever restores has it: CRIU brings the processes' own pages when they are touched, and all others meanwhile.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -9,14 +8,14 @@ use anyhow::{Context, anyhow};
 use rekindle_wire::lazy_pages::{GUARDED, VARIABLE};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::lazy_pages::{DONE, KILLED, LOG, Processes, READY};
+use super::{DONE, KILLED, LOG, Processes, READY};
 
 /// In the guard's folder, where CRIU writes the root of the restored tree.
 const PID_FILE: &str = "pid";
 
 /// A server of pages that waits for CRIU. If this is dropped before the guard has heard of processes, the server ends, and no
 /// process can run that needs it.
-pub(super) struct LazyPages {
+pub(crate) struct LazyPages {
     guard: Child,
     says: BufReader<ChildStdout>,
     /// The guard's folder, with the server's socket.
@@ -24,13 +23,17 @@ pub(super) struct LazyPages {
 }
 
 impl LazyPages {
-    /// Starts the guard and its server, and waits until CRIU can begin.
-    pub(super) fn start(criu: &Path, dir: &Path) -> anyhow::Result<Self> {
+    /// Starts the guard and its server, and waits until CRIU can begin. The guard also says in the directory of a migration, if there is
+    /// one, how it has ended.
+    pub(crate) fn start(criu: &Path, dir: &Path, migration: Option<&Path>) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("cannot tell where rekindle is")?;
         let criu = std::path::absolute(criu).context("cannot tell the current directory")?;
         let _ = std::fs::remove_file(dir.join(LOG));
         let mut command = Command::new(&program);
         command.args(["lazy-pages", "--criu"]).arg(criu).arg(dir).current_dir("/");
+        if let Some(migration) = migration {
+            command.arg("--migration").arg(migration);
+        }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut guard = command.spawn().with_context(|| format!("cannot run {}", program.display()))?;
         let output = guard.stdout.take().context("the guard has no output")?;
@@ -45,14 +48,14 @@ impl LazyPages {
 
     /// Tells `criu restore` where the server is, and its plugin where the guard is. Relative paths among CRIU's options are in the
     /// guard's folder then.
-    pub(super) fn tell(&self, restore: &mut Command) {
+    pub(crate) fn tell(&self, restore: &mut Command) {
         restore.arg("--lazy-pages").arg("--work-dir").arg(&self.folder).env(VARIABLE, &self.folder);
         restore.arg("--pidfile").arg(self.folder.join(PID_FILE));
     }
 
     /// Called when the processes run: makes sure that the guard knows them. CRIU's plugin has told it, unless CRIU has not loaded the
     /// plugin. Then the processes are killed.
-    pub(super) fn must_be_guarded(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn must_be_guarded(&mut self) -> anyhow::Result<()> {
         // The plugin goes on when the guard has said so.
         let said = if self.has_said() { self.hear()? } else { "CRIU has not loaded Rekindle's plugin".to_owned() };
         if said == GUARDED {
@@ -64,19 +67,25 @@ impl LazyPages {
     }
 
     /// Waits until the processes have all their pages, or have ended.
-    pub(super) fn wait(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn wait(&mut self) -> anyhow::Result<()> {
         let said = self.hear()?;
         if said == DONE { Ok(()) } else { Err(anyhow!("{}", said.strip_prefix(KILLED).unwrap_or(&said).to_owned())) }
     }
 
     /// Why the processes were killed, if they were, after a CRIU that has failed: it knows only that they are dead.
-    pub(super) fn killed_because(mut self) -> Option<String> {
+    pub(crate) fn killed_because(mut self) -> Option<String> {
         drop(self.guard.stdin.take());
         let mut said = self.hear().ok()?;
         if said == GUARDED {
             said = self.hear().ok()?;
         }
         said.strip_prefix(KILLED).map(str::to_owned)
+    }
+
+    /// Waits until the guard and its server have ended. The processes have ended, or there are none.
+    pub(crate) fn end(mut self) {
+        drop(self.guard.stdin.take());
+        let _ = self.guard.wait();
     }
 
     /// Whether the guard has said something that was not heard.
