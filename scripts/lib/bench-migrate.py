@@ -1,12 +1,13 @@
 """The benchmark `migrate`: for how long a program stands still that moves to another host, and what is sent for it.
 
     migrate   `rekindle migrate`: memory is copied while the program runs, and what is left while it stands still
+    lazy      the same with `--lazy`: the program runs before CRIU has read its own memory
     copy      what one does without it: `rekindle checkpoint --kill` into memory, a copy to the other host, `rekindle restore`
 
 The other host is a pid namespace of this machine with a daemon of its own, so the figures are those of the machine, without a network:
 what is sent goes through pipes. The program has as much memory of its own as GPU memory, and tells its progress in a file. `still` is
 the time between its last step here and its first one there, `total` that from the command's start to that first step, in
-milliseconds; `pause`, `dump`, `send`, `restore` and `hand_over` are what the command reports of the first and its parts. `sent` and
+milliseconds; `pause`, `dump`, `send`, `restore` and `hand_over` are what the command reports of the first two and their parts. `sent` and
 `needed` are MiB: of files, and what the program has of GPU memory. Ways take turns, and each move is a program of its own.
 """
 
@@ -24,7 +25,7 @@ from bench_common import Daemon, about, criu_of, criu_version, is_real, parser, 
 from checkpoint_runs import read
 
 MIB = 1 << 20
-WAYS = ("migrate", "copy")
+WAYS = ("migrate", "lazy", "copy")
 # MiB of memory that stays what it is, thousands of words that each step changes, and microseconds between steps: on the software GPU,
 # and on a GPU.
 SIZES = ((16, 1, 2000), (64, 1, 2000), (64, 64, 0))
@@ -101,10 +102,10 @@ class Elsewhere:
         self.log.close()
 
 
-def migrate(o, place, pid):
+def migrate(o, place, pid, *more):
     command = [f"{o.stage}/bin/rekindle", "migrate", str(pid), "there", "--via", " ".join(place["there"].enter), "--rekindle",
                f"{o.stage}/bin/rekindle", "--dir", f"{place['images']}/out", "--dir-there", f"{place['images']}/in",
-               "--criu", place["criu"], "--json"]
+               "--criu", place["criu"], "--json", *more]
     done = subprocess.run(command, env=place["env"], capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"bench: rekindle migrate: {done.stderr}")
@@ -113,6 +114,10 @@ def migrate(o, place, pid):
     return {"sent": (own + sum(it["sent"] for it in said["rounds"]) + said["last_sent"]) / MIB, "rounds": len(said["rounds"]),
             "own_sent": own / MIB, "last_sent": said["last_sent"] / MIB, "pause_ms": said["pause_ms"],
             **said["pause"]}
+
+
+def lazily(o, place, pid):
+    return migrate(o, place, pid, "--lazy")
 
 
 def copy(o, place, pid):
@@ -142,7 +147,7 @@ def move(o, place, way, size):
     steps = Steps(progress)
     steps.wait_for(20)
     began = time.monotonic()
-    result = {"migrate": migrate, "copy": copy}[way](o, place, program.pid)
+    result = {"migrate": migrate, "lazy": lazily, "copy": copy}[way](o, place, program.pid)
     program.wait()
     steps.wait_for(steps.seen[-1][1] + 20)
     steps.over = True
@@ -159,6 +164,7 @@ def move(o, place, way, size):
 
 def main():
     o = parser("tree", "images", "only").parse_args()
+    sinks.have_run_in_memory()
     with tempfile.TemporaryDirectory(prefix="rekindle-bench-") as folder, sinks.images(o.images, folder) as images:
         os.chmod(folder, 0o711)
         criu = criu_of(o.tree, folder)
