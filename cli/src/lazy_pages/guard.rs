@@ -278,6 +278,12 @@ impl Drop for Folder {
     }
 }
 
+/// Whether the guard with this pid, or its server, lives.
+pub(crate) fn is_served(guard: u32) -> bool {
+    let folder = Path::new(lazy_pages::FOLDER).join(guard.to_string());
+    File::open(folder).is_ok_and(|it| flock(&it, FlockOperation::NonBlockingLockShared).is_err())
+}
+
 fn cannot_make(path: &Path) -> String {
     format!("cannot make {}, which a restore with --lazy needs", path.display())
 }

@@ -21,7 +21,7 @@ mod processes;
 mod restorer;
 mod server;
 
-pub(crate) use self::guard::{Options, serve};
+pub(crate) use self::guard::{Options, is_served, serve};
 pub(crate) use self::processes::Processes;
 pub(crate) use self::restorer::LazyPages;
 

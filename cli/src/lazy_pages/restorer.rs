@@ -46,6 +46,11 @@ impl LazyPages {
         Ok(lazy)
     }
 
+    /// The guard's pid.
+    pub(crate) fn guard(&self) -> u32 {
+        self.guard.id()
+    }
+
     /// Tells `criu restore` where the server is, and its plugin where the guard is. Relative paths among CRIU's options are in the
     /// guard's folder then.
     pub(crate) fn tell(&self, restore: &mut Command) {

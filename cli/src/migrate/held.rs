@@ -168,9 +168,11 @@ fn by_criu(migration: &Path, restore: &Restore) -> Result<(Command, Option<LazyP
     let program = criu::program(None)?;
     let mut command = Command::new(&program);
     command.args(criu::restore(&dir, &log)?).arg("--restore-detached").args(&restore.options);
-    lazily::begin(migration)?;
     let lazy = restore.lazy.then(|| LazyPages::start(&program, &dir, Some(migration))).transpose()?;
-    lazy.iter().for_each(|it| it.tell(&mut command));
+    if let Some(lazy) = &lazy {
+        lazily::begin(migration, lazy.guard())?;
+        lazy.tell(&mut command);
+    }
     let allowances = Allowances { other_driver: restore.other_driver, other_gpu: restore.other_gpu };
     if allowances != Allowances::default() {
         command.env(ALLOW_VARIABLE, allowances.to_string());
@@ -199,7 +201,7 @@ fn check(dir: &Path) -> Result<(), Failure> {
 }
 
 /// The directory of the last image.
-fn last(dir: &Path, restore: &Restore) -> Result<PathBuf, Failure> {
+pub(super) fn last(dir: &Path, restore: &Restore) -> Result<PathBuf, Failure> {
     let path = stream::below(dir, &format!("{}/x", restore.name)).and_then(|it| Some(it.parent()?.to_owned()));
     Ok(path.ok_or_else(|| anyhow!("{} is no name of an image", restore.name))?)
 }

@@ -2,101 +2,177 @@
 //! not get them.
 //!
 //! ```text
-//!   the receiver lets them run ─► ID/owned ──┐
-//!                                            ├── whoever finds both removes the images
-//!   their guard has seen all pages ─► ID/whole ┘
-//!
-//!   their guard has killed them ─► the images stay, and can be restored by `rekindle restore`
+//!   the receiver lets them run ─► ID/owned ────────────┐
+//!                                                      ├── whoever finds both removes the images
+//!   their guard has seen all pages ─► ID/whole.GUARD ──┤
+//!                                                      ├── whoever finds both lets `rekindle restore` have the image
+//!   their guard has killed them ─► ID/killed.GUARD ────┘
 //! ```
+//!
+//! `ID/guard` names the guard, by its pid: an attempt to restore the processes may have failed, and its guard may end late.
 
 use std::fs::{self, File};
-use std::io;
-use std::path::Path;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use rekindle_wire::control::HELD_FILE;
 
 use super::target;
+use crate::lazy_pages;
 
 /// The processes have been let run.
 const OWNED: &str = "owned";
-/// The processes have all their pages.
+/// Their guard.
+const GUARD: &str = "guard";
+/// How that has ended.
 const WHOLE: &str = "whole";
+const KILLED: &str = "killed";
 
-/// Processes of a migration are about to be restored, once more if they were before.
-pub(super) fn begin(migration: &Path) -> anyhow::Result<()> {
-    for mark in [OWNED, WHOLE].map(|it| migration.join(it)) {
-        match fs::remove_file(&mark) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(error).with_context(|| format!("cannot remove {}", mark.display()));
-            }
-            _ => {}
+/// Processes of a migration are about to be restored, once more if they were before, with this guard.
+pub(super) fn begin(migration: &Path, guard: u32) -> anyhow::Result<()> {
+    let mark = migration.join(OWNED);
+    match fs::remove_file(&mark) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("cannot remove {}", mark.display()));
         }
+        _ => {}
     }
-    Ok(())
+    let path = migration.join(GUARD);
+    fs::write(&path, guard.to_string()).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The processes run.
-pub(super) fn run(migration: &Path) {
-    both(migration, OWNED, WHOLE);
+/// The processes run, whose image this is.
+pub(super) fn run(migration: &Path, image: &Path) {
+    // Without the mark the images stay, until somebody removes them.
+    if mark(&migration.join(OWNED)).is_err() {
+        return;
+    }
+    let Some(guard) = guard(migration) else { return };
+    if ended(migration, WHOLE, guard).exists() {
+        target::remove(migration);
+    } else if ended(migration, KILLED, guard).exists() {
+        may_be_restored(image);
+    }
 }
 
-/// Whether processes run whose images are there.
-pub(super) fn runs(migration: &Path) -> bool {
+/// Whether processes have been let run whose images are there.
+pub(super) fn has_run(migration: &Path) -> bool {
     migration.join(OWNED).exists()
 }
 
-/// The processes have all their pages.
-pub(crate) fn are_whole(migration: &Path) {
-    both(migration, WHOLE, OWNED);
+/// Whether nobody needs the images of processes that have been let run, and nobody will say so: their guard was killed, and CRIU's server has
+/// ended since.
+pub(super) fn is_left(migration: &Path) -> bool {
+    let is_left = |guard| !ended(migration, KILLED, guard).exists() && !lazy_pages::is_served(guard);
+    has_run(migration) && guard(migration).is_some_and(is_left)
 }
 
-/// Leaves a mark, and removes the images if the other one is there. Both sides may find that: removing them twice does no harm.
-fn both(migration: &Path, mark: &str, other: &str) {
-    // Without the mark the images stay, until somebody removes them.
-    if File::create(migration.join(mark)).is_ok() && migration.join(other).exists() {
+/// This process has guarded the processes until they had all their pages.
+pub(crate) fn are_whole(migration: &Path) {
+    if has_ended(migration, WHOLE) {
         target::remove(migration);
     }
 }
 
-/// The processes were killed, since they would not have got all their pages. If they had been let run, nobody else has them: the image may be
-/// restored like any other.
+/// This process has killed the processes, since they would not have got all their pages.
 pub(crate) fn are_killed(migration: &Path, image: &Path) {
-    if runs(migration) {
-        let _ = fs::remove_file(image.join(HELD_FILE));
+    if has_ended(migration, KILLED) {
+        may_be_restored(image);
     }
+}
+
+/// Notes how this guard has ended. Returns whether its processes had been let run.
+fn has_ended(migration: &Path, how: &str) -> bool {
+    let own = std::process::id();
+    mark(&ended(migration, how, own)).is_ok() && has_run(migration) && guard(migration) == Some(own)
+}
+
+/// Nobody else has the processes: their image may be restored like any other.
+fn may_be_restored(image: &Path) {
+    let _ = fs::remove_file(image.join(HELD_FILE));
+}
+
+fn guard(migration: &Path) -> Option<u32> {
+    fs::read_to_string(migration.join(GUARD)).ok()?.parse().ok()
+}
+
+fn ended(migration: &Path, how: &str, guard: u32) -> PathBuf {
+    migration.join(format!("{how}.{guard}"))
+}
+
+/// Leaves a mark, which is there after a crash, too.
+fn mark(path: &Path) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(b"\n")?;
+    file.sync_all()?;
+    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A migration's directory, and what is left of it after these steps.
+    /// Whether the image is there after these steps, and whether it waits for somebody who holds the processes.
     fn after(steps: &[fn(&Path)]) -> (bool, bool) {
         let dir = tempfile::tempdir().unwrap();
         let migration = dir.path().join("a");
         fs::create_dir_all(migration.join("last")).unwrap();
         File::create(migration.join("last").join(HELD_FILE)).unwrap();
+        begins(&migration);
         steps.iter().for_each(|step| step(&migration));
         (migration.join("last").exists(), migration.join("last").join(HELD_FILE).exists())
     }
 
+    fn begins(migration: &Path) {
+        begin(migration, std::process::id()).unwrap();
+    }
+
+    fn begins_with_another_guard(migration: &Path) {
+        begin(migration, std::process::id() + 1).unwrap();
+    }
+
+    fn runs(migration: &Path) {
+        run(migration, &migration.join("last"));
+    }
+
+    fn kills(migration: &Path) {
+        are_killed(migration, &migration.join("last"));
+    }
+
     #[test]
     fn images_stay_until_the_processes_run_and_have_all_their_pages() {
-        assert_eq!(after(&[run]), (true, true));
+        assert_eq!(after(&[runs]), (true, true));
         assert_eq!(after(&[are_whole]), (true, true));
-        assert_eq!(after(&[run, are_whole]), (false, false));
-        assert_eq!(after(&[are_whole, run]), (false, false));
-        assert_eq!(after(&[run, are_whole, are_whole, run]), (false, false));
-        let again = |migration: &Path| begin(migration).unwrap();
-        assert_eq!(after(&[run, again, are_whole]), (true, true), "they have not run again yet");
-        assert_eq!(after(&[are_whole, again, run]), (true, true), "they have not all pages again");
+        assert_eq!(after(&[runs, are_whole]), (false, false));
+        assert_eq!(after(&[are_whole, runs]), (false, false));
+    }
+
+    #[test]
+    fn what_the_guard_of_an_earlier_attempt_says_does_not_count() {
+        for ends in [are_whole as fn(&Path), kills] {
+            assert_eq!(after(&[runs, begins_with_another_guard, ends]), (true, true));
+            assert_eq!(after(&[begins_with_another_guard, runs, ends]), (true, true));
+            assert_eq!(after(&[ends, begins_with_another_guard, runs]), (true, true));
+        }
     }
 
     #[test]
     fn the_image_of_killed_processes_can_be_restored_if_they_were_let_run_here() {
-        let killed = |migration: &Path| are_killed(migration, &migration.join("last"));
-        assert_eq!(after(&[run, killed]), (true, false));
-        assert_eq!(after(&[killed]), (true, true), "they may be another host's");
+        assert_eq!(after(&[runs, kills]), (true, false));
+        assert_eq!(after(&[kills, runs]), (true, false));
+        assert_eq!(after(&[kills]), (true, true), "they may be another host's");
+    }
+
+    #[test]
+    fn images_are_left_when_guard_and_server_have_gone_without_a_word() {
+        let dir = tempfile::tempdir().unwrap();
+        // No guard has this number.
+        begin(dir.path(), u32::MAX).unwrap();
+        assert!(!is_left(dir.path()), "they do not run");
+        runs(dir.path());
+        assert!(has_run(dir.path()) && is_left(dir.path()));
+        File::create(ended(dir.path(), KILLED, u32::MAX)).unwrap();
+        assert!(!is_left(dir.path()), "somebody may restore them");
     }
 }

@@ -17,7 +17,7 @@
 //! | `ID/room/PID` | a copy of that, which becomes the last image's file of the process's pages |
 //! | `ID/archive/archive` | podman's archive of a container |
 //! | `ID/restore` | how the last one is restored: all that is needed for that is here |
-//! | `ID/owned`, `ID/whole` | the processes run, and have all pages of their own (`lazily.rs`) |
+//! | `ID/guard`, `ID/owned`, `ID/whole.GUARD`, `ID/killed.GUARD` | of processes that run before they have all pages of their own (`lazily.rs`) |
 //! | `ID/decision` | the socket by which the process that holds the processes hears of the decision |
 //! | `ID.out` | of a migration from this host (`source.rs`) |
 //! | `ID.running` | the processes run: a decision that is told again changes nothing |
@@ -38,7 +38,7 @@ use rekindle_wire::control::{FailureKind, Reply, Request};
 
 use super::arriving::{self, Arriving};
 use super::compare;
-use super::held::{Attempt, Held, Host, name};
+use super::held::{self, Attempt, Held, Host, name};
 use super::imported::Imported;
 use super::lazily;
 use super::options::Options;
@@ -59,6 +59,8 @@ const RESTORE: &str = "restore";
 const DECISION: &str = "decision";
 /// The end of the name of the file that says that the processes run.
 const RUNNING: &str = "running";
+/// Why processes are not restored that have been let run, unless that is asked for.
+const HAVE_RUN: &str = "they were let run and have ended since, or were killed at that moment";
 /// How long the note that processes run is kept, for whoever settles their migration late.
 const OLD: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -480,16 +482,14 @@ fn arrival(dir: &Path, host: &Host) -> Result<Option<bool>, Failure> {
 fn restore_kept(dir: &Path, host: &Host, again: bool, announced: &mut Option<Announced>) -> ToSource {
     let restored = || -> Result<(), Failure> {
         match arrival(dir, host)? {
+            // No daemon knows what was before this host has started anew.
+            None if !again && lazily::has_run(dir) => return Err(Failure::refused(anyhow!("{HAVE_RUN}"))),
             None => {}
             Some(true) => return is_known_to_run(dir, host),
             // The processes that were let run have ended, and others of the container have not.
             Some(false) if podman_runs_it(dir, host)? => return Ok(()),
             Some(false) if again => {}
-            Some(false) => {
-                return Err(Failure::refused(anyhow!(
-                    "they were let run and have ended since, or were killed at that moment"
-                )));
-            }
+            Some(false) => return Err(Failure::refused(anyhow!("{HAVE_RUN}"))),
         }
         let restore = read_restore(dir)?;
         let _arriving = Arriving::begin(&restore.addresses, again)?;
@@ -503,6 +503,7 @@ fn restore_kept(dir: &Path, host: &Host, again: bool, announced: &mut Option<Ann
                 (_, Ok(Some(true))) => Remedy::None,
                 (false, _) => Remedy::Keep,
                 (true, Ok(Some(false))) => Remedy::Again,
+                (true, Ok(None)) if lazily::has_run(dir) => Remedy::Again,
                 (true, Ok(None) | Err(_)) => Remedy::Settle,
             };
             ToSource::Failed { kind: failure.kind(), reason: failure.to_string(), kept, remedy }
@@ -555,9 +556,10 @@ fn runs_here(dir: &Path, host: &Host, announced: &mut Option<Announced>) -> ToSo
 
 /// The processes run: nobody needs the images when the processes have all their pages.
 fn is_running(dir: &Path) -> ToSource {
-    match read_restore(dir) {
-        Ok(restore) if restore.lazy => lazily::run(dir),
-        _ => remove(dir),
+    let lazy = read_restore(dir).ok().filter(|it| it.lazy);
+    match lazy.and_then(|restore| held::last(dir, &restore).ok()) {
+        Some(image) => lazily::run(dir, &image),
+        None => remove(dir),
     }
     ToSource::Running
 }
@@ -582,7 +584,10 @@ fn sweep(parent: &Path) {
             && within(&dir, DECISION, UnixStream::connect)
                 .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
         if is_left {
-            let _ = fs::remove_dir_all(dir);
+            let _ = fs::remove_dir_all(&dir);
+        }
+        if lazily::is_left(&dir) {
+            remove(&dir);
         }
     }
     Place::all().for_each(|it| Place::of(&it).remove_if_left());
@@ -591,7 +596,7 @@ fn sweep(parent: &Path) {
 /// The migration to here that is like this and is not settled, if there is one.
 fn that_waits(parent: &Path, is_it: impl Fn(&Restore) -> bool) -> Option<String> {
     let dirs = fs::read_dir(parent).into_iter().flatten().flatten().map(|it| it.path());
-    let mut waiting = dirs.filter(|dir| !dir.with_extension(RUNNING).exists() && !lazily::runs(dir));
+    let mut waiting = dirs.filter(|dir| !dir.with_extension(RUNNING).exists() && !lazily::has_run(dir));
     waiting.find(|dir| read_restore(dir).is_ok_and(|it| is_it(&it))).map(|dir| name(&dir))
 }
 

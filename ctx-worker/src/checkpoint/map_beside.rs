@@ -17,7 +17,7 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::content::ContentLoad;
 use crate::checkpoint::engine::{Fill, small_thread};
 use crate::gpu::driver::{CallFailed, Driver, checked};
-use crate::resources::job::EngineError;
+use crate::resources::job::{EngineError, Job};
 use crate::resources::memory::to_map::ToMap;
 
 /// Loading takes some twenty times as long as mapping, so this part of the memory is being loaded while the rest is mapped.
@@ -90,7 +90,9 @@ type Part = (Vec<ToMap>, Arc<Fill>);
 /// What is mapped first, and the rest.
 fn in_parts(mut to_map: Vec<ToMap>, mut fill: Fill) -> [Part; 2] {
     let first = to_map.iter_mut().map(|of_device| of_device.split_first(of_device.bytes() / FIRST_PART)).collect();
-    let of_rest = fill.split_off(|job| to_map.iter().any(|it| it.holds(job.address)));
+    // A piece of memory may be smaller than one of content.
+    let lies_in = |it: &ToMap, job: &Job| it.holds(job.address) || it.holds(job.address + job.length.max(1) - 1);
+    let of_rest = fill.split_off(|job| to_map.iter().any(|it| lies_in(it, job)));
     [(first, Arc::new(fill)), (to_map, Arc::new(of_rest))]
 }
 
@@ -178,45 +180,55 @@ mod tests {
         fill.to_compare().map(|part| part.job.address).collect()
     }
 
+    /// What is to be mapped of as many allocations of 64 MiB, of a device with pieces of this size, with their content.
+    fn made(driver: &Driver, allocations: u64, piece_size: u64) -> ([Part; 2], Vec<u64>) {
+        let mut memory = DeviceMemory::new(0, 0, piece_size);
+        let start = memory.client_reserved();
+        let all: Vec<_> = (0..allocations).map(|i| start + 64 * MIB * i).collect();
+        let to_map = memory.make_many(|memory| {
+            all.iter().try_for_each(|address| {
+                memory.allocate_at(driver, *address, Allocation { size: 64 * MIB, context: 1, pool: 0 })
+            })
+        });
+        let stored = |job| {
+            let hash = PieceHash::from_bytes([1; 16]);
+            let extent = Extent { file: 0, offset: 0, length: 4 * MIB, compression: Compression::None };
+            (job, Piece { offset: 0, length: 4 * MIB, hash, storage: Storage::Stored(extent) })
+        };
+        let jobs = all.iter().flat_map(|address| jobs(*address, 64 * MIB, 0, 1)).map(stored);
+        (in_parts(vec![to_map.unwrap()], Fill::new(jobs.collect(), |_| true)), all)
+    }
+
+    /// Whether all of a job's memory is mapped.
+    fn is_mapped(address: u64) -> bool {
+        let mapped = MAPPED.lock().unwrap();
+        let holds = |at: u64| mapped.0.iter().any(|(start, size)| (*start..start + size).contains(&at));
+        holds(address) && holds(address + 4 * MIB - 1)
+    }
+
     #[test]
     fn content_is_loaded_when_its_memory_is_mapped_and_never_without() {
         let driver = driver();
-        let made = || {
-            let mut memory = DeviceMemory::new(0, 0, 64 * MIB);
-            let start = memory.client_reserved();
-            let all: Vec<_> = (0..32_u64).map(|i| (start + 64 * MIB * i, 64 * MIB)).collect();
-            let to_map = memory.make_many(|memory| {
-                all.iter().try_for_each(|(address, size)| {
-                    memory.allocate_at(&driver, *address, Allocation { size: *size, context: 1, pool: 0 })
-                })
-            });
-            let stored = |job| {
-                let hash = PieceHash::from_bytes([1; 16]);
-                let extent = Extent { file: 0, offset: 0, length: 4 * MIB, compression: Compression::None };
-                (job, Piece { offset: 0, length: 4 * MIB, hash, storage: Storage::Stored(extent) })
-            };
-            let jobs = all.iter().flat_map(|(address, size)| jobs(*address, *size, 0, 1)).map(stored);
-            (in_parts(vec![to_map.unwrap()], Fill::new(jobs.collect(), |_| true)), all)
-        };
-        let (parts, all) = made();
-        assert!(MAPPED.lock().unwrap().0.is_empty(), "it is made, and not mapped");
-        let mut sent = Vec::new();
-        let is_mapped =
-            |address: &u64| MAPPED.lock().unwrap().0.iter().any(|(at, size)| (*at..at + size).contains(address));
-        map(&driver, 1, parts, |fill| {
-            assert!(addresses(&fill).iter().all(is_mapped), "{:?}", MAPPED.lock().unwrap());
-            sent.push(addresses(&fill));
-        })
-        .unwrap();
-        assert_eq!(sent.iter().map(Vec::len).collect::<Vec<_>>(), [2 * 16, 30 * 16], "a sixteenth is mapped first");
-        assert!(all.iter().all(|(address, _)| is_mapped(address)));
-
-        let (parts, all) = made();
-        *MAPPED.lock().unwrap() = (Vec::new(), all[9].0);
-        let mut sent = Vec::new();
-        let failed = map(&driver, 1, parts, |fill| sent.push(addresses(&fill))).unwrap_err();
+        // Pieces of memory may be larger and smaller than those of content.
+        for (allocations, piece_size, first) in [(32, 64 * MIB, 2 * 16), (1, 2 * MIB, 1), (3, 2 * MIB, 3)] {
+            *MAPPED.lock().unwrap() = (Vec::new(), 0);
+            let (parts, all) = made(&driver, allocations, piece_size);
+            assert!(MAPPED.lock().unwrap().0.is_empty(), "it is made, and not mapped");
+            let mut sent = Vec::new();
+            map(&driver, 1, parts, |fill| {
+                assert!(addresses(&fill).into_iter().all(is_mapped), "{:?}", MAPPED.lock().unwrap());
+                sent.push(addresses(&fill).len() as u64);
+            })
+            .unwrap();
+            assert_eq!(sent, [first, allocations * 16 - first], "a sixteenth is mapped first");
+            assert!(all.into_iter().all(is_mapped));
+        }
+        let (parts, all) = made(&driver, 32, 64 * MIB);
+        *MAPPED.lock().unwrap() = (Vec::new(), all[9]);
+        let mut sent = 0;
+        let failed = map(&driver, 1, parts, |_| sent += 1).unwrap_err();
         assert_eq!((failed.call, failed.code), ("cuMemMap", CUDA_ERROR_OUT_OF_MEMORY));
-        assert_eq!(sent.len(), 1, "the rest is not mapped");
+        assert_eq!(sent, 1, "the rest is not mapped");
     }
 
     #[test]

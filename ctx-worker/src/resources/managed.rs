@@ -279,6 +279,11 @@ impl ManagedMemory {
         self.expected.clone_from(&state.managed);
     }
 
+    /// Whether something must come for a restored client.
+    pub(crate) fn expects_any(&self) -> bool {
+        !self.expected.is_empty()
+    }
+
     /// What must come for a restored client.
     pub(crate) fn take_expected(&mut self) -> Vec<state::ManagedMemory> {
         std::mem::take(&mut self.expected)

@@ -214,15 +214,15 @@ impl Server {
             crate::gpu::driver::checked("mapping pinned memory", result)
                 .map_err(|source| Refusal::PinnedMap { address, source })?;
         }
+        // Graphs name memory, and managed memory opens it to other devices.
+        if self.executor.memory.managed.expects_any() || !self.executor.code.graphs.is_empty() {
+            self.executor.checkpoint.wait_until_mapped()?;
+        }
         self.executor.adopt_managed()?;
         if let Some(userfault) = self.executor.memory.managed.faults.clone() {
             self.channel.watch(userfault);
         }
         let pinned_us = us();
-        if !self.executor.code.graphs.is_empty() {
-            // They name memory.
-            self.executor.checkpoint.wait_until_mapped()?;
-        }
         let (call, mut loading, code) = self.executor.code_parts();
         code.make_graphs(call, &mut loading);
         debug!(

@@ -2,10 +2,10 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, ensure};
 use rekindle_e2e::app::Identity;
 use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{App, Elsewhere, Node, Result, process, until};
@@ -40,14 +40,20 @@ fn migrate(here: &Node, pid: i32, there: &Elsewhere) -> Result<Output> {
 }
 
 /// The directories of migrations whose images are on the other host.
-fn images(here: &Node) -> Result<Vec<PathBuf>> {
-    let all = fs::read_dir(here.path("moves/in"))?.map(|it| Ok(it?.path())).collect::<Result<Vec<_>>>()?;
+fn images(into: &Path) -> Result<Vec<PathBuf>> {
+    let Ok(all) = fs::read_dir(into) else { return Ok(Vec::new()) };
+    let all = all.map(|it| Ok(it?.path())).collect::<Result<Vec<_>>>()?;
     Ok(all.into_iter().filter(|it| it.is_dir()).collect())
 }
 
+/// Where these are.
+fn into(here: &Node) -> PathBuf {
+    here.path("moves/in")
+}
+
 /// CRIU's server of pages on the other host.
-fn server(here: &Node) -> Option<i32> {
-    let variable = format!("REKINDLE_SOCKET={}", here.socket().display());
+fn server(socket: &Path) -> Option<i32> {
+    let variable = format!("REKINDLE_SOCKET={}", socket.display());
     let is_it = |pid: &i32| process::command_line(*pid).contains("lazy-pages --images-dir");
     process::with_environment(&variable).into_iter().find(is_it)
 }
@@ -62,41 +68,45 @@ fn a_program_runs_before_its_pages_are_there_and_the_images_go_when_they_are() -
     let there = Elsewhere::beside(&here)?;
     let Moved { app, until_file, .. } = move_with(&here, &there, 64 << 10)?;
     app.advances()?;
-    until_true("the images are gone", || Ok(images(&here)?.is_empty()))?;
+    until_true("the images are gone", || Ok(images(&into(&here))?.is_empty()))?;
     ensure!(!lacks_pages(app.pid())?, "the images are gone, and pages are missing");
     app.advances()?;
-    until_true("no server is left", || Ok(server(&here).is_none()))?;
+    until_true("no server is left", || Ok(server(here.socket()).is_none()))?;
     fs::write(&until_file, "")?;
     assert_eq!(finish_elsewhere(app)?, "steady ok\n");
     there.finish()?;
     here.finish()
 }
 
-/// A program on the other host that was killed, since the server of its pages was, and its images.
-fn killed_without_pages(here: &Node, there: &Elsewhere) -> Result<(Moved, PathBuf)> {
-    // The server may bring all pages before it is killed.
-    for doublings in 0..5 {
-        let moved = move_with(here, there, (128 << 10) << doublings)?;
-        server(here).map(|it| process::signal(it, libc::SIGKILL));
-        let ended = until("the program or its images are gone", || {
-            let is_killed = process::is_gone(moved.app.pid());
-            Ok((is_killed || images(here)?.is_empty()).then_some(is_killed))
+/// A program on the other host whose server of pages was stopped before it ran; the server, and the images.
+fn moved_without_pages(here: &Node, there: &Elsewhere) -> Result<(Moved, i32, PathBuf)> {
+    let (into, socket) = (into(here), here.socket().to_owned());
+    let stop = || {
+        until_true("CRIU restores the program", || {
+            Ok(images(&into)?.into_iter().any(|it| it.join("last/restore.log").exists()))
         })?;
-        if ended {
-            let migration = images(here)?.pop().context("the images are gone")?;
-            return Ok((moved, migration));
-        }
-        fs::write(&moved.until_file, "")?;
-        assert_eq!(finish_elsewhere(moved.app)?, "steady ok\n");
-    }
-    bail!("the server brings all pages before it can be killed, however many these are")
+        let server = server(&socket).context("CRIU serves no pages")?;
+        process::signal(server, libc::SIGSTOP)?;
+        Ok::<_, anyhow::Error>(server)
+    };
+    let (moved, server) = std::thread::scope(|scope| {
+        let stopping = scope.spawn(stop);
+        let moved = move_with(here, there, 64 << 10);
+        let server = stopping.join().map_err(|_| anyhow!("the thread that stops the server has panicked"))?;
+        Ok::<_, anyhow::Error>((moved?, server?))
+    })?;
+    let migration = images(&into)?.pop().context("the images are gone")?;
+    Ok((moved, server, migration))
 }
 
 #[test]
 fn a_program_whose_pages_do_not_come_is_killed_and_can_be_restored_from_what_has_moved() -> Result {
     let here = Node::start()?;
     let there = Elsewhere::beside(&here)?;
-    let (Moved { app, identity, until_file }, migration) = killed_without_pages(&here, &there)?;
+    let (Moved { app, identity, until_file }, server, migration) = moved_without_pages(&here, &there)?;
+    ensure!(lacks_pages(app.pid())?);
+    process::signal(server, libc::SIGKILL)?;
+    until_true("the program is killed", || Ok(process::is_gone(app.pid())))?;
     let image = migration.join("last");
     let log = fs::read_to_string(image.join("lazy-pages.log"))?;
     ensure!(log.contains("they are killed") && log.contains("restore again"), "{log}");
