@@ -21,7 +21,8 @@ Each workload runs under Rekindle, is dumped and killed, and restored again and 
 `criu restore` has ended and the process runs, `first step` when it has done a step, `loaded` when all its memory was there,
 by the daemon's log. `gpu mib` is the GPU's memory that the process takes, beside the daemon's. All others are milliseconds from the start of `criu restore`; of `start`, of the program. `criu init`, `criu
 processes` and `criu resume` are the three parts of CRIU's run by its log: until it begins to make processes, until they are whole,
-and until they run; the plugin's waits for the daemon are in the first and the last. CRIU keeps what it learns of the kernel in /run where
+and until they run; the plugin's waits for the daemon are in the first and the last. Figures of the name `..._part_ms` are the daemon's
+account of the same time (`rekindle inspect`). CRIU keeps what it learns of the kernel in /run where
 that is in memory, as systemd has it; otherwise it looks again each time, and the benchmark mounts such a /run for itself.
 """
 
@@ -59,6 +60,8 @@ WATCHED = "[access]\nreport = true\nreads = true\n"
 # So many steps are watched.
 WATCHES = 3
 LOADED = re.compile(r"^(\S+) +INFO phase load: .* ms=(\d+)", re.MULTILINE)
+# The daemon's account of the last restore, in the image.
+ACCOUNT = "rekindle-restore.json"
 # A program that has as much memory as its argument says, and does nothing.
 FILLED = "import sys, time\nmemory = bytearray(b'\\1') * int(sys.argv[1])\ntime.sleep(1e6)"
 # Without more, a Python takes so much.
@@ -143,6 +146,12 @@ def criu_parts(log):
         if at:
             found[name], before = (float(at[1]) - before) * 1e3, float(at[1])
     return found
+
+
+def account(image):
+    """How long each part took until the processes could run, by the daemon's account of the last restore."""
+    with open(f"{image}/{ACCOUNT}") as file:
+        return {f"{it['name']}_part_ms": it["duration_ns"] / MS for it in json.load(file)["restore"]["phases"]}
 
 
 def evict(image):
@@ -371,6 +380,8 @@ class Bench:
                 return
             self.wait_for_worker(daemon)
         count, before, used = about_image["steps"], len(daemon.said()), self.used_mib()
+        if os.path.exists(f"{image}/{ACCOUNT}"):
+            os.remove(f"{image}/{ACCOUNT}")
         try:
             wall = time.time()
             if way.endswith("lazy"):
@@ -381,6 +392,8 @@ class Bench:
             sample = {"running_ms": (end - begin) / MS, **self.first_step(work, count, begin), **about_image}
             self.until(lambda: "loaded_ms" in load_phases(daemon.said()[before:], wall), "the load does not end")
             sample.update(load_phases(daemon.said()[before:], wall), **criu_parts(read(f"{image}/restore.log")))
+            self.until(lambda: os.path.exists(f"{image}/{ACCOUNT}"), "the daemon writes no account of the restore")
+            sample.update(account(image))
             if way.startswith("shared"):
                 self.until(lambda: work.times.count() > count + LEARNS, "the restored process makes no steps")
             sample["gpu_mib"] = self.used_mib() - used
