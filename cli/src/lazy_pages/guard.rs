@@ -20,11 +20,11 @@ use rekindle_wire::lazy_pages;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::setsid;
 
+use super::moved;
 use super::processes::Processes;
 use super::server::{self, Ending, Server};
 use super::{DONE, KILLED, LOG, READY};
 use crate::failure::Failure;
-use crate::migrate::lazily;
 
 /// What `rekindle restore --lazy` gives its guard.
 #[derive(Debug, Args)]
@@ -117,7 +117,7 @@ fn guard(options: &Options) -> anyhow::Result<()> {
     let said = match (ending, guarded.ends(ending)) {
         (Ending::Done, _) => {
             server.let_go();
-            migration.iter().for_each(|it| lazily::are_whole(it));
+            migration.iter().for_each(|it| moved::are_whole(it));
             DONE.to_owned()
         }
         (failed, Some(processes)) => {
@@ -130,7 +130,7 @@ fn guard(options: &Options) -> anyhow::Result<()> {
                 dir.join(LOG).display()
             );
             note(dir, &why);
-            migration.iter().for_each(|it| lazily::are_killed(it, dir));
+            migration.iter().for_each(|it| moved::are_killed(it, dir));
             let dir = dir.to_owned();
             held.wait_until_unused(|| note(&dir, "a process that has left the tree waits for a page: kill it"));
             server.let_go();
@@ -276,12 +276,6 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.path);
     }
-}
-
-/// Whether the guard with this pid, or its server, lives.
-pub(crate) fn is_served(guard: u32) -> bool {
-    let folder = Path::new(lazy_pages::FOLDER).join(guard.to_string());
-    File::open(folder).is_ok_and(|it| flock(&it, FlockOperation::NonBlockingLockShared).is_err())
 }
 
 fn cannot_make(path: &Path) -> String {

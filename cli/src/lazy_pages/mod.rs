@@ -17,11 +17,12 @@
 
 mod guard;
 mod held;
+pub(crate) mod moved;
 mod processes;
 mod restorer;
 mod server;
 
-pub(crate) use self::guard::{Options, is_served, serve};
+pub(crate) use self::guard::{Options, serve};
 pub(crate) use self::processes::Processes;
 pub(crate) use self::restorer::LazyPages;
 

@@ -15,14 +15,13 @@ use rekindle_images::Image;
 use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, FailureKind, HELD_FILE, Reply, Request, RestoreInfo};
 
 use super::imported::Imported;
-use super::lazily;
 use super::place::Place;
 use super::stream;
 use super::talk::Restore;
 use crate::daemon::{self, Session};
 use crate::engine::Engine;
 use crate::failure::Failure;
-use crate::lazy_pages::LazyPages;
+use crate::lazy_pages::{LazyPages, moved};
 use crate::{cpu_image, criu, span};
 
 /// CRIU's log, in the last image's directory, and what podman says, among the migration's files.
@@ -170,7 +169,7 @@ fn by_criu(migration: &Path, restore: &Restore) -> Result<(Command, Option<LazyP
     command.args(criu::restore(&dir, &log)?).arg("--restore-detached").args(&restore.options);
     let lazy = restore.lazy.then(|| LazyPages::start(&program, &dir, Some(migration))).transpose()?;
     if let Some(lazy) = &lazy {
-        lazily::begin(migration, lazy.guard())?;
+        moved::begin(migration, lazy.guard())?;
         lazy.tell(&mut command);
     }
     let allowances = Allowances { other_driver: restore.other_driver, other_gpu: restore.other_gpu };

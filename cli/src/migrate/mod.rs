@@ -16,7 +16,7 @@
 //!
 //! An address may move with processes, and their TCP connections with it (`leaving.rs`, `arriving.rs`, `guard.rs`).
 //!
-//! With `--lazy` the processes run before CRIU has read all of their own memory from the last image, which stays until then (`lazily.rs`).
+//! With `--lazy` the processes run before CRIU has read all of their own memory from the last image, which stays until then (`lazy_pages/moved.rs`).
 //!
 //! A container moves in the same way, with podman in the place of CRIU on both hosts (`container.rs`, `imported.rs`). podman works on
 //! when CRIU has ended, so the container stands still by itself from then on, is frozen once it was handed over (`freezer.rs`), and
@@ -30,7 +30,6 @@ mod guard;
 mod guarded;
 mod held;
 mod imported;
-pub(crate) mod lazily;
 mod leaving;
 pub(crate) mod link;
 mod memory;

@@ -17,7 +17,7 @@
 //! | `ID/room/PID` | a copy of that, which becomes the last image's file of the process's pages |
 //! | `ID/archive/archive` | podman's archive of a container |
 //! | `ID/restore` | how the last one is restored: all that is needed for that is here |
-//! | `ID/guard`, `ID/owned`, `ID/whole.GUARD`, `ID/killed.GUARD` | of processes that run before they have all pages of their own (`lazily.rs`) |
+//! | `ID/guard`, `ID/owned`, `ID/whole.GUARD`, `ID/killed.GUARD` | of processes that run before they have all pages of their own (`lazy_pages/moved.rs`) |
 //! | `ID/decision` | the socket by which the process that holds the processes hears of the decision |
 //! | `ID.out` | of a migration from this host (`source.rs`) |
 //! | `ID.running` | the processes run: a decision that is told again changes nothing |
@@ -40,7 +40,6 @@ use super::arriving::{self, Arriving};
 use super::compare;
 use super::held::{self, Attempt, Held, Host, name};
 use super::imported::Imported;
-use super::lazily;
 use super::options::Options;
 use super::place::Place;
 use super::preload::Preloads;
@@ -50,6 +49,7 @@ use super::talk::{self, Directory, MEMORY, Remedy, Restore, Settle, TalkError, T
 use super::told;
 use crate::daemon;
 use crate::failure::Failure;
+use crate::lazy_pages::moved::{self, RUNNING};
 use crate::network::announce::Announced;
 use crate::output::size;
 
@@ -57,8 +57,6 @@ use crate::output::size;
 const RESTORE: &str = "restore";
 /// The socket for the decision.
 const DECISION: &str = "decision";
-/// The end of the name of the file that says that the processes run.
-const RUNNING: &str = "running";
 /// Why processes are not restored that have been let run, unless that is asked for.
 const HAVE_RUN: &str = "they were let run and have ended since, or were killed at that moment";
 /// How long the note that processes run is kept, for whoever settles their migration late.
@@ -483,7 +481,7 @@ fn restore_kept(dir: &Path, host: &Host, again: bool, announced: &mut Option<Ann
     let restored = || -> Result<(), Failure> {
         match arrival(dir, host)? {
             // No daemon knows what was before this host has started anew.
-            None if !again && lazily::has_run(dir) => return Err(Failure::refused(anyhow!("{HAVE_RUN}"))),
+            None if !again && moved::has_run(dir) => return Err(Failure::refused(anyhow!("{HAVE_RUN}"))),
             None => {}
             Some(true) => return is_known_to_run(dir, host),
             // The processes that were let run have ended, and others of the container have not.
@@ -503,7 +501,7 @@ fn restore_kept(dir: &Path, host: &Host, again: bool, announced: &mut Option<Ann
                 (_, Ok(Some(true))) => Remedy::None,
                 (false, _) => Remedy::Keep,
                 (true, Ok(Some(false))) => Remedy::Again,
-                (true, Ok(None)) if lazily::has_run(dir) => Remedy::Again,
+                (true, Ok(None)) if moved::has_run(dir) => Remedy::Again,
                 (true, Ok(None) | Err(_)) => Remedy::Settle,
             };
             ToSource::Failed { kind: failure.kind(), reason: failure.to_string(), kept, remedy }
@@ -558,17 +556,16 @@ fn runs_here(dir: &Path, host: &Host, announced: &mut Option<Announced>) -> ToSo
 fn is_running(dir: &Path) -> ToSource {
     let lazy = read_restore(dir).ok().filter(|it| it.lazy);
     match lazy.and_then(|restore| held::last(dir, &restore).ok()) {
-        Some(image) => lazily::run(dir, &image),
+        Some(image) => moved::run(dir, &image),
         None => remove(dir),
     }
     ToSource::Running
 }
 
-/// Removes all of a migration whose processes have been let run, and notes that they have.
-pub(super) fn remove(dir: &Path) {
-    let noted = File::create(dir.with_extension(RUNNING)).and_then(|it| it.sync_all());
-    if noted.is_ok() {
-        let _ = fs::remove_dir_all(dir);
+/// Removes all of a migration whose processes have been let run.
+fn remove(dir: &Path) {
+    moved::remove(dir);
+    if dir.with_extension(RUNNING).exists() {
         Place::of(&name(dir)).remove();
     }
 }
@@ -586,7 +583,7 @@ fn sweep(parent: &Path) {
         if is_left {
             let _ = fs::remove_dir_all(&dir);
         }
-        if lazily::is_left(&dir) {
+        if moved::is_left(&dir) {
             remove(&dir);
         }
     }
@@ -596,7 +593,7 @@ fn sweep(parent: &Path) {
 /// The migration to here that is like this and is not settled, if there is one.
 fn that_waits(parent: &Path, is_it: impl Fn(&Restore) -> bool) -> Option<String> {
     let dirs = fs::read_dir(parent).into_iter().flatten().flatten().map(|it| it.path());
-    let mut waiting = dirs.filter(|dir| !dir.with_extension(RUNNING).exists() && !lazily::has_run(dir));
+    let mut waiting = dirs.filter(|dir| !dir.with_extension(RUNNING).exists() && !moved::has_run(dir));
     waiting.find(|dir| read_restore(dir).is_ok_and(|it| is_it(&it))).map(|dir| name(&dir))
 }
 

@@ -23,7 +23,7 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::access::hash::{self, BATCH_BYTES, MOST_PIECES};
 use crate::checkpoint::content::{ContentLoad, LoadProgress, Source, UnderWay};
 use crate::checkpoint::engine::{Engine, Fill, Part, small_thread};
-use crate::checkpoint::map_beside::Mapping;
+use crate::checkpoint::mapping::Mapping;
 use crate::checkpoint::template::Template;
 use crate::gpu::Gpu;
 use crate::resources::device::Device;

@@ -10,7 +10,7 @@ use rekindle_images::DataReader;
 use rekindle_wire::control::LoadTimes;
 
 use crate::checkpoint::engine::{Engine, Fill};
-use crate::checkpoint::map_beside::Mapping;
+use crate::checkpoint::mapping::Mapping;
 use crate::checkpoint::template::Template;
 use crate::resources::job::EngineError;
 use crate::resources::vmm::aliases::Alias;

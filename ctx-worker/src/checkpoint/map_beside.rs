@@ -6,9 +6,7 @@
 //!   wait_until_mapped: before anything else uses the memory
 //! ```
 
-use std::mem;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rekindle_cuda_abi::types::CUcontext;
@@ -16,39 +14,10 @@ use rekindle_cuda_abi::types::CUcontext;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::content::ContentLoad;
 use crate::checkpoint::engine::{Fill, small_thread};
+use crate::checkpoint::mapping::{FIRST_PART, Mapping};
 use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::job::{EngineError, Job};
 use crate::resources::memory::to_map::ToMap;
-
-/// Loading takes some twenty times as long as mapping, so this part of the memory is being loaded while the rest is mapped.
-pub(crate) const FIRST_PART: u64 = 16;
-
-/// The thread that maps.
-#[derive(Default)]
-pub(crate) enum Mapping {
-    #[default]
-    Nothing,
-    UnderWay(JoinHandle<Result<Duration, CallFailed>>),
-    Over(Result<Duration, CallFailed>),
-}
-
-impl Mapping {
-    /// Waits until all is mapped. Returns how long that took.
-    pub(crate) fn end(&mut self) -> Result<Duration, EngineError> {
-        match mem::take(self) {
-            Self::Nothing => Ok(Duration::ZERO),
-            Self::UnderWay(thread) => {
-                let ended = thread.join().map_err(|_| EngineError::Lost)?;
-                *self = Self::Over(ended);
-                Ok(ended?)
-            }
-            Self::Over(ended) => {
-                *self = Self::Over(ended);
-                Ok(ended?)
-            }
-        }
-    }
-}
 
 impl Checkpoint {
     /// Maps this memory in a thread of its own, where this context is current, and loads the content of each part when it is mapped. A
@@ -126,7 +95,6 @@ mod tests {
     use crate::resources::job::jobs;
     use crate::resources::memory::{Allocation, DeviceMemory};
 
-    const FAILED: CallFailed = CallFailed { call: "cuMemMap", code: 1 };
     const MIB: u64 = 1 << 20;
 
     /// What may be accessed on the device, and where mapping fails.
@@ -229,20 +197,5 @@ mod tests {
         let failed = map(&driver, 1, parts, |_| sent += 1).unwrap_err();
         assert_eq!((failed.call, failed.code), ("cuMemMap", CUDA_ERROR_OUT_OF_MEMORY));
         assert_eq!(sent, 1, "the rest is not mapped");
-    }
-
-    #[test]
-    fn the_end_of_the_mapping_is_told_as_often_as_it_is_asked_for() {
-        assert_eq!(Mapping::Nothing.end().unwrap(), Duration::ZERO);
-        for ended in [Ok(Duration::from_millis(3)), Err(FAILED)] {
-            let mut mapping = Mapping::UnderWay(std::thread::spawn(move || ended));
-            for _ in 0..2 {
-                match (mapping.end(), ended) {
-                    (Ok(took), Ok(expected)) => assert_eq!(took, expected),
-                    (Err(EngineError::Driver(failed)), Err(_)) => assert_eq!(failed.call, FAILED.call),
-                    (found, _) => panic!("{found:?}"),
-                }
-            }
-        }
     }
 }

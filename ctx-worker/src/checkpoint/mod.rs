@@ -16,6 +16,7 @@ pub(crate) mod holders;
 pub(crate) mod layers;
 pub(crate) mod load;
 mod map_beside;
+mod mapping;
 mod own_memory;
 mod parts;
 mod precopy;

@@ -24,7 +24,7 @@ use crate::checkpoint::borrowing::Borrowing;
 use crate::checkpoint::content::Source;
 use crate::checkpoint::layers::Layers;
 use crate::checkpoint::load::{check_pieces, content, content_of_memory};
-use crate::checkpoint::map_beside::FIRST_PART;
+use crate::checkpoint::mapping::FIRST_PART;
 use crate::checkpoint::template::Template;
 use crate::gpu::driver::{CallFailed, Driver};
 use crate::resources::Memory;

@@ -11,6 +11,7 @@
 //! (`docs/results/2026-11-30-H200-pieces.txt`). Processes that share memory share pieces, and an image names those that are shared,
 //! so an image has their size.
 
+mod access;
 pub(crate) mod borrowed;
 mod runs;
 mod suspend;
@@ -28,6 +29,7 @@ use rekindle_wire::ipc::{PieceId, Token};
 use rekindle_wire::window::{self, MAX_PIECE};
 use thiserror::Error;
 
+use self::access::set_access;
 use self::runs::Runs;
 use self::to_map::{Made, ToMap};
 
@@ -780,14 +782,6 @@ fn unmap_pieces(driver: &Driver, address: u64, cut: Cut, pieces: &[u64]) -> Resu
         }
     }
     result
-}
-
-/// Gives a device access to a mapped range, or takes it away.
-fn set_access(driver: &Driver, address: u64, length: u64, device: CUdevice, flags: u32) -> Result<(), CallFailed> {
-    let access = CUmemAccessDesc { location_type: CU_MEM_LOCATION_TYPE_DEVICE, location_id: device, flags };
-    // SAFETY: the descriptor lives through the call.
-    let result = unsafe { (driver.cuMemSetAccess)(address, length as usize, &raw const access, 1) };
-    checked("cuMemSetAccess", result)
 }
 
 /// The first place in a slab for `size` bytes.

@@ -3,8 +3,8 @@
 
 use rekindle_cuda_abi::types::{CU_MEM_ACCESS_READWRITE, CUdevice};
 
+use super::access::set_access;
 use super::runs::Runs;
-use super::set_access;
 use crate::gpu::driver::{CallFailed, Driver, checked};
 
 /// Pieces of a device, in the order of their addresses.

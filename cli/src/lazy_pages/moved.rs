@@ -17,10 +17,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use rekindle_wire::control::HELD_FILE;
+use rekindle_wire::lazy_pages;
+use rustix::fs::{FlockOperation, flock};
 
-use super::target;
-use crate::lazy_pages;
-
+/// The end of the name of the file that says that a migration's processes have been let run, beside its directory.
+pub(crate) const RUNNING: &str = "running";
 /// The processes have been let run.
 const OWNED: &str = "owned";
 /// Their guard.
@@ -30,7 +31,7 @@ const WHOLE: &str = "whole";
 const KILLED: &str = "killed";
 
 /// Processes of a migration are about to be restored, once more if they were before, with this guard.
-pub(super) fn begin(migration: &Path, guard: u32) -> anyhow::Result<()> {
+pub(crate) fn begin(migration: &Path, guard: u32) -> anyhow::Result<()> {
     let mark = migration.join(OWNED);
     match fs::remove_file(&mark) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -43,42 +44,50 @@ pub(super) fn begin(migration: &Path, guard: u32) -> anyhow::Result<()> {
 }
 
 /// The processes run, whose image this is.
-pub(super) fn run(migration: &Path, image: &Path) {
+pub(crate) fn run(migration: &Path, image: &Path) {
     // Without the mark the images stay, until somebody removes them.
     if mark(&migration.join(OWNED)).is_err() {
         return;
     }
     let Some(guard) = guard(migration) else { return };
     if ended(migration, WHOLE, guard).exists() {
-        target::remove(migration);
+        remove(migration);
     } else if ended(migration, KILLED, guard).exists() {
         may_be_restored(image);
     }
 }
 
 /// Whether processes have been let run whose images are there.
-pub(super) fn has_run(migration: &Path) -> bool {
+pub(crate) fn has_run(migration: &Path) -> bool {
     migration.join(OWNED).exists()
 }
 
 /// Whether nobody needs the images of processes that have been let run, and nobody will say so: their guard was killed, and CRIU's server has
 /// ended since.
-pub(super) fn is_left(migration: &Path) -> bool {
-    let is_left = |guard| !ended(migration, KILLED, guard).exists() && !lazy_pages::is_served(guard);
+pub(crate) fn is_left(migration: &Path) -> bool {
+    let is_left = |guard| !ended(migration, KILLED, guard).exists() && !is_served(guard);
     has_run(migration) && guard(migration).is_some_and(is_left)
 }
 
 /// This process has guarded the processes until they had all their pages.
-pub(crate) fn are_whole(migration: &Path) {
+pub(super) fn are_whole(migration: &Path) {
     if has_ended(migration, WHOLE) {
-        target::remove(migration);
+        remove(migration);
     }
 }
 
 /// This process has killed the processes, since they would not have got all their pages.
-pub(crate) fn are_killed(migration: &Path, image: &Path) {
+pub(super) fn are_killed(migration: &Path, image: &Path) {
     if has_ended(migration, KILLED) {
         may_be_restored(image);
+    }
+}
+
+/// Removes all of a migration whose processes have been let run, and notes that they have.
+pub(crate) fn remove(migration: &Path) {
+    let noted = File::create(migration.with_extension(RUNNING)).and_then(|it| it.sync_all());
+    if noted.is_ok() {
+        let _ = fs::remove_dir_all(migration);
     }
 }
 
@@ -91,6 +100,12 @@ fn has_ended(migration: &Path, how: &str) -> bool {
 /// Nobody else has the processes: their image may be restored like any other.
 fn may_be_restored(image: &Path) {
     let _ = fs::remove_file(image.join(HELD_FILE));
+}
+
+/// Whether the guard with this pid, or its server, lives: one of them holds the lock of the guard's folder.
+fn is_served(guard: u32) -> bool {
+    let folder = Path::new(lazy_pages::FOLDER).join(guard.to_string());
+    File::open(folder).is_ok_and(|it| flock(&it, FlockOperation::NonBlockingLockShared).is_err())
 }
 
 fn guard(migration: &Path) -> Option<u32> {
