@@ -33,7 +33,12 @@ pub struct Elsewhere {
 impl Elsewhere {
     /// Starts another host beside this one.
     pub fn beside(here: &Node) -> Result<Self> {
-        let elsewhere = Self::start(here, Node::without_daemon()?, Namespace::new()?)?;
+        Self::beside_with(here, &[])
+    }
+
+    /// The same; what others have run there has these variables.
+    pub fn beside_with(here: &Node, variables: &[(&str, &Path)]) -> Result<Self> {
+        let elsewhere = Self::start(here, Node::without_daemon()?, Namespace::new()?, variables)?;
         elsewhere.finds_daemon()?;
         Ok(elsewhere)
     }
@@ -41,7 +46,7 @@ impl Elsewhere {
     /// Starts another host on the other machine of this network.
     pub fn across(here: &Node, network: &Network) -> Result<Self> {
         let namespace = network.elsewhere(|| Namespace::with_network("there"))?;
-        let elsewhere = Self::start(here, Node::without_daemon()?, namespace)?;
+        let elsewhere = Self::start(here, Node::without_daemon()?, namespace, &[])?;
         elsewhere.finds_daemon()?;
         Ok(elsewhere)
     }
@@ -51,15 +56,15 @@ impl Elsewhere {
     pub fn with_podman(here: &Node) -> Result<Self> {
         let node = Node::without_daemon()?;
         let namespace = Namespace::with_podman(&node.path(""))?;
-        Self::start(here, node, namespace)
+        Self::start(here, node, namespace, &[])
     }
 
-    fn start(here: &Node, mut node: Node, namespace: Namespace) -> Result<Self> {
+    fn start(here: &Node, mut node: Node, namespace: Namespace, variables: &[(&str, &Path)]) -> Result<Self> {
         leave_small_numbers()?;
         node.lives_in(namespace.entry());
         node.start_daemon(&[])?;
         let mut serve = command(&stage::helper("remote")?);
-        serve.env("REKINDLE_SOCKET", here.socket());
+        serve.env("REKINDLE_SOCKET", here.socket()).envs(variables.iter().copied());
         let server = Server::start(&node.path("remote.sock"), serve, Some(&namespace.entry()))?;
         Ok(Self { server, node, namespace, socket: here.socket().to_owned() })
     }

@@ -8,7 +8,7 @@ use std::process::Output;
 use anyhow::{Context, anyhow, ensure};
 use rekindle_e2e::app::Identity;
 use rekindle_e2e::wait::until_true;
-use rekindle_e2e::{App, Elsewhere, Node, Result, process, until};
+use rekindle_e2e::{App, Elsewhere, Node, Result, process, stage, until};
 
 use super::migrate::{finish_elsewhere, handed_over, options, report, tells_the_pause};
 
@@ -78,33 +78,24 @@ fn a_program_runs_before_its_pages_are_there_and_the_images_go_when_they_are() -
     here.finish()
 }
 
-/// A program on the other host whose server of pages was stopped before it ran; the server, and the images.
-fn moved_without_pages(here: &Node, there: &Elsewhere) -> Result<(Moved, i32, PathBuf)> {
-    let (into, socket) = (into(here), here.socket().to_owned());
-    let stop = || {
-        until_true("CRIU restores the program", || {
-            Ok(images(&into)?.into_iter().any(|it| it.join("last/restore.log").exists()))
-        })?;
-        let server = server(&socket).context("CRIU serves no pages")?;
-        process::signal(server, libc::SIGSTOP)?;
-        Ok::<_, anyhow::Error>(server)
-    };
-    let (moved, server) = std::thread::scope(|scope| {
-        let stopping = scope.spawn(stop);
-        let moved = move_with(here, there, 64 << 10);
-        let server = stopping.join().map_err(|_| anyhow!("the thread that stops the server has panicked"))?;
-        Ok::<_, anyhow::Error>((moved?, server?))
-    })?;
-    let migration = images(&into)?.pop().context("the images are gone")?;
-    Ok((moved, server, migration))
+/// A script of CRIU's that stops the server of pages when the processes are made, before they run, and a file that has CRIU call it.
+fn stopping(here: &Node) -> Result<PathBuf> {
+    let (script, config) = (here.fresh("script"), here.fresh("config"));
+    let find = format!("pgrep -f 'lazy-pages --images-dir {}'", into(here).display());
+    let text = format!("#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" = post-restore ] || exit 0\nkill -STOP $({find})\n");
+    stage::write_script(&script, &text)?;
+    fs::write(&config, format!("action-script {}\n", script.display()))?;
+    Ok(config)
 }
 
 #[test]
 fn a_program_whose_pages_do_not_come_is_killed_and_can_be_restored_from_what_has_moved() -> Result {
     let here = Node::start()?;
-    let there = Elsewhere::beside(&here)?;
-    let (Moved { app, identity, until_file }, server, migration) = moved_without_pages(&here, &there)?;
-    ensure!(lacks_pages(app.pid())?);
+    let there = Elsewhere::beside_with(&here, &[("CRIU_CONFIG_FILE", &stopping(&here)?)])?;
+    let Moved { app, identity, until_file } = move_with(&here, &there, 64 << 10)?;
+    ensure!(lacks_pages(app.pid())?, "the server was not stopped");
+    let server = server(here.socket()).context("CRIU serves no pages")?;
+    let [migration] = images(&into(&here))?.try_into().map_err(|all| anyhow!("images of one migration: {all:?}"))?;
     process::signal(server, libc::SIGKILL)?;
     until_true("the program is killed", || Ok(process::is_gone(app.pid())))?;
     let image = migration.join("last");
