@@ -117,7 +117,7 @@ fn guard(options: &Options) -> anyhow::Result<()> {
     let said = match (ending, guarded.ends(ending)) {
         (Ending::Done, _) => {
             server.let_go();
-            migration.iter().for_each(|it| moved::are_whole(it));
+            migration.iter().for_each(|it| moved::are_whole(it, &folder.name()));
             DONE.to_owned()
         }
         (failed, Some(processes)) => {
@@ -130,7 +130,7 @@ fn guard(options: &Options) -> anyhow::Result<()> {
                 dir.join(LOG).display()
             );
             note(dir, &why);
-            migration.iter().for_each(|it| moved::are_killed(it, dir));
+            migration.iter().for_each(|it| moved::are_killed(it, &folder.name(), dir));
             let dir = dir.to_owned();
             held.wait_until_unused(|| note(&dir, "a process that has left the tree waits for a page: kill it"));
             server.let_go();
@@ -264,11 +264,23 @@ impl Folder {
         let together = File::open(all).with_context(|| cannot_make(all))?;
         flock(&together, FlockOperation::LockExclusive).with_context(|| cannot_make(all))?;
         remove_stale(all);
-        let path = all.join(std::process::id().to_string());
-        fs::create_dir(&path).with_context(|| cannot_make(&path))?;
+        // Guards in other pid namespaces may have the same number.
+        let own = std::process::id();
+        let names = (0_u32..).map(|turn| if turn == 0 { own.to_string() } else { format!("{own}.{turn}") });
+        let mut made = names.map(|name| all.join(name)).map(|path| (fs::create_dir(&path), path));
+        let is_taken = |made: &io::Result<()>| made.as_ref().is_err_and(|it| it.kind() == io::ErrorKind::AlreadyExists);
+        let (result, path) = made.find(|(made, _)| !is_taken(made)).context("no folder has a free name")?;
+        result.with_context(|| cannot_make(&path))?;
         let lock = File::open(&path).with_context(|| cannot_make(&path))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).with_context(|| cannot_make(&path))?;
         Ok(Self { path, lock })
+    }
+}
+
+impl Folder {
+    /// By which the guard is known.
+    fn name(&self) -> String {
+        name(&self.path)
     }
 }
 
@@ -276,6 +288,11 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.path);
     }
+}
+
+/// The name of a guard's folder.
+pub(super) fn name(folder: &Path) -> String {
+    folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 fn cannot_make(path: &Path) -> String {

@@ -9,7 +9,7 @@
 //!   their guard has killed them ─► ID/killed.GUARD ────┘
 //! ```
 //!
-//! `ID/guard` names the guard, by its pid: an attempt to restore the processes may have failed, and its guard may end late.
+//! `ID/guard` names the guard, by its folder: an attempt to restore the processes may have failed, and its guard may end late.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -31,7 +31,7 @@ const WHOLE: &str = "whole";
 const KILLED: &str = "killed";
 
 /// Processes of a migration are about to be restored, once more if they were before, with this guard.
-pub(crate) fn begin(migration: &Path, guard: u32) -> anyhow::Result<()> {
+pub(crate) fn begin(migration: &Path, guard: &str) -> anyhow::Result<()> {
     let mark = migration.join(OWNED);
     match fs::remove_file(&mark) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -40,7 +40,7 @@ pub(crate) fn begin(migration: &Path, guard: u32) -> anyhow::Result<()> {
         _ => {}
     }
     let path = migration.join(GUARD);
-    fs::write(&path, guard.to_string()).with_context(|| format!("cannot write {}", path.display()))
+    fs::write(&path, guard).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// The processes run, whose image this is.
@@ -50,9 +50,9 @@ pub(crate) fn run(migration: &Path, image: &Path) {
         return;
     }
     let Some(guard) = guard(migration) else { return };
-    if ended(migration, WHOLE, guard).exists() {
+    if ended(migration, WHOLE, &guard).exists() {
         remove(migration);
-    } else if ended(migration, KILLED, guard).exists() {
+    } else if ended(migration, KILLED, &guard).exists() {
         may_be_restored(image);
     }
 }
@@ -65,20 +65,20 @@ pub(crate) fn has_run(migration: &Path) -> bool {
 /// Whether nobody needs the images of processes that have been let run, and nobody will say so: their guard was killed, and CRIU's server has
 /// ended since.
 pub(crate) fn is_left(migration: &Path) -> bool {
-    let is_left = |guard| !ended(migration, KILLED, guard).exists() && !is_served(guard);
+    let is_left = |guard: String| !ended(migration, KILLED, &guard).exists() && !is_served(&guard);
     has_run(migration) && guard(migration).is_some_and(is_left)
 }
 
-/// This process has guarded the processes until they had all their pages.
-pub(super) fn are_whole(migration: &Path) {
-    if has_ended(migration, WHOLE) {
+/// A guard has guarded the processes until they had all their pages.
+pub(super) fn are_whole(migration: &Path, guard: &str) {
+    if has_ended(migration, WHOLE, guard) {
         remove(migration);
     }
 }
 
-/// This process has killed the processes, since they would not have got all their pages.
-pub(super) fn are_killed(migration: &Path, image: &Path) {
-    if has_ended(migration, KILLED) {
+/// A guard has killed the processes, since they would not have got all their pages.
+pub(super) fn are_killed(migration: &Path, guard: &str, image: &Path) {
+    if has_ended(migration, KILLED, guard) {
         may_be_restored(image);
     }
 }
@@ -91,10 +91,9 @@ pub(crate) fn remove(migration: &Path) {
     }
 }
 
-/// Notes how this guard has ended. Returns whether its processes had been let run.
-fn has_ended(migration: &Path, how: &str) -> bool {
-    let own = std::process::id();
-    mark(&ended(migration, how, own)).is_ok() && has_run(migration) && guard(migration) == Some(own)
+/// Notes how a guard has ended. Returns whether its processes had been let run.
+fn has_ended(migration: &Path, how: &str, own: &str) -> bool {
+    mark(&ended(migration, how, own)).is_ok() && has_run(migration) && guard(migration).is_some_and(|it| it == own)
 }
 
 /// Nobody else has the processes: their image may be restored like any other.
@@ -102,17 +101,17 @@ fn may_be_restored(image: &Path) {
     let _ = fs::remove_file(image.join(HELD_FILE));
 }
 
-/// Whether the guard with this pid, or its server, lives: one of them holds the lock of the guard's folder.
-fn is_served(guard: u32) -> bool {
-    let folder = Path::new(lazy_pages::FOLDER).join(guard.to_string());
+/// Whether a guard or its server lives: one of them holds the lock of the guard's folder.
+fn is_served(guard: &str) -> bool {
+    let folder = Path::new(lazy_pages::FOLDER).join(guard);
     File::open(folder).is_ok_and(|it| flock(&it, FlockOperation::NonBlockingLockShared).is_err())
 }
 
-fn guard(migration: &Path) -> Option<u32> {
-    fs::read_to_string(migration.join(GUARD)).ok()?.parse().ok()
+fn guard(migration: &Path) -> Option<String> {
+    fs::read_to_string(migration.join(GUARD)).ok().filter(|it| !it.is_empty() && !it.contains('/'))
 }
 
-fn ended(migration: &Path, how: &str, guard: u32) -> PathBuf {
+fn ended(migration: &Path, how: &str, guard: &str) -> PathBuf {
     migration.join(format!("{how}.{guard}"))
 }
 
@@ -140,32 +139,36 @@ mod tests {
     }
 
     fn begins(migration: &Path) {
-        begin(migration, std::process::id()).unwrap();
+        begin(migration, "7").unwrap();
     }
 
     fn begins_with_another_guard(migration: &Path) {
-        begin(migration, std::process::id() + 1).unwrap();
+        begin(migration, "7.1").unwrap();
     }
 
     fn runs(migration: &Path) {
         run(migration, &migration.join("last"));
     }
 
+    fn is_whole(migration: &Path) {
+        are_whole(migration, "7");
+    }
+
     fn kills(migration: &Path) {
-        are_killed(migration, &migration.join("last"));
+        are_killed(migration, "7", &migration.join("last"));
     }
 
     #[test]
     fn images_stay_until_the_processes_run_and_have_all_their_pages() {
         assert_eq!(after(&[runs]), (true, true));
-        assert_eq!(after(&[are_whole]), (true, true));
-        assert_eq!(after(&[runs, are_whole]), (false, false));
-        assert_eq!(after(&[are_whole, runs]), (false, false));
+        assert_eq!(after(&[is_whole]), (true, true));
+        assert_eq!(after(&[runs, is_whole]), (false, false));
+        assert_eq!(after(&[is_whole, runs]), (false, false));
     }
 
     #[test]
     fn what_the_guard_of_an_earlier_attempt_says_does_not_count() {
-        for ends in [are_whole as fn(&Path), kills] {
+        for ends in [is_whole as fn(&Path), kills] {
             assert_eq!(after(&[runs, begins_with_another_guard, ends]), (true, true));
             assert_eq!(after(&[begins_with_another_guard, runs, ends]), (true, true));
             assert_eq!(after(&[ends, begins_with_another_guard, runs]), (true, true));
@@ -182,12 +185,12 @@ mod tests {
     #[test]
     fn images_are_left_when_guard_and_server_have_gone_without_a_word() {
         let dir = tempfile::tempdir().unwrap();
-        // No guard has this number.
-        begin(dir.path(), u32::MAX).unwrap();
+        // No guard has this name.
+        begin(dir.path(), "0").unwrap();
         assert!(!is_left(dir.path()), "they do not run");
         runs(dir.path());
         assert!(has_run(dir.path()) && is_left(dir.path()));
-        File::create(ended(dir.path(), KILLED, u32::MAX)).unwrap();
+        File::create(ended(dir.path(), KILLED, "0")).unwrap();
         assert!(!is_left(dir.path()), "somebody may restore them");
     }
 }

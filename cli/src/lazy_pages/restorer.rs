@@ -46,9 +46,9 @@ impl LazyPages {
         Ok(lazy)
     }
 
-    /// The guard's pid.
-    pub(crate) fn guard(&self) -> u32 {
-        self.guard.id()
+    /// The name by which the guard is known.
+    pub(crate) fn guard(&self) -> String {
+        super::guard::name(&self.folder)
     }
 
     /// Tells `criu restore` where the server is, and its plugin where the guard is. Relative paths among CRIU's options are in the

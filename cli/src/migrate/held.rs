@@ -169,7 +169,7 @@ fn by_criu(migration: &Path, restore: &Restore) -> Result<(Command, Option<LazyP
     command.args(criu::restore(&dir, &log)?).arg("--restore-detached").args(&restore.options);
     let lazy = restore.lazy.then(|| LazyPages::start(&program, &dir, Some(migration))).transpose()?;
     if let Some(lazy) = &lazy {
-        moved::begin(migration, lazy.guard())?;
+        moved::begin(migration, &lazy.guard())?;
         lazy.tell(&mut command);
     }
     let allowances = Allowances { other_driver: restore.other_driver, other_gpu: restore.other_gpu };

@@ -40,7 +40,7 @@ fn try_check(daemon: &Daemon, peer: Credentials, asked: i32) -> Result<Vec<Check
     }
     let clients = daemon.clients.registry.clients_among(&tree);
     let pending = daemon.clients.registry.pending_among(&tree);
-    let outside = mapped_outside(daemon, &tree);
+    let outside = mapped_outside(daemon, root, &tree);
     let shared = ipc::shared_outside(daemon, &clients);
     let mut found = Vec::new();
     for pid in tree {
@@ -124,12 +124,18 @@ fn of_client(client: &Client) -> Option<Vec<String>> {
 }
 
 /// Processes that are neither in the tree nor workers, and the memory of clients that they have mapped.
-fn mapped_outside(daemon: &Daemon, tree: &[i32]) -> Vec<(i32, HashSet<(String, u64)>)> {
+fn mapped_outside(daemon: &Daemon, root: i32, tree: &[i32]) -> Vec<(i32, HashSet<(String, u64)>)> {
     let clients = daemon.clients.registry.clients();
     let ours = |pid: i32| tree.contains(&pid) || clients.iter().any(|it| it.worker.pid() == pid);
     let others = process::all().unwrap_or_default().into_iter().filter(|pid| !ours(*pid));
-    others
+    let found = others
         .filter_map(|pid| Some((pid, mappings::of(pid, &daemon.config.native.devices).ok()?.shared)))
-        .filter(|(_, shared)| !shared.is_empty())
-        .collect()
+        .filter(|(_, shared)| !shared.is_empty());
+    let mut found: Vec<_> = found.collect();
+    if !found.is_empty() {
+        // The tree runs: processes that it has made since it was listed have the memory of their parents, for a moment or longer.
+        let tree = process::tree(root).unwrap_or_default();
+        found.retain(|(pid, _)| !tree.contains(pid) && process::user(*pid).is_some());
+    }
+    found
 }

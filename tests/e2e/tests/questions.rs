@@ -2,7 +2,9 @@
 //! has lost its worker.
 
 use std::ffi::OsStr;
+use std::fs;
 
+use anyhow::ensure;
 use rekindle_e2e::fake::FakeDaemon;
 use rekindle_e2e::{App, Fate, Node, Result, process, until};
 use serde_json::{Value, json};
@@ -68,6 +70,22 @@ fn a_program_can_be_checkpointed_until_its_kernels_have_a_heap_that_no_image_hol
     let (criu, _) = node.start_dump(&app, Fate::Killed)?;
     criu.wait()?.fails_with("a heap of 1500 MiB for malloc")?;
     app.kill()?;
+    node.finish()
+}
+
+#[test]
+fn processes_that_a_program_makes_meanwhile_are_no_obstacle() -> Result {
+    let node = Node::start()?;
+    let until_file = node.path("until");
+    let arguments = ["--until", &*until_file.to_string_lossy(), "--fork-steps", "1", "--sleep-us", "100"];
+    let app = node.run("steady", &arguments)?;
+    app.reaches(5)?;
+    for _ in 0..100 {
+        let (status, checked) = ask(&node, &["check"], &app)?;
+        ensure!(status == Some(0) && reasons(&checked).is_empty(), "{checked}");
+    }
+    fs::write(&until_file, "")?;
+    assert_eq!(app.finish()?, "steady ok\n");
     node.finish()
 }
 
