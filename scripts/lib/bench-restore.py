@@ -11,7 +11,7 @@
               restore that learns what is written
     lazy, warm-lazy, resident-lazy, shared-lazy    as ours, warm, resident and shared, by `rekindle restore --lazy`: CRIU brings the process's
               own pages when it touches them, and the others meanwhile
-    criu      CRIU alone: a program with as much memory of its own, and no GPU; it has run when `criu restore` has ended
+    criu      CRIU alone: a program without a GPU that has as much memory of its own, or `sleep` where that is less than 8 MiB
     driver    the driver's own checkpoint: CRIU brings the memory back into the process, the driver puts it on the device
     start     no restore: the program is started afresh, up to its first step
     uses      as ours, and until the third step the daemon records when which memory is used first (`access.reads`); nothing is timed

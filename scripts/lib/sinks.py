@@ -53,6 +53,8 @@ def have_run_in_memory():
     steps = (["mount", "--make-rprivate", "/"], ["mount", "--bind", "/run", before],
              ["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"])
     if ctypes.CDLL(None).unshare(new_mount_namespace) != 0 or any(subprocess.run(it, capture_output=True).returncode != 0 for it in steps):
+        subprocess.run(["umount", "--lazy", before], capture_output=True)
+        os.rmdir(before)
         return
     for name in os.listdir(before):
         if name.startswith("criu."):  # what CRIU could not keep
@@ -66,6 +68,9 @@ def have_run_in_memory():
         else:
             open(here, "w").close()
         subprocess.run(["mount", "--bind", there, here], check=True)
+    # What is bound stays.
+    subprocess.run(["umount", "--lazy", before], check=True)
+    os.rmdir(before)
 
 
 @contextlib.contextmanager

@@ -133,7 +133,7 @@ fn mapped_outside(daemon: &Daemon, root: i32, tree: &[i32]) -> Vec<(i32, HashSet
         .filter(|(_, shared)| !shared.is_empty());
     let mut found: Vec<_> = found.collect();
     if !found.is_empty() {
-        // The tree runs: processes that it has made since it was listed have the memory of their parents, for a moment or longer.
+        // The tree runs: it may have made these processes since it was listed, and they may have ended.
         let tree = process::tree(root).unwrap_or_default();
         found.retain(|(pid, _)| !tree.contains(pid) && process::user(*pid).is_some());
     }

@@ -6,11 +6,11 @@ use std::time::Duration;
 const LEAST: Duration = Duration::from_millis(1);
 
 /// The pause until the next question, `most` at the most: short at first and towards the end, so that short work, and the end of long work,
-/// are noticed at once. `done` of `all` were done after this time.
-pub(super) fn next(began: Duration, done: u64, all: u64, most: Duration) -> Duration {
+/// are noticed at once. `done` of `all` are done after `elapsed`.
+pub(super) fn next(elapsed: Duration, done: u64, all: u64, most: Duration) -> Duration {
     let left = all.saturating_sub(done) as f64 / done.max(1) as f64;
-    let half = Duration::try_from_secs_f64(began.as_secs_f64() * left / 2.0).unwrap_or(most);
-    half.min(began).clamp(LEAST, most)
+    let half = Duration::try_from_secs_f64(elapsed.as_secs_f64() * left / 2.0).unwrap_or(most);
+    half.min(elapsed).clamp(LEAST, most)
 }
 
 #[cfg(test)]

@@ -16,24 +16,20 @@ pub(crate) enum Mapping {
     #[default]
     Nothing,
     UnderWay(JoinHandle<Result<Duration, CallFailed>>),
-    Over(Result<Duration, CallFailed>),
+    /// How long it took, or why it has failed; without a reason if the thread panicked.
+    Over(Result<Duration, Option<CallFailed>>),
 }
 
 impl Mapping {
     /// Waits until all is mapped. Returns how long that took.
     pub(crate) fn end(&mut self) -> Result<Duration, EngineError> {
-        match mem::take(self) {
-            Self::Nothing => Ok(Duration::ZERO),
-            Self::UnderWay(thread) => {
-                let ended = thread.join().map_err(|_| EngineError::Lost)?;
-                *self = Self::Over(ended);
-                Ok(ended?)
-            }
-            Self::Over(ended) => {
-                *self = Self::Over(ended);
-                Ok(ended?)
-            }
-        }
+        let ended = match mem::take(self) {
+            Self::Nothing => return Ok(Duration::ZERO),
+            Self::UnderWay(thread) => thread.join().map_or(Err(None), |mapped| mapped.map_err(Some)),
+            Self::Over(ended) => ended,
+        };
+        *self = Self::Over(ended);
+        ended.map_err(|failed| failed.map_or(EngineError::Lost, EngineError::from))
     }
 }
 
@@ -55,6 +51,14 @@ mod tests {
                     (found, _) => panic!("{found:?}"),
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_thread_that_panics_has_mapped_nothing_however_often_that_is_asked() {
+        let mut mapping = Mapping::UnderWay(std::thread::spawn(|| std::panic::resume_unwind(Box::new(()))));
+        for _ in 0..2 {
+            assert!(matches!(mapping.end(), Err(EngineError::Lost)));
         }
     }
 }

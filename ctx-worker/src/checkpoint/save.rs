@@ -139,9 +139,11 @@ impl Checkpoint {
         let copying = Copying::new(tasks, room, false);
         let draft = Draft { client, texts, arrays, regions };
         self.copying.guard = Some(Guard::new(Arc::clone(&copying)));
-        let to_hash = wanted.hash_on_device && copying.tasks.iter().all(|it| it.preservation == Preservation::Closed);
-        let to_hash = to_hash.then(|| Arc::clone(&copying));
-        to_hash.iter().for_each(|copying| copying.is_hashed_on_device());
+        let is_closed = |task: &Task| task.preservation == Preservation::Closed;
+        let to_hash = (wanted.hash_on_device && copying.tasks.iter().all(is_closed)).then(|| Arc::clone(&copying));
+        if let Some(copying) = &to_hash {
+            copying.expect_device_hashes();
+        }
         let begin = Begin { copying, writer, cancel: wanted.cancel, aliases: aliases.to_vec(), draft: Some(draft) };
         self.copy_in_background(driver, layers.memory, begin)?;
         if let Some(copying) = to_hash {

@@ -13,6 +13,7 @@
 
 mod access;
 pub(crate) mod borrowed;
+mod many;
 mod runs;
 mod suspend;
 pub(crate) mod to_map;
@@ -30,8 +31,7 @@ use rekindle_wire::window::{self, MAX_PIECE};
 use thiserror::Error;
 
 use self::access::set_access;
-use self::runs::Runs;
-use self::to_map::{Made, ToMap};
+use self::to_map::{Made, Unfinished};
 
 use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::shortage::Shortage;
@@ -154,15 +154,6 @@ pub(crate) struct DeviceMemory {
     share: Option<(Arc<Share>, What)>,
     /// Why the last allocation failed.
     shortage: Cell<Shortage>,
-}
-
-/// Ranges that are finished together.
-#[derive(Debug)]
-enum Unfinished {
-    /// They are mapped, and get their access later.
-    Closed(Runs),
-    /// Their pieces are mapped later.
-    Unmapped(Vec<Made>),
 }
 
 impl DeviceMemory {
@@ -339,50 +330,6 @@ impl DeviceMemory {
         }
         self.allocations.insert(address, allocation);
         Ok(())
-    }
-
-    /// Does something that maps many ranges. They get their access at its end, side by side ones at once: the driver takes much longer
-    /// for that than for all else, and about as long for many ranges as for one.
-    ///
-    /// # Errors
-    /// The error of `map`, or of the driver. Ranges may be without access then.
-    pub(crate) fn map_many<E: From<CallFailed>>(
-        &mut self,
-        driver: &Driver,
-        map: impl FnOnce(&mut Self) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let (mapped, unfinished, to_admit) = self.leave_unfinished(Unfinished::Closed(Runs::default()), map);
-        mapped?;
-        if let Some(Unfinished::Closed(closed)) = unfinished {
-            let mut runs = closed.iter();
-            runs.try_for_each(|(base, length)| set_access(driver, base, length, self.device, CU_MEM_ACCESS_READWRITE))?;
-        }
-        to_admit.into_iter().for_each(|base| self.admit(driver, base));
-        Ok(())
-    }
-
-    /// Does something that maps many ranges, but does not map them: they have their memory at its end, and it is left to the caller to map
-    /// it. No other device may use this memory yet.
-    ///
-    /// # Errors
-    /// The error of `map`. The memory is of no use then.
-    pub(crate) fn make_many<E>(&mut self, map: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<ToMap, E> {
-        debug_assert!(self.peers.is_empty());
-        let (made, unfinished, _) = self.leave_unfinished(Unfinished::Unmapped(Vec::new()), map);
-        made?;
-        let Some(Unfinished::Unmapped(pieces)) = unfinished else { return Ok(ToMap::new(self.device, Vec::new())) };
-        Ok(ToMap::new(self.device, pieces))
-    }
-
-    /// The result of `map`, what is left to be done for its ranges, and where other devices get access after that.
-    fn leave_unfinished<T>(
-        &mut self,
-        unfinished: Unfinished,
-        map: impl FnOnce(&mut Self) -> T,
-    ) -> (T, Option<Unfinished>, Vec<u64>) {
-        self.unfinished = Some(unfinished);
-        let mapped = map(self);
-        (mapped, self.unfinished.take(), std::mem::take(&mut self.to_admit))
     }
 
     /// Maps memory for a pool to give out in parts.

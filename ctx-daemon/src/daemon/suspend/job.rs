@@ -31,11 +31,9 @@ pub(in crate::daemon) struct How {
     pub(in crate::daemon) deep: bool,
 }
 
-/// A client's part of a manifest, and how long the phases of the save took.
+/// A client's part of a manifest, and how long its memory was copied, which the device hashes meanwhile.
 pub(super) struct Saved {
     pub(super) blob: Vec<u8>,
-    /// Until the copy has begun, and the device has hashed the memory.
-    pub(super) begin: Duration,
     pub(super) copy: Duration,
 }
 
@@ -74,13 +72,11 @@ impl<'a> Job<'a> {
         let fds: Vec<_> = self.files.iter().map(AsRawFd::as_raw_fd).collect();
         self.client.worker.call(&request, &[], &fds, self.limit).map_err(failed)?;
         let (mut before, mut idle) = ((0, 0), self.limit.begins());
-        let begin = began.elapsed();
         loop {
             let answered = self.client.worker.call(&WorkerRequest::Progress, &[], &[], self.limit).map_err(failed)?;
             let pause = match answered.reply {
                 WorkerReply::Saved { .. } => {
-                    let copy = began.elapsed().saturating_sub(begin);
-                    return Ok(Saved { blob: answered.blob, begin, copy });
+                    return Ok(Saved { blob: answered.blob, copy: began.elapsed() });
                 }
                 WorkerReply::Saving { copied, bytes, .. } => {
                     let now = (copied, self.blocks());

@@ -282,8 +282,8 @@ fn give_back(
         if deep { job.must_be_movable(&daemon.pool, &blob).map(|()| blob) } else { Ok(blob) }
     };
     let saved = jobs.iter().zip(saved).map(|(job, saved)| {
-        let Saved { blob, begin, copy } = saved?;
-        Ok((job, Saved { blob: movable(job, blob)?, begin, copy }))
+        let Saved { blob, copy } = saved?;
+        Ok((job, Saved { blob: movable(job, blob)?, copy }))
     });
     let saved = saved.collect::<Result<Vec<_>, SuspendError>>();
     let saved = saved.inspect_err(|_| jobs.iter().for_each(Job::cancel))?;
@@ -291,9 +291,9 @@ fn give_back(
     let given_back = at_once(&saved, |(job, saved)| {
         let began = Instant::now();
         let bytes = job.give_back(&saved.blob, giving.how)?;
-        let [quiesce_ms, begin_ms, copy_ms, give_back_ms] =
-            [quiesce, saved.begin, saved.copy, began.elapsed()].map(|it| it.as_millis() as u64);
-        info!(bytes, quiesce_ms, begin_ms, copy_ms, give_back_ms, "phases of suspension: {}", job.name());
+        let [quiesce_ms, copy_ms, give_back_ms] =
+            [quiesce, saved.copy, began.elapsed()].map(|it| it.as_millis() as u64);
+        info!(bytes, quiesce_ms, copy_ms, give_back_ms, "phases of suspension: {}", job.name());
         Ok(bytes)
     });
     let failed = given_back.iter().any(Result::is_err);

@@ -269,7 +269,7 @@ impl Copying {
     }
 
     /// The device is about to hash all jobs, whose memory nothing writes until it is copied.
-    pub(crate) fn is_hashed_on_device(&self) {
+    pub(crate) fn expect_device_hashes(&self) {
         self.hashes.expect(self.tasks.len());
     }
 

@@ -146,7 +146,7 @@ fn hashes_of_the_device_are_stored_and_zeros_that_it_does_not_have_are_noticed()
     let mut copy = |known: [PieceHash; 3]| {
         let usual = memory.copying(Preservation::Closed);
         let copying = Copying::new(usual.tasks.clone(), None, false);
-        copying.is_hashed_on_device();
+        copying.expect_device_hashes();
         copying.hashes.make().put(known.into_iter().enumerate());
         engine.copy_out(&driver, &copying, &writer(&file)).map(|()| copying.pieces().unwrap())
     };

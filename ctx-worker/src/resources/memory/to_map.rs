@@ -22,6 +22,15 @@ pub(super) struct Made {
     pub(super) piece: u64,
 }
 
+/// Ranges that are finished together.
+#[derive(Debug)]
+pub(super) enum Unfinished {
+    /// They are mapped, and get their access later.
+    Closed(Runs),
+    /// Their pieces are mapped later.
+    Unmapped(Vec<Made>),
+}
+
 impl ToMap {
     pub(super) fn new(device: CUdevice, mut pieces: Vec<Made>) -> Self {
         pieces.sort_unstable_by_key(|it| it.address);
