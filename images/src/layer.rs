@@ -8,11 +8,14 @@ use crate::hash::Checksum;
 use crate::manifest::Manifest;
 use crate::names::{MANIFEST, Name};
 use crate::record::{CommitRecord, FileEntry, FileSizes};
+use crate::scan;
 
 /// A committed image by itself: its manifest, and its files in place and of the right size.
 pub(crate) struct Layer {
     pub(crate) dir: ImageDir,
     pub(crate) manifest: Manifest,
+    /// The manifest as it was read.
+    message: Vec<u8>,
     pub(crate) manifest_hash: Checksum,
     pub(crate) manifest_length: u64,
     pub(crate) record: CommitRecord,
@@ -38,8 +41,13 @@ impl Layer {
             let what = format!("it is of checkpoint {}, not {}", manifest.id, record.id);
             return Err(ImageError::corrupt(MANIFEST, what));
         }
-        let (manifest_hash, manifest_length) = (opened.checksum, opened.length);
-        Ok(Self { dir, manifest, manifest_hash, manifest_length, record, files })
+        let Opened { message, checksum: manifest_hash, length: manifest_length, .. } = opened;
+        Ok(Self { dir, manifest, message, manifest_hash, manifest_length, record, files })
+    }
+
+    /// The client at this place of the manifest, encoded.
+    pub(crate) fn encoded_client(&self, place: usize) -> Option<&[u8]> {
+        scan::parts(&self.message, scan::CLIENT_IN_MANIFEST).nth(place)
     }
 }
 

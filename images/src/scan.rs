@@ -149,6 +149,29 @@ static FILE: Shape = shape(size_of::<proto::File>(), &[Bytes, Number]);
 /// A field that the decoder does not know is kept in a map of vectors.
 const UNKNOWN: usize = 128;
 
+/// The number of the field of a manifest that has its clients.
+pub(crate) const CLIENT_IN_MANIFEST: u64 = 13;
+
+/// The nested messages that a message has in the field with this number, in their order, encoded. None after bytes that are no
+/// protobuf.
+pub(crate) fn parts(mut bytes: &[u8], number: u64) -> impl Iterator<Item = &[u8]> {
+    let next = move || {
+        if bytes.is_empty() {
+            return None;
+        }
+        let tag = varint(&mut bytes).ok()?;
+        let content = match tag & 7 {
+            0 => varint(&mut bytes).map(|_| None),
+            1 => take(&mut bytes, 8).map(|_| None),
+            2 => varint(&mut bytes).and_then(|length| take(&mut bytes, length)).map(Some),
+            5 => take(&mut bytes, 4).map(|_| None),
+            _ => Err(Refused::Malformed),
+        };
+        Some(content.ok()?.filter(|_| tag >> 3 == number))
+    };
+    std::iter::from_fn(next).flatten()
+}
+
 /// The memory that decoding `bytes` as a message of this shape takes, in bytes.
 pub(crate) fn scan(bytes: &[u8], shape: &Shape) -> Result<u64, Refused> {
     let mut total = 0;

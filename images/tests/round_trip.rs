@@ -277,10 +277,12 @@ fn twelve_clients_come_back_in_their_order_each_with_its_own_content() {
     let reader = image.data_reader().unwrap();
     for client in &image.manifest().clients {
         assert!(client.objects.is_sorted_by_key(|it| it.sequence));
+        assert_eq!(Client::from_bytes(image.encoded_client(client.index).unwrap()).unwrap(), *client);
         let mut got = vec![0; content(client.index).len()];
         reader.read_all(&client.blobs[0].pieces, &mut got, NonZeroUsize::MIN).unwrap();
         assert_eq!(got, content(client.index));
     }
+    assert!(image.encoded_client(12).is_err());
     assert!(image.verify(|_| ()).is_good());
 }
 

@@ -96,8 +96,12 @@ impl Executor {
         let primary = self.memory.first_primary();
         self.enter_real(primary)?;
         let driver = self.call.gpu.driver;
+        let began = Instant::now();
+        let us = || began.elapsed().as_micros() as u64;
         let to_map = make_plain(&mut self.memory, driver, client)?;
+        let made_us = us();
         let fill = content_of_plain(&self.memory, client, reader.key())?;
+        let listed_us = us();
         let (Layers { call, memory, .. }, checkpoint) = self.layers();
         let free = memory.memory_of_devices(&mut call.gpu)?;
         let source = Source { reader, is_last_use: false };
@@ -107,6 +111,12 @@ impl Executor {
         if free.iter().any(|it| it.free < FOR_MAPPINGS) {
             checkpoint.wait_until_mapped()?;
         }
+        debug!(
+            made_us,
+            listed_us,
+            begun_us = us(),
+            "us until memory is made, its content is listed and its load has begun"
+        );
         Ok(())
     }
 

@@ -50,8 +50,10 @@ impl Server {
         early: bool,
         steps: bool,
     ) -> Result<Loaded, Refusal> {
+        let began = Instant::now();
         let reader = DataReader::new(key, spare.data);
         let client = Client::from_bytes(blob)?;
+        debug!(us = began.elapsed().as_micros() as u64, "the client is decoded");
         let code = spare.code.into_iter().map(|(hash, file)| (hash, channel::file(file))).collect();
         let channel = Arc::clone(&self.channel);
         let over = move || {

@@ -55,7 +55,7 @@ impl Workers {
         let how = How { limits: daemon.config.clients.limits, mode, limit };
         let mut to_copy = to_copy.into_iter();
         let jobs = check::attached(manifest).map(|record| {
-            let load = Load::new(manifest, record, files, how)?;
+            let load = Load::new(manifest, (record, record.to_bytes()?), files, how)?;
             Ok(Load { to_copy: to_copy.next().flatten(), ..load })
         });
         let jobs: Vec<_> = jobs.collect::<Result<_, RestoreError>>()?;

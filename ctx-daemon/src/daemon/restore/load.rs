@@ -66,7 +66,7 @@ pub(super) fn share(manifest: &Manifest, workers: &[Arc<Worker>], limit: Limit) 
     let mut needed = Vec::new();
     for (record, worker) in check::attached(manifest).zip(workers) {
         let failed = |error| RestoreError::Worker(check::name(record), error);
-        let blob = record.to_bytes()?;
+        let blob = without_content(record).to_bytes()?;
         let (all, others) = worker.make_shared(&blob, timeout).map_err(failed)?;
         made.extend(all);
         needed.push((record, worker, others));
@@ -81,6 +81,12 @@ pub(super) fn share(manifest: &Manifest, workers: &[Arc<Worker>], limit: Limit) 
         }
     }
     Ok(shared)
+}
+
+/// A client without what is long where it has much memory, and does not say what it shares.
+fn without_content(record: &Record) -> Record {
+    let Record { worker_version, worker_state, .. } = record;
+    Record { worker_version: *worker_version, worker_state: worker_state.clone(), ..Record::default() }
 }
 
 /// How workers load.
@@ -122,7 +128,7 @@ impl Work {
     /// The work of a worker that has nothing of the client yet. The files are opened here, so that a missing file fails the
     /// restore now. A worker that cannot load beside the process loads everything first.
     pub(super) fn load(
-        manifest: &Manifest,
+        image: &Image,
         record: &Record,
         worker: &Worker,
         files: &impl Files,
@@ -130,7 +136,8 @@ impl Work {
         to_copy: Option<ToCopy>,
     ) -> Result<Self, RestoreError> {
         let mode = if worker.loads_beside() { how.mode } else { Mode::Whole };
-        let load = Load::new(manifest, record, files, How { mode, ..how })?;
+        let blob = image.encoded_client(record.index)?.to_vec();
+        let load = Load::new(image.manifest(), (record, blob), files, How { mode, ..how })?;
         Ok(Self::Load(Load { to_copy, ..load }))
     }
 
@@ -266,9 +273,10 @@ pub(in crate::daemon) struct Load {
 pub(in crate::daemon) type CodeFile = (String, OwnedFd);
 
 impl Load {
+    /// `blob` is the client, encoded.
     pub(super) fn new(
         manifest: &Manifest,
-        record: &Record,
+        (record, blob): (&Record, Vec<u8>),
         files: &impl Files,
         how: How,
     ) -> Result<Self, RestoreError> {
@@ -277,7 +285,7 @@ impl Load {
         let code = check::code_of(record).into_iter().map(|hash| Ok((hash.to_string(), files.code(hash)?)));
         Ok(Self {
             hash: manifest.hash_key,
-            blob: record.to_bytes()?,
+            blob,
             data: data.collect::<Result<_, RestoreError>>()?,
             code: code.collect::<Result<_, RestoreError>>()?,
             how,

@@ -303,8 +303,8 @@ impl Checking {
                 let mut to_copy = preload::take(daemon, &image, &workers, &gpus).into_iter();
                 let clients = check::attached(manifest).zip(&workers);
                 let load = |(record, worker): (_, &Arc<_>)| match (&warm, to_copy.next().flatten()) {
-                    (Some(warm), to_copy) => Work::load(manifest, record, worker, warm.content(), how, to_copy),
-                    (None, to_copy) => Work::load(manifest, record, worker, &image, how, to_copy),
+                    (Some(warm), to_copy) => Work::load(&image, record, worker, warm.content(), how, to_copy),
+                    (None, to_copy) => Work::load(&image, record, worker, &image, how, to_copy),
                 };
                 clients.map(load).collect::<Result<Vec<_>, _>>()?
             }
