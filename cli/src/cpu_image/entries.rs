@@ -8,7 +8,8 @@ use std::path::Path;
 use protobuf::CodedInputStream;
 use protobuf::rt::WireType;
 
-const MAGIC: usize = 8;
+/// The bytes before the first entry.
+pub(super) const MAGIC: usize = 8;
 /// The largest file of entries: memory maps with millions of mappings.
 const LARGEST: u64 = 256 << 20;
 

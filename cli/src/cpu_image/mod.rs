@@ -7,6 +7,7 @@
 //! The messages are CRIU's (images/pagemap.proto, memfd.proto, mm.proto, vma.proto, fdinfo.proto, regfile.proto).
 
 mod entries;
+mod left;
 mod whole;
 
 use std::collections::HashMap;
@@ -18,6 +19,7 @@ use rekindle_wire::layout::{PINNED_NAME, SHARED_NAME, STAGING_NAME};
 use serde::Serialize;
 
 use self::entries::Entry;
+pub(crate) use self::left::{From as PagesFrom, LeftPages, Part as PagesPart, take_left_pages};
 pub(crate) use self::whole::{check_pages, pages_of_processes};
 use crate::output::size;
 

@@ -6,10 +6,12 @@
 //! ```text
 //!   they run:          /proc/PID/mem ──┬── a page that is new ────────────────► its content, in memory/PID
 //!                                      └── known, or of zeros ────────────────► nothing
-//!   they stand still:  pages-N.img ────┬── a page that is known ──────────────► where it is in memory/PID
+//!   they stand still:  the last image ─┬── a page that is known ──────────────► where it is in memory/PID
 //!                                      ├── known, and at this place of a copy ► nothing
 //!                                      └── any other ─────────────────────────► its content
 //! ```
+//!
+//! Pages of that image are read where CRIU has left them (`frozen.rs`), or, of a container, from CRIU's files (`pages-N.img`).
 //!
 //! CRIU's file of a process's pages has them in the order of their addresses. In memory/PID they lie so too: at first each page gets the
 //! place that it would have if all that is there now were dumped, and what is new later comes behind. The target has copied the first part
@@ -52,6 +54,13 @@ pub(super) struct Place {
     offset: u64,
 }
 
+impl Place {
+    /// The process, and the offset in its file.
+    pub(super) fn place(self) -> (u32, u64) {
+        (self.pid, self.offset)
+    }
+}
+
 /// A file of the target's that begins as a copy of a process's file: its first bytes. The others are zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Base {
@@ -84,7 +93,7 @@ pub(super) struct Known {
 
 /// What of some pages is to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+pub(super) enum What {
     /// Their content.
     Content,
     /// That they are zeros.
@@ -151,7 +160,7 @@ impl Known {
 
     /// What is to be sent of a piece of pages, in ranges of bytes, for a file that begins as a copy, and has the piece at this offset: all that
     /// it does not have already.
-    fn split(&self, piece: &[u8], (base, offset): (Option<Base>, u64)) -> Vec<(Range<usize>, What)> {
+    pub(super) fn split(&self, piece: &[u8], (base, offset): (Option<Base>, u64)) -> Vec<(Range<usize>, What)> {
         let mut split: Vec<(Range<usize>, What)> = Vec::new();
         let mut at = 0;
         for page in piece.chunks(PAGE) {
@@ -249,7 +258,7 @@ pub(super) fn send_dumped(
                 }
                 What::Zeros => stream::send_zeros(to, &extent.name, at, part.len() as u32)?,
                 What::There(place) => {
-                    stream::send_place(to, &extent.name, at, part.len() as u32, (place.pid, place.offset))?;
+                    stream::send_place(to, &extent.name, at, part.len() as u32, place.place())?;
                 }
             }
         }

@@ -4,7 +4,7 @@
 //!   source (source.rs)                                        target (target.rs)
 //!   its own memory (memory.rs), while it runs  ── streams ──► pages, which the last image need not bring again
 //!   rounds (rounds.rs): pre-copy while it runs ── streams ──► images that build on each other, loaded meanwhile (preload.rs)
-//!   criu dump: it stands still                 ── streams ──► the last one ─► criu restore: it is held
+//!   criu dump: it stands still (frozen.rs)     ── streams ──► the last one ─► criu restore: it is held
 //!   the daemon hands it over                   ── Own ──────► it runs
 //!   CRIU kills what is left
 //! ```
@@ -26,6 +26,7 @@ mod arriving;
 mod compare;
 mod container;
 mod freezer;
+mod frozen;
 mod guard;
 mod guarded;
 mod held;

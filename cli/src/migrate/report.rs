@@ -50,6 +50,8 @@ pub(super) struct Round {
 pub(super) struct Pause {
     /// They are dumped.
     pub(super) dump_ms: u64,
+    /// Their own memory is read where it is, and what of it is new is sent. 0 if CRIU writes it, as of a container.
+    pub(super) memory_ms: u64,
     /// What is left of the image is sent.
     pub(super) send_ms: u64,
     /// The target restores them.
@@ -82,8 +84,10 @@ impl Report {
         let pause = self.pause_ms.unwrap_or_default();
         let last = format!("then {} while it stood still\n", size(self.last_sent));
         let parts = self.pause.map(|it| {
-            let Pause { dump_ms, send_ms, restore_ms, hand_over_ms } = it;
-            format!("dump {dump_ms} ms, send {send_ms} ms, restore {restore_ms} ms, hand over {hand_over_ms} ms\n")
+            let Pause { dump_ms, memory_ms, send_ms, restore_ms, hand_over_ms } = it;
+            format!(
+                "dump {dump_ms} ms, its own memory {memory_ms} ms, send {send_ms} ms, restore {restore_ms} ms, hand over {hand_over_ms} ms\n"
+            )
         });
         let what =
             self.container.as_ref().map_or_else(|| format!("process {}", self.pid), |it| format!("container {it}"));

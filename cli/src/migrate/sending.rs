@@ -72,16 +72,16 @@ pub(super) fn begin_as_copies(
     Ok(bases)
 }
 
-/// Sends extents on all streams. Returns the bytes of their content that were sent.
-pub(super) fn send_extents(
+/// Sends parts of files on all streams. Returns the bytes of their content that were sent.
+pub(super) fn send_all<T: Sync>(
     way: &dyn Way,
     streams: &mut [Link],
-    extents: &[Extent],
-    send: impl Fn(&mut Output, &Extent, &mut Vec<u8>) -> Result<u64, StreamError> + Sync,
+    parts: &[T],
+    send: impl Fn(&mut Output, &T, &mut Vec<u8>) -> Result<u64, StreamError> + Sync,
 ) -> Result<u64, Failure> {
     let (send, next) = (&send, &AtomicUsize::new(0));
     let results = std::thread::scope(|scope| {
-        let send = |link| scope.spawn(move || send_some(link, extents, next, send));
+        let send = |link| scope.spawn(move || send_some(link, parts, next, send));
         let senders: Vec<_> = streams.iter_mut().map(send).collect();
         senders.into_iter().map(|it| it.join()).collect::<Vec<_>>()
     });
@@ -93,18 +93,18 @@ pub(super) fn send_extents(
     })
 }
 
-/// Sends extents that no other stream has taken, and waits until they are written.
-fn send_some(
+/// Sends parts that no other stream has taken, and waits until they are written.
+fn send_some<T>(
     link: &mut Link,
-    extents: &[Extent],
+    parts: &[T],
     next: &AtomicUsize,
-    send: impl Fn(&mut Output, &Extent, &mut Vec<u8>) -> Result<u64, StreamError>,
+    send: impl Fn(&mut Output, &T, &mut Vec<u8>) -> Result<u64, StreamError>,
 ) -> Result<u64, StreamError> {
     let closed = || StreamError::Io(io::ErrorKind::NotConnected.into());
     let (to, from) = link.ends().ok_or_else(closed)?;
     let (mut sent, mut piece) = (0, Vec::new());
-    while let Some(extent) = extents.get(next.fetch_add(1, Ordering::Relaxed)) {
-        sent += send(to, extent, &mut piece)?;
+    while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+        sent += send(to, part, &mut piece)?;
     }
     stream::mark(to, from)?;
     Ok(sent)

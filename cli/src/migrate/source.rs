@@ -25,16 +25,17 @@ use rekindle_wire::control::{
 };
 
 use super::container::{self, Container};
+use super::frozen::{self, Pages};
 use super::leaving::{self, Leaving};
 use super::link::{Link, Way};
-use super::memory::{self, Known};
+use super::memory::{self, Base, Known};
 use super::options::{Options, Subject};
 use super::report::{Pause, Report, Round};
 use super::rounds::Rounds;
-use super::sending::{SHARE, begin_as_copies, forget_content, list, send_extents};
+use super::sending::{SHARE, begin_as_copies, forget_content, list, send_all};
 use super::settle;
 use super::stream;
-use super::talk::{ARCHIVE, Begin, Remedy, Restore, Settle, ToSource, ToTarget, VERSION, What};
+use super::talk::{ARCHIVE, Begin, Directory, Remedy, Restore, Settle, ToSource, ToTarget, VERSION, What};
 use crate::checkpoint::base;
 use crate::cpu_image;
 use crate::criu;
@@ -74,6 +75,8 @@ pub(super) struct Source<'a> {
     lock: File,
     /// What the target has of the processes' own memory; none if that has no room for it.
     known: Option<Known>,
+    /// The files of the last image that the target has before the others.
+    sent: Vec<String>,
     /// The connection for messages, and those for content.
     link: Link,
     streams: Vec<Link>,
@@ -93,8 +96,19 @@ impl Drop for Source<'_> {
 struct Dumped {
     /// Since when it stands still.
     since: Instant,
+    /// For how long their own memory was read and sent.
+    memory_ms: u64,
     /// CRIU, which waits for the decision. podman, which had to write an archive, has ended.
     criu: Option<Child>,
+}
+
+/// Why a tree is not dumped, and CRIU, if it has not ended.
+struct NotDumped(Failure, Option<Child>);
+
+impl<T: Into<Failure>> From<T> for NotDumped {
+    fn from(failure: T) -> Self {
+        Self(failure.into(), None)
+    }
 }
 
 impl<'a> Source<'a> {
@@ -132,7 +146,8 @@ impl<'a> Source<'a> {
         let known = Some(Known::new(random::number()? as u64));
         let mut report = Report::new(&name, pid, container.as_ref().map(Container::name), way.host());
         report.addresses = leaving.ips();
-        Ok(Self { options, way, socket, pid, container, leaving, name, dir, lock, known, link, streams, report })
+        let sent = Vec::new();
+        Ok(Self { options, way, socket, pid, container, leaving, name, dir, lock, known, sent, link, streams, report })
     }
 
     /// Moves the processes. The report says where they are, whatever has happened.
@@ -209,7 +224,7 @@ impl<'a> Source<'a> {
         let mut extents = own.extents;
         extents.retain(|it| known.takes(it));
         let new = Mutex::new(Vec::new());
-        let sent = send_extents(self.way, &mut self.streams, &extents, |to, extent, piece| {
+        let sent = send_all(self.way, &mut self.streams, &extents, |to, extent, piece| {
             let mut some = Vec::new();
             let sent = memory::send(to, extent, piece, known, &mut some)?;
             new.lock().unwrap_or_else(PoisonError::into_inner).extend(some);
@@ -231,14 +246,15 @@ impl<'a> Source<'a> {
             Ok(_) => return Err(self.abandon(daemon::unexpected_answer().into())),
             Err(failure) => return Err(self.abandon(failure)),
         };
-        let Dumped { since, criu } = match self.dump(&order, before) {
+        let Dumped { since, memory_ms, criu } = match self.dump(&order, before) {
             Ok(dumped) => dumped,
-            Err(failure) => return Err(self.keep(order, None, failure)),
+            Err(NotDumped(failure, criu)) => return Err(self.keep(order, criu, failure)),
         };
-        let mut pause = Pause { dump_ms: millis(since), ..Pause::default() };
+        let dump_ms = millis(since).saturating_sub(memory_ms);
+        let mut pause = Pause { dump_ms, memory_ms, ..Pause::default() };
         let mut began = Instant::now();
         let restored = self.send_last().and_then(|sent| {
-            self.report.last_sent = sent;
+            self.report.last_sent += sent;
             pause.send_ms = millis(std::mem::replace(&mut began, Instant::now()));
             let restore = Restore {
                 name: self.last(),
@@ -306,51 +322,89 @@ impl<'a> Source<'a> {
     }
 
     /// Has CRIU or podman dump the tree, until the image is complete.
-    fn dump(&mut self, order: &Session, before: Option<&Path>) -> Result<Dumped, Failure> {
+    fn dump(&mut self, order: &Session, before: Option<&Path>) -> Result<Dumped, NotDumped> {
         let last = self.last();
         let dir = self.make(&last)?;
         if let Some(before) = before {
             base::link(&dir, before)?;
         }
         let log = dir.join(LOG);
-        let mut command = match &mut self.container {
+        let (mut command, left) = match &mut self.container {
             None => {
                 let mut command = by_criu(self.options, self.pid, &dir, &log)?;
                 command.args(self.leaving.option());
-                command
+                let left = frozen::have_our_numbers(self.pid).then(|| frozen::Leaving::arrange(&mut command));
+                (command, left.transpose().context("cannot make a connection for CRIU")?)
             }
             Some(container) => {
                 container.link(&self.lock, &last)?;
                 container.forbid_restart()?;
-                container.checkpoint(&make(&self.dir, ARCHIVE)?.join(ARCHIVE), self.options.kept())
+                (container.checkpoint(&make(&self.dir, ARCHIVE)?.join(ARCHIVE), self.options.kept()), None)
             }
         };
+        let (mut left, inherited) = left.unzip();
         let program = command.get_program().to_string_lossy().into_owned();
         command.env("REKINDLE_SOCKET", &self.socket);
         self.leaving.stand_still()?;
         let mut dumper = command.spawn().with_context(|| format!("cannot run {program}"))?;
-        let mut still_since = None;
+        drop(inherited);
+        let (mut still_since, mut memory_ms) = (None, 0);
         loop {
             let info = progress(order);
             if info.as_ref().is_some_and(|it| STILL.contains(&it.phase.as_str())) {
                 still_since.get_or_insert_with(Instant::now);
             }
             if let (Some(since), Some(HAND_OVER)) = (still_since, info.as_ref().map(|it| it.phase.as_str())) {
-                return Ok(Dumped { since, criu: Some(dumper) });
+                return Ok(Dumped { since, memory_ms, criu: Some(dumper) });
+            }
+            if left.as_mut().is_some_and(frozen::Leaving::is_ready) {
+                let began = Instant::now();
+                let sent = self.send_memory(&dir);
+                // CRIU goes on.
+                left = None;
+                match sent {
+                    Ok(sent) => self.report.last_sent += sent,
+                    Err(failure) => return Err(NotDumped(failure, Some(dumper))),
+                }
+                memory_ms = millis(began);
             }
             if let Some(status) = dumper.try_wait().with_context(|| format!("cannot wait for {program}"))? {
                 let errors = match &self.container {
                     Some(container) if status.success() => {
                         container.unlink();
-                        return Ok(Dumped { since: still_since.unwrap_or_else(Instant::now), criu: None });
+                        let since = still_since.unwrap_or_else(Instant::now);
+                        return Ok(Dumped { since, memory_ms, criu: None });
                     }
                     Some(container) => container.errors(&said(&mut dumper)),
                     None => criu::errors(&String::from_utf8_lossy(&fs::read(&log).unwrap_or_default())),
                 };
-                return Err(failed(&failure_of(order), &errors, &format!("{program} ended with {status}")));
+                return Err(failed(&failure_of(order), &errors, &format!("{program} ended with {status}")).into());
             }
             std::thread::sleep(POLL_INTERVAL);
         }
+    }
+
+    /// Sends the pages of the last image, which CRIU has left in the processes. Returns the bytes of their content that were sent.
+    fn send_memory(&mut self, dir: &Path) -> Result<u64, Failure> {
+        let name = self.last();
+        let left = cpu_image::take_left_pages(dir)?;
+        let pages = left.into_iter().map(|it| Pages::open(it, &name, dir)).collect::<Result<Vec<_>, _>>()?;
+        let mut directory = Directory { name: name.clone(), ..Directory::default() };
+        for (file, process, bytes) in pages.iter().map(Pages::file) {
+            directory.files.push((file.to_owned(), bytes));
+            if self.known.is_some() {
+                directory.bases.push((file.to_owned(), process));
+            }
+        }
+        self.sent = directory.files.iter().map(|(file, _)| file.clone()).collect();
+        let made = self.makes(directory)?;
+        let process = |of: &str| pages.iter().map(Pages::file).find(|(file, ..)| *file == of).map(|(_, pid, _)| pid);
+        let base = |(file, bytes): (String, u64)| Some((format!("{name}/{file}"), Base { pid: process(&file)?, bytes }));
+        let bases = made.into_iter().filter_map(base).collect();
+        let nothing = Known::new(0);
+        let known = self.known.as_ref().unwrap_or(&nothing);
+        let changed = frozen::differing(&pages, known, &bases).map_err(|error| anyhow!(error))?;
+        send_all(self.way, &mut self.streams, &changed, |to, it, piece| it.send(to, piece))
     }
 
     /// Tells the target that the processes are its own, until it is heard or that lasts too long.
@@ -444,22 +498,30 @@ impl<'a> Source<'a> {
         make(&self.dir, name)
     }
 
+    /// Has the target make files. Returns those that begin as copies, and how much of each is copied.
+    fn makes(&mut self, directory: Directory) -> Result<Vec<(String, u64)>, Failure> {
+        match self.link.ask(&ToTarget::Directory(directory)) {
+            Ok(ToSource::Made(made)) => Ok(made),
+            answer => Err(refusal(self.way, answer)),
+        }
+    }
+
     /// Sends one of the migration's directories. Returns the bytes of its files' content.
     fn send(&mut self, name: &str) -> Result<u64, Failure> {
         let dir = self.dir.join(name);
         let (mut directory, mut extents) = list(name, &dir)?;
+        let is_there = |file: &str| name == self.last() && self.sent.iter().any(|it| it == file);
+        directory.files.retain(|(file, _)| !is_there(file));
+        extents.retain(|it| !it.name.rsplit('/').next().is_some_and(is_there));
         // The processes of a container have other numbers in its image.
-        if self.known.is_some() && self.container.is_none() {
+        if self.sent.is_empty() && self.known.is_some() && self.container.is_none() {
             directory.bases = cpu_image::pages_of_processes(&dir);
         }
         let wanted = directory.bases.clone();
-        let made = match self.link.ask(&ToTarget::Directory(directory)) {
-            Ok(ToSource::Made(made)) => made,
-            answer => return Err(refusal(self.way, answer)),
-        };
+        let made = self.makes(directory)?;
         let bases = begin_as_copies(name, &dir, &mut extents, &wanted, made)?;
         let known = self.known.as_ref();
-        send_extents(self.way, &mut self.streams, &extents, |to, extent, piece| match known {
+        send_all(self.way, &mut self.streams, &extents, |to, extent, piece| match known {
             Some(known) if memory::has_pages(extent) => {
                 memory::send_dumped(to, extent, piece, known, bases.get(&extent.name).copied())
             }

@@ -5,8 +5,9 @@
 //!   Begin ────────────────────────────────────────────► compares the hosts
 //!         ◄──────────────────────────────── Ready, or Failed
 //!   Directory ─────────────────────────────────────────► makes the files of an image, without content
-//!         ◄──────────────────────────────────────── Made           (once for each round, for the last dump, for podman's archive, and
-//!                                                                   for the processes' own memory: Failed if there is no room for that)
+//!         ◄──────────────────────────────────────── Made           (once for each round, for podman's archive, and for the processes'
+//!                                                                   own memory: Failed if there is no room for that; for the last
+//!                                                                   dump once, or first for pages and then for its other files)
 //!   content on the streams ────────────────────────────► writes it, and says so there
 //!   Preload ──────────────────────────────────────────► begins to load a round
 //!         ◄──────────────────────────────────────── Ready
@@ -29,7 +30,7 @@ use thiserror::Error;
 use crate::network::address::Address;
 
 /// The version of these messages and of the streams. Both hosts must have the same.
-pub(super) const VERSION: u32 = 7;
+pub(super) const VERSION: u32 = 8;
 /// The directory of podman's archive of a container among a migration's, and the archive's name there.
 pub(super) const ARCHIVE: &str = "archive";
 /// The directory, among a migration's, of memory that was sent while its processes ran. No image has this name.
@@ -129,8 +130,8 @@ pub(super) struct Needs {
     pub(super) networks: Vec<String>,
 }
 
-/// The files of an image.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// The files of an image, or some of them.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Directory {
     /// Its name among the migration's directories.
     pub(super) name: String,

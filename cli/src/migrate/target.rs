@@ -170,6 +170,8 @@ struct Target {
     gpu_memory: u64,
     events: Receiver<Event>,
     preloads: Option<Preloads>,
+    /// The name of the directory that was made last.
+    begun: Option<String>,
     /// Copies of the processes' memory, for the last image.
     room: Room,
     held: Option<Held>,
@@ -206,6 +208,7 @@ impl Target {
             gpu_memory,
             events,
             preloads,
+            begun: None,
             room: Room::default(),
             held: None,
             freeing: None,
@@ -266,7 +269,12 @@ impl Target {
                 path.ok_or_else(|| anyhow!("{name} is no name of a file of an image"))
             };
             let dir = name("x")?.parent().map(Path::to_owned).unwrap_or_default();
-            fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+            let is_begun = self.begun.replace(directory.name.clone()).is_some_and(|it| it == directory.name);
+            match fs::create_dir(&dir) {
+                // The other files of the last dump.
+                Err(error) if is_begun && error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => made.with_context(|| format!("cannot make {}", dir.display()))?,
+            }
             let base = |file: &str| directory.bases.iter().find(|(of, _)| of == file).map(|(_, pid)| *pid);
             let mut copied = Vec::new();
             for (file, size) in &directory.files {

@@ -1,0 +1,189 @@
+//! The processes' own memory, read where it is while they stand still.
+//!
+//! `criu dump --lazy-pages` writes no pages that a process alone has. When all else is written it waits for somebody to ask it for pages, by the
+//! protocol of its page server (criu/page-xfer.c), until that one closes the connection. Nobody asks: the processes stand still, so this command
+//! reads their memory itself, on all cores, and sends what the target does not have. CRIU neither writes a copy of that memory, nor is
+//! one read.
+//!
+//! ```text
+//!   criu dump: freeze ─ all but pages ─ ready ································· closed ─ exit(DUMP): waits for the decision
+//!                                         └─ /proc/PID/mem ─ what differs ─ send ─┘
+//! ```
+//!
+//! The target's image is the one that CRIU would have written (`cpu_image/left.rs`).
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, anyhow};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{FdFlags, fcntl_setfd};
+
+use super::memory::{Base, Known, What};
+use super::stream::{self, PIECE, StreamError};
+use crate::cpu_image::{LeftPages, PagesFrom, PagesPart};
+use crate::failure::Failure;
+use crate::process::{self, Process};
+
+/// A CRIU that leaves pages where they are. It goes on to the end of its dump when this is dropped.
+pub(super) struct Leaving {
+    _connection: UnixStream,
+    ready: PipeReader,
+}
+
+/// What CRIU inherits; closed here when it runs.
+pub(super) struct Inherited {
+    _connection: UnixStream,
+    _told: PipeWriter,
+}
+
+impl Leaving {
+    /// Has a command that dumps a tree leave pages where they are.
+    pub(super) fn arrange(command: &mut Command) -> io::Result<(Self, Inherited)> {
+        let (connection, of_criu) = UnixStream::pair()?;
+        let (ready, told) = io::pipe()?;
+        for inherited in [of_criu.as_fd(), told.as_fd()] {
+            fcntl_setfd(inherited, FdFlags::empty())?;
+        }
+        command.args(["--lazy-pages", "--ps-socket"]).arg(of_criu.as_raw_fd().to_string());
+        command.arg("--status-fd").arg(told.as_raw_fd().to_string());
+        Ok((Self { _connection: connection, ready }, Inherited { _connection: of_criu, _told: told }))
+    }
+
+    /// Whether all but pages is written.
+    pub(super) fn is_ready(&mut self) -> bool {
+        let mut said = [PollFd::new(&self.ready, PollFlags::IN)];
+        let is_said = poll(&mut said, Some(&Timespec::default())).is_ok_and(|count| count > 0);
+        // A CRIU that has ended closes it, and says nothing.
+        is_said && self.ready.read(&mut [0]).is_ok_and(|bytes| bytes > 0)
+    }
+}
+
+/// Whether the memory of a tree can be read so: its processes have the same numbers in their image and here.
+pub(super) fn have_our_numbers(root: i32) -> bool {
+    let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/pid")).ok();
+    let ours = namespace("self");
+    let tree = Process::trees_of(&[root]).unwrap_or_default();
+    ours.is_some() && tree.iter().all(|pid| namespace(&pid.to_string()) == ours)
+}
+
+/// The pages of a process that stands still.
+pub(super) struct Pages {
+    left: LeftPages,
+    /// The file's name on the streams.
+    name: String,
+    memory: File,
+    memory_path: PathBuf,
+    written: File,
+    written_path: PathBuf,
+}
+
+/// What of a piece of a file is to be sent.
+pub(super) struct Changed<'a> {
+    pages: &'a Pages,
+    at: u64,
+    split: Vec<(Range<usize>, What)>,
+}
+
+impl Pages {
+    /// The pages of a process whose image is in this directory of the migration.
+    pub(super) fn open(left: LeftPages, name: &str, dir: &Path) -> Result<Self, Failure> {
+        // CRIU traces it: it is the one that is dumped, and stands still.
+        if !i32::try_from(left.process).is_ok_and(process::is_traced) {
+            return Err(anyhow!("process {} does not stand still", left.process).into());
+        }
+        let memory_path = PathBuf::from(format!("/proc/{}/mem", left.process));
+        let written_path = dir.join(&left.file);
+        let open = |path: &Path| File::open(path).with_context(|| format!("cannot read {}", path.display()));
+        let (memory, written) = (open(&memory_path)?, open(&written_path)?);
+        let name = format!("{name}/{}", left.file);
+        Ok(Self { left, name, memory, memory_path, written, written_path })
+    }
+
+    /// The file's name in its directory, the process, and the bytes that the file is to have.
+    pub(super) fn file(&self) -> (&str, u32, u64) {
+        (&self.left.file, self.left.process, self.left.bytes())
+    }
+
+    /// Reads what the file is to have from an offset on.
+    fn read(&self, at: u64, piece: &mut [u8]) -> Result<(), StreamError> {
+        let parts = &self.left.parts;
+        let mut next = parts.partition_point(|it| it.at + it.length <= at);
+        let mut done = 0;
+        while done < piece.len() {
+            let Some(PagesPart { at: begin, length, from }) = parts.get(next) else {
+                return Err(StreamError::Ended);
+            };
+            let into = at + done as u64 - begin;
+            let count = (length - into).min((piece.len() - done) as u64) as usize;
+            let part = &mut piece[done..done + count];
+            let (read, path) = match from {
+                PagesFrom::Process(address) => (self.memory.read_exact_at(part, address + into), &self.memory_path),
+                PagesFrom::File(offset) => (self.written.read_exact_at(part, offset + into), &self.written_path),
+            };
+            read.map_err(|source| StreamError::Read { path: path.clone(), source })?;
+            (done, next) = (done + count, next + 1);
+        }
+        Ok(())
+    }
+}
+
+/// What the target does not have of these files, where some begin as copies there, by their names on the streams. All cores look.
+pub(super) fn differing<'a>(
+    pages: &'a [Pages],
+    known: &Known,
+    bases: &BTreeMap<String, Base>,
+) -> Result<Vec<Changed<'a>>, StreamError> {
+    let pieces: Vec<(&Pages, u64)> =
+        pages.iter().flat_map(|it| (0..it.left.bytes()).step_by(PIECE).map(move |at| (it, at))).collect();
+    let (pieces, next) = (&pieces, &AtomicUsize::new(0));
+    let look = || {
+        let (mut changed, mut piece) = (Vec::new(), Vec::new());
+        while let Some(&(pages, at)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+            piece.resize((pages.left.bytes() - at).min(PIECE as u64) as usize, 0);
+            pages.read(at, &mut piece)?;
+            let split = known.split(&piece, (bases.get(&pages.name).copied(), at));
+            if !split.is_empty() {
+                changed.push(Changed { pages, at, split });
+            }
+        }
+        Ok(changed)
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(pieces.len());
+    let found = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(look)).collect();
+        threads.into_iter().map(|it| it.join().unwrap_or(Err(StreamError::Ended))).collect::<Result<Vec<_>, _>>()
+    });
+    found.map(|it| it.into_iter().flatten().collect())
+}
+
+impl Changed<'_> {
+    /// Sends it. Returns the bytes of content that were sent.
+    pub(super) fn send(&self, to: &mut impl Write, piece: &mut Vec<u8>) -> Result<u64, StreamError> {
+        let mut sent = 0;
+        for (range, what) in &self.split {
+            let (at, length) = (self.at + range.start as u64, range.len());
+            match what {
+                What::Content => {
+                    piece.resize(length, 0);
+                    self.pages.read(at, piece)?;
+                    stream::send_piece(to, &self.pages.name, at, piece)?;
+                    sent += length as u64;
+                }
+                What::Zeros => stream::send_zeros(to, &self.pages.name, at, length as u32)?,
+                What::There(place) => {
+                    stream::send_place(to, &self.pages.name, at, length as u32, place.place())?;
+                }
+            }
+        }
+        Ok(sent)
+    }
+}
