@@ -7,7 +7,7 @@
 The other host is a pid namespace of this machine with a daemon of its own, so the figures are those of the machine, without a network:
 what is sent goes through pipes. The program has as much memory of its own as GPU memory, and tells its progress in a file. `still` is
 the time between its last step here and its first one there, `total` that from the command's start to that first step, in
-milliseconds; `pause`, `dump`, `send`, `restore` and `hand_over` are what the command reports of the first two and their parts. `sent` and
+milliseconds; `pause`, `dump`, `memory`, `send`, `restore` and `hand_over` are what the command reports of the first two and their parts. `sent` and
 `needed` are MiB: of files, and what the program has of GPU memory. Ways take turns, and each move is a program of its own.
 """
 

@@ -399,7 +399,8 @@ impl<'a> Source<'a> {
         self.sent = directory.files.iter().map(|(file, _)| file.clone()).collect();
         let made = self.makes(directory)?;
         let process = |of: &str| pages.iter().map(Pages::file).find(|(file, ..)| *file == of).map(|(_, pid, _)| pid);
-        let base = |(file, bytes): (String, u64)| Some((format!("{name}/{file}"), Base { pid: process(&file)?, bytes }));
+        let base =
+            |(file, bytes): (String, u64)| Some((format!("{name}/{file}"), Base { pid: process(&file)?, bytes }));
         let bases = made.into_iter().filter_map(base).collect();
         let nothing = Known::new(0);
         let known = self.known.as_ref().unwrap_or(&nothing);

@@ -134,7 +134,7 @@ impl Checkpoint {
 
     /// Waits for the end of the load, takes the engine back, compares the hashes of the content, and tells how long all that
     /// took. The first call after a load that has failed returns its error, later ones that it failed.
-    pub(crate) fn end_load(&mut self, call: &mut Call, devices: &[Device]) -> Result<LoadTimes, EngineError> {
+    pub(crate) fn end_load(&mut self, call: &mut Call, devices: &mut [Device]) -> Result<LoadTimes, EngineError> {
         match std::mem::replace(&mut self.content, ContentLoad::Failed) {
             ContentLoad::None => Err(EngineError::NothingToLoad),
             ContentLoad::Failed => Err(EngineError::Lost),
@@ -145,7 +145,7 @@ impl Checkpoint {
             ContentLoad::UnderWay(load) => {
                 let UnderWay { source, mut template, fills, aliases, more, mut mapping, thread, mut times } = load;
                 drop(more);
-                let mapped = mapping.end();
+                let mapped = mapping.end(devices);
                 let (engine, took, result) = thread.join().ok().flatten().ok_or(EngineError::Lost)?;
                 self.engine = Some(engine);
                 times.map_ns += mapped?.as_nanos() as u64;

@@ -40,13 +40,13 @@ pub(crate) fn restore_plain(memory: &mut Memory, driver: &Driver, client: &Clien
     Ok(())
 }
 
-/// Makes a saved client's plain device memory, to be mapped at its old addresses. Returns what is to be mapped on each device.
-pub(crate) fn make_plain(memory: &mut Memory, driver: &Driver, client: &Client) -> Result<Vec<ToMap>, NotLoaded> {
+/// Plans a saved client's plain device memory at its old addresses. Returns what is to be made and mapped on each device.
+pub(crate) fn plan_plain(memory: &mut Memory, driver: &Driver, client: &Client) -> Result<Vec<ToMap>, NotLoaded> {
     plain_has_devices(memory, client)?;
     let devices = memory.devices.iter_mut().enumerate();
-    let made = devices
-        .map(|(ordinal, device)| device.memory.make_many(|memory| allocate_plain(memory, driver, client, ordinal)));
-    made.collect()
+    let planned = devices
+        .map(|(ordinal, device)| device.memory.plan_many(|memory| allocate_plain(memory, driver, client, ordinal)));
+    planned.collect()
 }
 
 fn plain_has_devices(memory: &Memory, client: &Client) -> Result<(), NotLoaded> {

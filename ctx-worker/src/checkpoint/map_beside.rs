@@ -1,27 +1,33 @@
-//! Memory of a restored client that exists, and that a thread maps while CRIU makes the client's process and the client's log is replayed.
+//! Memory of a restored client that a thread makes and maps while CRIU makes the client's process and the client's log is replayed.
 //!
 //! ```text
-//!   load_when_mapped ──► thread "map": maps the first part ─fill─► maps the rest ─fill─► over
-//!                                           the load's thread: └─► lanes              └─► lanes
+//!   load_when_mapped ──► thread "map": makes and maps the first part ─fill─► makes the rest ─made─► maps it ─fill─► over
+//!                                                     the load's thread: └─► lanes                              └─► lanes
 //!   wait_until_mapped: before anything else uses the memory
 //! ```
+//!
+//! Nobody may be promised memory that this thread is about to make. So the GPU has room for it when the thread begins, and more
+//! (`serve/load.rs`), and the daemon lets no second restore begin to make memory of this GPU until it hears that all of it is made.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rekindle_cuda_abi::types::CUcontext;
+use rekindle_wire::control::{MEMORY_MADE, MEMORY_MAPPED};
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::content::ContentLoad;
 use crate::checkpoint::engine::{Fill, small_thread};
-use crate::checkpoint::mapping::{FIRST_PART, Mapping};
+use crate::checkpoint::mapping::{FIRST_PART, Mapped, Mapping};
 use crate::gpu::driver::{CallFailed, Driver, checked};
+use crate::resources::device::Device;
 use crate::resources::job::{EngineError, Job};
 use crate::resources::memory::to_map::ToMap;
 
 impl Checkpoint {
-    /// Maps this memory in a thread of its own, where this context is current, and loads the content of each part when it is mapped. A
-    /// load has begun. [`Checkpoint::load_rest`] follows, and the end of the load waits for the thread.
+    /// Makes and maps this memory in a thread of its own, where this context is current, says when all of it is made and when it is mapped,
+    /// and loads the content of each part when that is mapped. A load has begun. [`Checkpoint::load_rest`] follows, and the end of the load waits for
+    /// the thread.
     ///
     /// # Errors
     /// There is no thread.
@@ -30,13 +36,14 @@ impl Checkpoint {
         driver: &'static Driver,
         context: CUcontext,
         (to_map, fill): (Vec<ToMap>, Fill),
+        says: impl Fn(&'static str) + Send + 'static,
     ) -> Result<(), EngineError> {
         let ContentLoad::UnderWay(load) = &mut self.content else { return Err(EngineError::NothingToLoad) };
         let Some(more) = load.more.clone() else { return Err(EngineError::NothingToLoad) };
         let parts = in_parts(to_map, fill);
         load.fills.extend(parts.iter().map(|(_, fill)| Arc::clone(fill)));
         // A load that has failed takes nothing more, and its error comes with its end.
-        let work = move || map(driver, context, parts, |fill| drop(more.send(fill)));
+        let work = move || map(driver, context, parts, says, |fill| drop(more.send(fill)));
         load.mapping = Mapping::UnderWay(small_thread("map").spawn(work).map_err(|_| EngineError::NoThread)?);
         Ok(())
     }
@@ -44,10 +51,10 @@ impl Checkpoint {
     /// Waits until all memory is mapped.
     ///
     /// # Errors
-    /// It cannot be mapped.
-    pub(crate) fn wait_until_mapped(&mut self) -> Result<(), EngineError> {
+    /// It cannot be made or mapped.
+    pub(crate) fn wait_until_mapped(&mut self, devices: &mut [Device]) -> Result<(), EngineError> {
         match &mut self.content {
-            ContentLoad::UnderWay(load) => load.mapping.end().map(drop),
+            ContentLoad::UnderWay(load) => load.mapping.end(devices).map(drop),
             _ => Ok(()),
         }
     }
@@ -65,21 +72,30 @@ fn in_parts(mut to_map: Vec<ToMap>, mut fill: Fill) -> [Part; 2] {
     [(first, Arc::new(fill)), (to_map, Arc::new(of_rest))]
 }
 
-/// Maps one part after the other; `load` gets the content of each whose memory is mapped. Returns how long that took.
+/// Makes and maps one part after the other; `load` gets the content of each whose memory is mapped.
 fn map(
     driver: &Driver,
     context: CUcontext,
-    parts: [Part; 2],
+    [first, rest]: [Part; 2],
+    says: impl Fn(&'static str),
     mut load: impl FnMut(Arc<Fill>),
-) -> Result<Duration, CallFailed> {
+) -> Result<Mapped, CallFailed> {
     let began = Instant::now();
     // SAFETY: the context is the driver's own.
     checked("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(context) })?;
-    for (part, fill) in parts {
-        part.iter().try_for_each(|of_device| of_device.map(driver))?;
-        load(fill);
-    }
-    Ok(began.elapsed())
+    let make = |part: &mut Vec<ToMap>| part.iter_mut().try_for_each(|it| it.make(driver).map_err(|(_, failed)| failed));
+    let map = |part: &Vec<ToMap>| part.iter().try_for_each(|it| it.map(driver));
+    let ((mut first, of_first), (mut rest, of_rest)) = (first, rest);
+    make(&mut first)?;
+    map(&first)?;
+    load(of_first);
+    make(&mut rest)?;
+    says(MEMORY_MADE);
+    map(&rest)?;
+    says(MEMORY_MAPPED);
+    load(of_rest);
+    first.append(&mut rest);
+    Ok(Mapped { parts: first, took: began.elapsed() })
 }
 
 #[cfg(test)]
@@ -97,8 +113,22 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// What may be accessed on the device, and where mapping fails.
-    static MAPPED: Mutex<(Vec<(u64, u64)>, u64)> = Mutex::new((Vec::new(), 0));
+    /// What fails: mapping at an address, or making as many pieces as are before it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Fails {
+        Map,
+        Create,
+    }
+
+    /// What may be accessed on the device, the bytes that are made, and what fails.
+    #[derive(Debug, Default, PartialEq, Eq)]
+    struct State {
+        mapped: Vec<(u64, u64)>,
+        made: u64,
+        fails: Option<(Fails, u64)>,
+    }
+
+    static STATE: Mutex<State> = Mutex::new(State { mapped: Vec::new(), made: 0, fails: None });
 
     unsafe extern "C" fn succeeds() -> CUresult {
         CUDA_SUCCESS
@@ -110,7 +140,12 @@ mod tests {
         CUDA_SUCCESS
     }
 
-    unsafe extern "C" fn create(piece: *mut u64, _: usize, _: *const u8, _: u64) -> CUresult {
+    unsafe extern "C" fn create(piece: *mut u64, size: usize, _: *const u8, _: u64) -> CUresult {
+        let mut state = STATE.lock().unwrap();
+        if matches!(state.fails, Some((Fails::Create, _))) && state.made == 9 * 64 * MIB {
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        state.made += size as u64;
         // SAFETY: the caller's out parameter.
         unsafe { *piece = 7 };
         CUDA_SUCCESS
@@ -118,14 +153,14 @@ mod tests {
 
     unsafe extern "C" fn map_piece(at: CUdeviceptr, _: usize, _: usize, piece: u64, _: u64) -> CUresult {
         assert_eq!(piece, 7);
-        if at == MAPPED.lock().unwrap().1 { CUDA_ERROR_OUT_OF_MEMORY } else { CUDA_SUCCESS }
+        if STATE.lock().unwrap().fails == Some((Fails::Map, at)) { CUDA_ERROR_OUT_OF_MEMORY } else { CUDA_SUCCESS }
     }
 
     unsafe extern "C" fn access(at: CUdeviceptr, size: usize, to: *const CUmemAccessDesc, count: usize) -> CUresult {
         // SAFETY: the caller passes one.
         let to = unsafe { &*to };
         assert_eq!((to.flags, count), (CU_MEM_ACCESS_READWRITE, 1));
-        MAPPED.lock().unwrap().0.push((at, size as u64));
+        STATE.lock().unwrap().mapped.push((at, size as u64));
         CUDA_SUCCESS
     }
 
@@ -149,11 +184,11 @@ mod tests {
     }
 
     /// What is to be mapped of as many allocations of 64 MiB, of a device with pieces of this size, with their content.
-    fn made(driver: &Driver, allocations: u64, piece_size: u64) -> ([Part; 2], Vec<u64>) {
+    fn planned(driver: &Driver, allocations: u64, piece_size: u64) -> (DeviceMemory, [Part; 2], Vec<u64>) {
         let mut memory = DeviceMemory::new(0, 0, piece_size);
         let start = memory.client_reserved();
         let all: Vec<_> = (0..allocations).map(|i| start + 64 * MIB * i).collect();
-        let to_map = memory.make_many(|memory| {
+        let to_map = memory.plan_many(|memory| {
             all.iter().try_for_each(|address| {
                 memory.allocate_at(driver, *address, Allocation { size: 64 * MIB, context: 1, pool: 0 })
             })
@@ -164,14 +199,20 @@ mod tests {
             (job, Piece { offset: 0, length: 4 * MIB, hash, storage: Storage::Stored(extent) })
         };
         let jobs = all.iter().flat_map(|address| jobs(*address, 64 * MIB, 0, 1)).map(stored);
-        (in_parts(vec![to_map.unwrap()], Fill::new(jobs.collect(), |_| true)), all)
+        (memory, in_parts(vec![to_map.unwrap()], Fill::new(jobs.collect(), |_| true)), all)
     }
 
     /// Whether all of a job's memory is mapped.
     fn is_mapped(address: u64) -> bool {
-        let mapped = MAPPED.lock().unwrap();
-        let holds = |at: u64| mapped.0.iter().any(|(start, size)| (*start..start + size).contains(&at));
+        let state = STATE.lock().unwrap();
+        let holds = |at: u64| state.mapped.iter().any(|(start, size)| (*start..start + size).contains(&at));
         holds(address) && holds(address + 4 * MIB - 1)
+    }
+
+    /// The driver's handles of all pieces of these allocations.
+    fn handles(memory: &DeviceMemory, all: &[u64]) -> Vec<u64> {
+        let pieces = all.iter().filter_map(|address| memory.backing(*address)).flat_map(|(_, _, pieces)| pieces);
+        pieces.map(|it| it.real).collect()
     }
 
     #[test]
@@ -179,23 +220,40 @@ mod tests {
         let driver = driver();
         // Pieces of memory may be larger and smaller than those of content.
         for (allocations, piece_size, first) in [(32, 64 * MIB, 2 * 16), (1, 2 * MIB, 1), (3, 2 * MIB, 3)] {
-            *MAPPED.lock().unwrap() = (Vec::new(), 0);
-            let (parts, all) = made(&driver, allocations, piece_size);
-            assert!(MAPPED.lock().unwrap().0.is_empty(), "it is made, and not mapped");
+            *STATE.lock().unwrap() = State::default();
+            let (mut memory, parts, all) = planned(&driver, allocations, piece_size);
+            assert_eq!(*STATE.lock().unwrap(), State::default(), "nothing is made or mapped");
             let mut sent = Vec::new();
-            map(&driver, 1, parts, |fill| {
-                assert!(addresses(&fill).into_iter().all(is_mapped), "{:?}", MAPPED.lock().unwrap());
+            let all_bytes = allocations * 64 * MIB;
+            let told = |what: &str| {
+                let state = STATE.lock().unwrap();
+                let mapped: u64 = state.mapped.iter().map(|(_, size)| size).sum();
+                assert_eq!(state.made, all_bytes, "{what}");
+                assert_eq!(mapped == all_bytes, what == MEMORY_MAPPED, "{what}");
+            };
+            let mapped = map(&driver, 1, parts, told, |fill| {
+                assert!(addresses(&fill).into_iter().all(is_mapped), "{:?}", STATE.lock().unwrap());
                 sent.push(addresses(&fill).len() as u64);
             })
             .unwrap();
             assert_eq!(sent, [first, allocations * 16 - first], "a sixteenth is mapped first");
-            assert!(all.into_iter().all(is_mapped));
+            assert!(all.iter().copied().all(is_mapped));
+            let pieces = (allocations * 64 * MIB / piece_size) as usize;
+            assert_eq!(handles(&memory, &all), vec![0; pieces], "not known yet");
+            mapped.parts.iter().for_each(|it| memory.take_made(it));
+            let handles = handles(&memory, &all);
+            assert_eq!((handles.len(), handles.contains(&0)), (pieces, false));
         }
-        let (parts, all) = made(&driver, 32, 64 * MIB);
-        *MAPPED.lock().unwrap() = (Vec::new(), all[9]);
-        let mut sent = 0;
-        let failed = map(&driver, 1, parts, |_| sent += 1).unwrap_err();
-        assert_eq!((failed.call, failed.code), ("cuMemMap", CUDA_ERROR_OUT_OF_MEMORY));
-        assert_eq!(sent, 1, "the rest is not mapped");
+        for (fails, call, sent_before) in [(Fails::Map, "cuMemMap", 1), (Fails::Create, "cuMemCreate", 1)] {
+            *STATE.lock().unwrap() = State::default();
+            let (_, parts, all) = planned(&driver, 32, 64 * MIB);
+            let (mut sent, said) = (0, Mutex::new(Vec::new()));
+            STATE.lock().unwrap().fails = Some((fails, all[9]));
+            let failed = map(&driver, 1, parts, |what| said.lock().unwrap().push(what), |_| sent += 1).err().unwrap();
+            assert_eq!((failed.call, failed.code), (call, CUDA_ERROR_OUT_OF_MEMORY));
+            assert_eq!(sent, sent_before, "the rest is not mapped");
+            let expected: &[&str] = if fails == Fails::Map { &[MEMORY_MADE] } else { &[] };
+            assert_eq!(*said.lock().unwrap(), expected);
+        }
     }
 }

@@ -31,7 +31,7 @@ use rekindle_wire::window::{self, MAX_PIECE};
 use thiserror::Error;
 
 use self::access::set_access;
-use self::to_map::{Made, Unfinished};
+use self::to_map::{Planned, Unfinished};
 
 use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::shortage::Shortage;
@@ -600,26 +600,22 @@ impl DeviceMemory {
         length: u64,
         pieces: &mut Vec<u64>,
     ) -> Result<(), CallFailed> {
-        let properties = properties(self.device);
         for (offset, size) in self.cut(length).pieces() {
-            let mut piece = self.made.remove(&(address + offset)).unwrap_or(0);
-            if piece == 0 {
-                let handle = (&raw mut piece).cast();
-                // SAFETY: the out parameter is a local, and the properties live through the call.
-                let created = unsafe { (driver.cuMemCreate)(handle, size as usize, &raw const properties, 0) };
-                checked("cuMemCreate", created)?;
+            let made = self.made.remove(&(address + offset));
+            if let Some(Unfinished::Planned(all)) = &mut self.unfinished {
+                all.push(Planned { address: address + offset, size, piece: made });
+                // `put_piece` follows.
+                pieces.push(made.unwrap_or_default());
+                continue;
             }
-            if let Some(Unfinished::Unmapped(all)) = &mut self.unfinished {
-                all.push(Made { address: address + offset, size, piece });
-            } else {
-                // SAFETY: a piece of ours, and addresses that are reserved for it. After a failure nobody knows the piece.
-                unsafe {
-                    let mapped = (driver.cuMemMap)(address + offset, size as usize, 0, piece, 0);
-                    if mapped != CUDA_SUCCESS {
-                        (driver.cuMemRelease)(piece);
-                    }
-                    checked("cuMemMap", mapped)?;
+            let piece = made.map_or_else(|| create(driver, self.device, size), Ok)?;
+            // SAFETY: a piece of ours, and addresses that are reserved for it. After a failure nobody knows the piece.
+            unsafe {
+                let mapped = (driver.cuMemMap)(address + offset, size as usize, 0, piece, 0);
+                if mapped != CUDA_SUCCESS {
+                    (driver.cuMemRelease)(piece);
                 }
+                checked("cuMemMap", mapped)?;
             }
             pieces.push(piece);
         }
@@ -628,9 +624,20 @@ impl DeviceMemory {
                 closed.add(address, length);
                 Ok(())
             }
-            Some(Unfinished::Unmapped(_)) => Ok(()),
+            Some(Unfinished::Planned(_)) => Ok(()),
             None => set_access(driver, address, length, self.device, CU_MEM_ACCESS_READWRITE),
         }
+    }
+
+    /// Sets the driver's handle of the piece at an address.
+    fn put_piece(&mut self, address: u64, piece: u64) {
+        let Some((base, (_, backing))) = self.backings.range_mut(..=address).next_back() else { return };
+        let number = ((address - base) / self.piece_size) as usize;
+        let place = match backing {
+            Backing::Large(pieces) => pieces.get_mut(number),
+            Backing::Slab { piece, .. } => Some(piece),
+        };
+        place.into_iter().for_each(|it| *it = piece);
     }
 
     fn unmap(&mut self, driver: &Driver, base: u64) -> Result<(), CallFailed> {
@@ -694,6 +701,14 @@ impl DeviceMemory {
     fn give(&mut self, address: u64, length: u64) {
         self.free.give(address, length);
     }
+}
+
+/// Makes a piece. Returns the driver's handle.
+fn create(driver: &Driver, device: CUdevice, size: u64) -> Result<u64, CallFailed> {
+    let (properties, mut piece) = (properties(device), 0_u64);
+    // SAFETY: the out parameter is a local, and the properties live through the call.
+    let created = unsafe { (driver.cuMemCreate)((&raw mut piece).cast(), size as usize, &raw const properties, 0) };
+    checked("cuMemCreate", created).map(|()| piece)
 }
 
 /// How pieces are made.

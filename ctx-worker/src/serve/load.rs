@@ -10,7 +10,8 @@ use rekindle_images::{Client, DataReader, Object};
 use rekindle_wire::Dialect;
 use rekindle_wire::codec::Reader;
 use rekindle_wire::command::{self, LoadCode};
-use rekindle_wire::control::{LOAD_STEPS, LoadTimes};
+use rekindle_wire::control::{LOAD_STEPS, LoadTimes, MEMORY_MADE, MEMORY_MAPPED};
+use rekindle_wire::nvml;
 use tracing::{debug, warn};
 
 use crate::checkpoint::borrowing;
@@ -18,7 +19,7 @@ use crate::checkpoint::content::Source;
 use crate::checkpoint::layers::Layers;
 use crate::checkpoint::load::{
     check_pieces, compare_globals, content, content_besides_plain, content_of_plain, has_memory_besides_plain,
-    make_plain, read_mapped, restore_parts, restore_plain, restore_pools, stored_of_plain,
+    plan_plain, read_mapped, restore_parts, restore_plain, restore_pools, stored_of_plain,
 };
 use crate::checkpoint::suspend::{Kept, Origin, enter_any};
 use crate::checkpoint::template::{Imported, Template};
@@ -26,6 +27,8 @@ use crate::resources::code_reserve;
 use crate::resources::code_store::Image;
 use crate::resources::job::EngineError;
 use crate::resources::libraries_ahead::Ahead;
+use crate::resources::memory::MemoryError;
+use crate::resources::memory::to_map::ToMap;
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::pinned::PinnedMemory;
 use crate::resources::textures::{needs_memory, recorded_memory, recorded_value};
@@ -44,17 +47,22 @@ impl Executor {
         client: &Client,
         (reader, imported): (DataReader, Option<Imported>),
         code: Vec<(String, File)>,
-        begins: impl Fn(&'static str),
+        begins: impl Fn(&'static str) + Clone + Send + 'static,
         over: impl FnOnce() + Send + 'static,
     ) -> Result<(), NotLoaded> {
         let key = reader.key();
         let (mut over, reader) = (Some(over), Arc::new(reader));
+        let says = begins.clone();
         let early = |executor: &mut Self| match over.take_if(|_| imported.is_none()) {
-            Some(over) => executor.load_plain(client, Arc::clone(&reader), over).map(|()| true),
+            Some(over) => executor.load_plain(client, Arc::clone(&reader), says, over).map(|()| true),
             None => Ok(false),
         };
         let early = Early { bytes: stored_of_plain(client), begin: early };
-        let (aliases, times) = self.prepare_client(client, &reader, code, early, |_| Ok(()), begins)?;
+        let (aliases, times) = self.prepare_client(client, &reader, code, early, |_| Ok(()), begins.clone())?;
+        if over.is_some() {
+            begins(MEMORY_MADE);
+            begins(MEMORY_MAPPED);
+        }
         let template = self.map_template(imported);
         let (mut layers, checkpoint) = self.layers();
         let rest = match over {
@@ -86,11 +94,12 @@ impl Executor {
         template
     }
 
-    /// Makes plain allocations, and begins to map them and to load their content.
+    /// Begins to make and map plain allocations, and to load their content. `says` hears when all are made, and mapped.
     fn load_plain(
         &mut self,
         client: &Client,
         reader: Arc<DataReader>,
+        says: impl Fn(&'static str) + Send + 'static,
         over: impl FnOnce() + Send + 'static,
     ) -> Result<(), NotLoaded> {
         let primary = self.memory.first_primary();
@@ -98,24 +107,35 @@ impl Executor {
         let driver = self.call.gpu.driver;
         let began = Instant::now();
         let us = || began.elapsed().as_micros() as u64;
-        let to_map = make_plain(&mut self.memory, driver, client)?;
-        let made_us = us();
         let fill = content_of_plain(&self.memory, client, reader.key())?;
+        let mut to_map = plan_plain(&mut self.memory, driver, client)?;
         let listed_us = us();
         let (Layers { call, memory, .. }, checkpoint) = self.layers();
-        let free = memory.memory_of_devices(&mut call.gpu)?;
+        let found = memory.memory_of_devices(&mut call.gpu)?;
+        let leaves_room = |(found, to_map): (&nvml::Memory, &ToMap)| match to_map.bytes() {
+            0 => true,
+            bytes => found.free >= bytes.saturating_add(found.total / LEFT_FREE),
+        };
+        let beside = found.iter().zip(&to_map).all(leaves_room);
+        if !beside {
+            // What cannot be made must end the restore, and not the process.
+            let failed =
+                |(address, source)| NotLoaded::Memory { what: "device", address, source: MemoryError::Driver(source) };
+            to_map.iter_mut().try_for_each(|it| it.make(driver).map_err(failed))?;
+        }
+        let made_us = us();
         let source = Source { reader, is_last_use: false };
         checkpoint.begin_load(&mut call.gpu, &memory.devices, (source, Template::default()), over)?;
-        checkpoint.load_when_mapped(driver, primary, (to_map, fill))?;
-        // What cannot be mapped must end the restore, and not the process.
-        if free.iter().any(|it| it.free < FOR_MAPPINGS) {
-            checkpoint.wait_until_mapped()?;
+        checkpoint.load_when_mapped(driver, primary, (to_map, fill), says)?;
+        if !beside {
+            checkpoint.wait_until_mapped(&mut memory.devices)?;
         }
         debug!(
-            made_us,
+            beside,
             listed_us,
+            made_us,
             begun_us = us(),
-            "us until memory is made, its content is listed and its load has begun"
+            "us until content is listed, memory made if no thread makes it, and the load begun"
         );
         Ok(())
     }
@@ -195,7 +215,7 @@ impl Executor {
         if !plain_is_made {
             restore_plain(&mut self.memory, driver, client)?;
         } else if !later.is_empty() || has_memory_besides_plain(client) {
-            self.checkpoint.wait_until_mapped()?;
+            self.checkpoint.wait_until_mapped(&mut self.memory.devices)?;
         }
         restore_pools(&mut self.memory, driver, client)?;
         self.memory.restore_vmm(self.call.gpu.driver)?;
@@ -239,7 +259,7 @@ impl Executor {
 
     /// Waits for the end of the load of the content, and compares its hashes. Returns how long the load took.
     pub(crate) fn end_load(&mut self) -> Result<LoadTimes, EngineError> {
-        self.checkpoint.end_load(&mut self.call, &self.memory.devices)
+        self.checkpoint.end_load(&mut self.call, &mut self.memory.devices)
     }
 
     /// Loads the received code, and reads the data of the worker that saved the client: the calls that its log's kinds stand
@@ -293,8 +313,9 @@ impl Executor {
     }
 }
 
-/// The bytes of a device that mapping takes at most, for the tables of pages: 8 bytes for 2 MiB, and some for the tables themselves.
-const FOR_MAPPINGS: u64 = 32 << 20;
+/// Memory is made beside the process if the GPU has this part of its memory free besides: for the tables of pages, and so that the
+/// process does not die if another program takes memory at this moment.
+const LEFT_FREE: u64 = 64;
 
 /// Content that may be loaded while the log is replayed.
 struct Early<F> {

@@ -180,7 +180,7 @@ impl Executor {
         let call = *kinds.get(&object.kind).ok_or(NotLoaded::Image("the image's log has a record of no kind"))?;
         let name = command::name(&self.call.session.table, call).unwrap_or("?").to_owned();
         if !WITHOUT_MEMORY.contains(&name.as_str()) {
-            self.checkpoint.wait_until_mapped()?;
+            self.checkpoint.wait_until_mapped(&mut self.memory.devices)?;
         }
         let failed = |why| NotLoaded::Replay { call: name.clone(), handle: object.handle, why };
         self.call.header = CommandHeader { call, context: object.context, ..Default::default() };

@@ -85,7 +85,7 @@ impl Server {
     }
 
     /// What is called at the beginning of each step of a load: the daemon hears of it, if it has asked.
-    fn says_steps(&self, asked: bool) -> impl Fn(&'static str) + use<> {
+    fn says_steps(&self, asked: bool) -> impl Fn(&'static str) + Clone + Send + use<> {
         let channel = Arc::clone(&self.channel);
         move |step| {
             if asked {
@@ -218,7 +218,8 @@ impl Server {
         }
         // Graphs name memory, and managed memory opens it to other devices.
         if self.executor.memory.managed.expects_any() || !self.executor.code.graphs.is_empty() {
-            self.executor.checkpoint.wait_until_mapped()?;
+            let Executor { checkpoint, memory, .. } = &mut self.executor;
+            checkpoint.wait_until_mapped(&mut memory.devices)?;
         }
         self.executor.adopt_managed()?;
         if let Some(userfault) = self.executor.memory.managed.faults.clone() {

@@ -66,9 +66,10 @@ pub(super) fn handed_over(app: App) -> Result<Identity> {
 
 /// A report tells for how long the program stood still and for what, and what was sent meanwhile.
 pub(super) fn tells_the_pause(said: &Value) -> Result {
-    let parts = ["dump_ms", "send_ms", "restore_ms", "hand_over_ms"].map(|part| said["pause"][part].as_u64());
+    let parts =
+        ["dump_ms", "memory_ms", "send_ms", "restore_ms", "hand_over_ms"].map(|part| said["pause"][part].as_u64());
     let sum = parts.iter().copied().sum::<Option<u64>>();
-    ensure!(sum.is_some() && sum <= said["pause_ms"].as_u64() && parts[2] > Some(0), "{said}");
+    ensure!(sum.is_some() && sum <= said["pause_ms"].as_u64() && parts[3] > Some(0), "{said}");
     ensure!(said["last_sent"].as_u64() > Some(0), "{said}");
     Ok(())
 }

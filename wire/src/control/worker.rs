@@ -372,6 +372,12 @@ pub const WARMS: u32 = 12;
 /// The steps of a load in their order, by the names that `LoadStep` has for them.
 pub const LOAD_STEPS: [&str; 4] = ["code", "replay", "map", "content"];
 
+/// The names that `LoadStep` has for what is no step: all device memory of the client is made, and mapped. A worker that makes it beside
+/// the process says so after its answer to `Load`; others, and those that say nothing of it, have made it before.
+pub const MEMORY_MADE: &str = "made";
+/// See [`MEMORY_MADE`].
+pub const MEMORY_MAPPED: &str = "mapped";
+
 /// The first control version whose workers say how much memory they need, and what a suspension gives back: `Needs`,
 /// `Description.physical`.
 pub const MAKES_ROOM: u32 = 12;
@@ -505,9 +511,10 @@ pub enum WorkerReply {
     /// Sent unasked, at any time: the client finds no device memory. `Room` follows. From a keeper, again and again: the client
     /// has a command, and needs a worker.
     NeedsRoom,
-    /// Sent before the answer to a `Load` that asks for it: the worker begins this step.
+    /// Sent before the answer to a `Load` that asks for it: the worker begins this step. Only [`MEMORY_MADE`] and [`MEMORY_MAPPED`]
+    /// may come later.
     LoadStep {
-        /// One of [`LOAD_STEPS`], or a step of a later version.
+        /// One of [`LOAD_STEPS`], [`MEMORY_MADE`], [`MEMORY_MAPPED`], or a step of a later version.
         step: String,
     },
     /// Sent unasked, after `Room { how_much: true }`.

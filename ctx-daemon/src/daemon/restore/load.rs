@@ -1,12 +1,14 @@
 //! Workers for a restore, and their loading in the background.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rekindle_images::{Client as Record, CodeHash, DataFile as DataFileName, HashKey, Image, Manifest};
-use rekindle_wire::control::{DataFile, Failure, FailureKind, Learned, Limits, WorkerReply, WorkerRequest};
+use rekindle_wire::control::{
+    DataFile, Failure, FailureKind, Learned, Limits, MEMORY_MAPPED, WorkerReply, WorkerRequest,
+};
 use rekindle_wire::frame::MAX_FDS;
 use rekindle_wire::ipc::{PIECES_AT_A_TIME, PieceId};
 use tracing::{debug, info};
@@ -16,10 +18,11 @@ use super::super::grants::Uuid;
 use super::super::pool::{HoldOff, PoolError};
 use super::super::spawn::Settings;
 use super::super::worker::{Timeout, Worker, WorkerError};
-use super::super::{Daemon, at_once, sys, thread};
+use super::super::{Daemon, at_once, lock, sys, thread};
 use super::error::RestoreError;
 use super::preloads::ToCopy;
 use super::state::Restore;
+use super::turns::{self, Turns};
 use super::warm::{Content, Loading};
 use super::{check, place};
 use crate::limit::Limit;
@@ -181,31 +184,47 @@ enum Then {
     Over,
 }
 
-/// Has every worker begin. The work is in the order of the clients. The pool starts spare workers again when the processes need
-/// not wait any longer; `until_loaded` lives until all is loaded.
+/// Has every worker begin when it is its turn. The work is in the order of the clients. The pool starts spare workers again when all
+/// memory is mapped; `until_loaded` lives until all is loaded.
 pub(super) fn start(
     restore: &Arc<Restore>,
     works: Vec<Work>,
     limit: Limit,
-    hold_off: &Arc<HoldOff>,
+    (making, hold_off): (&Arc<Turns>, &Arc<HoldOff>),
     until_loaded: Option<Loading>,
 ) -> Result<(), RestoreError> {
     let until_loaded = Arc::new(until_loaded);
     for (place, (work, client)) in works.into_iter().zip(&restore.clients).enumerate() {
         let (name, worker) = (client.name.clone(), Arc::clone(&client.worker));
         let (restore, hold_off, until_loaded) = (Arc::clone(restore), Arc::clone(hold_off), Arc::clone(&until_loaded));
+        let making = Arc::clone(making);
         thread("load", move || {
             let began = Instant::now();
             let then = work.then(&worker);
             let phases = restore.phases();
+            let gpus = match work {
+                Work::Nothing => BTreeSet::new(),
+                Work::Load(_) | Work::BringBack { .. } => turns::gpus_of(restore.record(place), &worker),
+            };
+            let turn = Arc::new(making.take(gpus));
             phases.load_begins(place, worker.pid());
+            let held_off = Arc::new(Mutex::new(Some(hold_off)));
             worker.on_load_step({
-                let phases = Arc::clone(phases);
-                move |step| phases.step(place, step)
+                let (phases, turn, held_off) = (Arc::clone(phases), Arc::clone(&turn), Arc::clone(&held_off));
+                move |step| {
+                    turn.hears(step);
+                    if step == MEMORY_MAPPED {
+                        lock(&held_off).take();
+                    }
+                    phases.step(place, step);
+                }
             });
+            let makes_beside = matches!(work, Work::Load(_));
             let mut result = work.run(&worker).map(|()| None);
-            worker.forget_load_steps();
-            drop(hold_off);
+            if result.is_err() || !makes_beside {
+                turn.end();
+                lock(&held_off).take();
+            }
             if result.is_ok() && !matches!(then, Then::Over) {
                 if matches!(then, Then::Beside) {
                     restore.prepared(place);
@@ -213,6 +232,9 @@ pub(super) fn start(
                 let on_progress = |loaded, bytes| phases.content(place, loaded, bytes);
                 result = wait_for_content(&worker, &name, limit, on_progress).map(Some);
             }
+            worker.forget_load_steps();
+            turn.end();
+            lock(&held_off).take();
             match &result {
                 Ok(_) => {
                     let ms = began.elapsed().as_millis() as u64;

@@ -39,6 +39,7 @@ mod preloads;
 mod shared;
 mod spans;
 mod state;
+mod turns;
 mod warm;
 pub(super) mod watch;
 mod watches;
@@ -68,6 +69,7 @@ pub(super) use self::preloads::Preloads;
 pub(super) use self::shared::{SharedError, SharedMemory, registered, take as take_memory};
 use self::state::Restore;
 pub(super) use self::state::Restores;
+pub(super) use self::turns::Turns;
 pub(super) use self::warm::{Wanted, WarmImages, forget, forget_named, list, warm};
 pub(super) use self::watches::{Watches, Wish};
 use super::clients::Reservation;
@@ -309,7 +311,7 @@ impl Checking {
                 clients.map(load).collect::<Result<Vec<_>, _>>()?
             }
         };
-        load::start(&restoring.restore, works, limit, &hold_off, warm)?;
+        load::start(&restoring.restore, works, limit, (&daemon.turns, &hold_off), warm)?;
         restoring.restore.phases().ends(Part::Prepare);
         daemon.restores.add(&restoring.restore);
         info!(

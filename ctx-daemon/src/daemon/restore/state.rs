@@ -239,6 +239,11 @@ impl Restore {
         self.clients.iter().map(|it| &it.worker)
     }
 
+    /// The image's record of the client at a place.
+    pub(super) fn record(&self, place: usize) -> &Record {
+        &self.clients[place].record
+    }
+
     /// The sockets that CRIU's plugin connects anew.
     pub(super) fn sockets(&self) -> Vec<RestoredSocket> {
         let of_clients = self.clients.iter().flat_map(|it| sockets_of(&it.record));

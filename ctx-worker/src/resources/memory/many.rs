@@ -29,16 +29,16 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Does something that maps many ranges, but does not map them: they have their memory at its end, and it is left to the caller to map
-    /// it. No other device may use this memory yet.
+    /// Does something that maps many ranges, but neither makes nor maps their memory: that is left to the caller, who tells
+    /// [`DeviceMemory::take_made`] of it. No other device may use this memory yet.
     ///
     /// # Errors
-    /// The error of `map`. The memory is of no use then.
-    pub(crate) fn make_many<E>(&mut self, map: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<ToMap, E> {
+    /// The error of `map`.
+    pub(crate) fn plan_many<E>(&mut self, map: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<ToMap, E> {
         debug_assert!(self.peers.is_empty());
-        let (made, unfinished, _) = self.leave_unfinished(Unfinished::Unmapped(Vec::new()), map);
-        made?;
-        let Some(Unfinished::Unmapped(pieces)) = unfinished else { return Ok(ToMap::new(self.device, Vec::new())) };
+        let (planned, unfinished, _) = self.leave_unfinished(Unfinished::Planned(Vec::new()), map);
+        planned?;
+        let Some(Unfinished::Planned(pieces)) = unfinished else { return Ok(ToMap::new(self.device, Vec::new())) };
         Ok(ToMap::new(self.device, pieces))
     }
 
