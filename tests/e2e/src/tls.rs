@@ -53,14 +53,15 @@ impl Listener {
             fs::set_permissions(dir.join("key.pem"), Permissions::from_mode(0o600))?;
         }
         fs::write(dir.join("there/peers"), format!("{CALLER}\n"))?;
-        let said = dir.join("said");
         let mut command = Command::new("sh");
         stage::clean_environment(&mut command);
         command.args(["-c", RESTARTS, "sh"]).arg(stage::program("rekindle")?);
         command.args(["tls", "listen", "--listen", &address, "--tls-dir"]).arg(dir.join("there"));
-        command.arg("--dir").arg(into).stdin(Stdio::null()).stderr(File::create(&said)?);
+        command.arg("--dir").arg(into).stdin(Stdio::null()).stderr(File::create(dir.join("said"))?);
         let listener = Self { child: there.spawn(&mut command)?, address, dir };
-        until("the other host listens", || Ok(fs::read_to_string(&said)?.contains("listens on").then_some(())))?;
+        until("the other host listens", || {
+            Ok(fs::read_to_string(listener.said())?.contains("listens on").then_some(()))
+        })?;
         Ok(listener)
     }
 
@@ -68,6 +69,11 @@ impl Listener {
     pub fn kill(&self) -> Result<String> {
         let rekindle = stage::program("rekindle")?;
         Ok(format!("pkill -KILL -f '^{} tls listen --listen {} '", rekindle.display(), self.address))
+    }
+
+    /// The file with all that it has said, each time that it was started.
+    pub fn said(&self) -> PathBuf {
+        self.dir.join("said")
     }
 
     /// The host, as commands name it.

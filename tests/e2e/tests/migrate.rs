@@ -353,7 +353,7 @@ impl Hosts {
         let (status, said) = self.run(&words)?;
         let case = format!("{happens}: {status}");
         until_true("it has happened", || Ok(fs::read_to_string(&plan)?.starts_with("over")))
-            .with_context(|| case.clone())?;
+            .with_context(|| format!("{case} {said}"))?;
         self.heal()?;
         self.settle()?;
         let place = self.is_on_one().with_context(|| format!("{case} {said}"))?;

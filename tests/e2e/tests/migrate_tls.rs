@@ -7,6 +7,7 @@ use std::process::Output;
 use anyhow::ensure;
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::tls::{CALLER, Listener};
+use rekindle_e2e::wait::until;
 use rekindle_e2e::{Elsewhere, Node, Result, stage};
 
 use super::migrate::{ARGUMENTS, Hosts, finish_elsewhere, handed_over, report};
@@ -81,9 +82,12 @@ fn a_listener_that_is_killed_at_whatever_moment_leaves_one_program() -> Result {
     let (rekindle, dir) = (rekindle.display().to_string(), listener.dir().display().to_string());
     let words = format!("exec {rekindle} tls connect --tls-dir {dir} {} migrate", listener.host());
     stage::write_script(&way, &format!("#!/bin/sh\n{words}\n"))?;
-    let kill = listener.kill()?;
+    let (kill, said) = (listener.kill()?, listener.said());
     hosts.by_tls(&way, listener, options);
-    for moment in MOMENTS {
+    for (kills, moment) in MOMENTS.into_iter().enumerate() {
+        until("it listens again", || {
+            Ok((fs::read_to_string(&said)?.matches("listens on").count() > kills).then_some(()))
+        })?;
         hosts.migrate_while(&format!("{moment} {kill}"))?;
         ensure!(fs::read_to_string(hosts.here.path("plan"))? == "over", "{moment}: nothing was killed");
     }
