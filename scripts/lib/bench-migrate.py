@@ -13,6 +13,7 @@ milliseconds; `pause`, `dump`, `memory`, `send`, `restore` and `hand_over` are w
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -163,7 +164,8 @@ def move(o, place, way, size):
 
 
 def main():
-    o = parser("tree", "images", "only").parse_args()
+    o = parser("tree", "images", "only", "ways").parse_args()
+    ways = o.ways.split(",") if o.ways else WAYS
     sinks.have_run_in_memory()
     with tempfile.TemporaryDirectory(prefix="rekindle-bench-") as folder, sinks.images(o.images, folder) as images:
         os.chmod(folder, 0o711)
@@ -178,11 +180,13 @@ def main():
         place["there"] = Elsewhere(o, folder, here.socket)
         document = dict(about(o, "migrate"), criu=criu_version(criu), images=sinks.describe(images), results=[])
         for size in SIZES_OF_GPU if is_real(o.driver) else SIZES:
-            runs = {way: [] for way in WAYS}
+            if o.only and not re.search(o.only, f"{size[0]} MiB {size[1]}000 words"):
+                continue
+            runs = {way: [] for way in ways}
             for _ in range(o.rounds):
-                for way in WAYS:
+                for way in ways:
                     runs[way].append(move(o, place, way, size))
-            for way in WAYS:
+            for way in ways:
                 row = {key: spread([it[key] for it in runs[way]]) for key in runs[way][0]}
                 document["results"].append({"way": way, "mib": size[0], "words": size[1] * 1000, "sleep_us": size[2], **row})
                 said = ", ".join(f"{key} {value['median']:.1f}" for key, value in row.items())

@@ -113,6 +113,16 @@ impl Pages {
         (&self.left.file, self.left.process, self.left.bytes())
     }
 
+    /// Reads the process's memory, also what it may not read itself.
+    fn read_memory(&self, address: u64, into: &mut [u8]) -> io::Result<()> {
+        let pid = self.left.process.cast_signed();
+        let read = read_some(pid, address, into).unwrap_or(0).min(into.len());
+        match read {
+            all if all == into.len() => Ok(()),
+            _ => self.memory.read_exact_at(&mut into[read..], address + read as u64),
+        }
+    }
+
     /// Reads what the file is to have from an offset on.
     fn read(&self, at: u64, piece: &mut [u8]) -> Result<(), StreamError> {
         let parts = &self.left.parts;
@@ -126,7 +136,7 @@ impl Pages {
             let count = (length - into).min((piece.len() - done) as u64) as usize;
             let part = &mut piece[done..done + count];
             let (read, path) = match from {
-                PagesFrom::Process(address) => (self.memory.read_exact_at(part, address + into), &self.memory_path),
+                PagesFrom::Process(address) => (self.read_memory(address + into, part), &self.memory_path),
                 PagesFrom::File(offset) => (self.written.read_exact_at(part, offset + into), &self.written_path),
             };
             read.map_err(|source| StreamError::Read { path: path.clone(), source })?;
@@ -134,6 +144,16 @@ impl Pages {
         }
         Ok(())
     }
+}
+
+/// Reads memory of a process, as much as it can read itself. The kernel locks the process's mappings once for many pages, where a read of
+/// `/proc/PID/mem` locks them for each.
+fn read_some(pid: i32, address: u64, into: &mut [u8]) -> io::Result<usize> {
+    let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: into.len() };
+    // SAFETY: the local range is ours to write; the other is an address in another process, which the kernel checks.
+    let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
+    usize::try_from(read).map_err(|_| io::Error::last_os_error())
 }
 
 /// What the target does not have of these files, where some begin as copies there, by their names on the streams. All cores look.
@@ -185,5 +205,74 @@ impl Changed<'_> {
             }
         }
         Ok(sent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    const PAGE: usize = 4096;
+
+    /// Memory of this process, three pages of 1, 2 and 3, of which it may not read the second.
+    fn mapped() -> u64 {
+        // SAFETY: new memory, which nothing else knows.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let at = libc::mmap(std::ptr::null_mut(), 3 * PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            for page in 0..3 {
+                at.cast::<u8>().add(page * PAGE).write_bytes(page as u8 + 1, PAGE);
+            }
+            assert_eq!(libc::mprotect(at.cast::<u8>().add(PAGE).cast(), PAGE, libc::PROT_NONE), 0);
+            at as u64
+        }
+    }
+
+    fn part(at: usize, count: usize, from: PagesFrom) -> PagesPart {
+        PagesPart { at: (at * PAGE) as u64, length: (count * PAGE) as u64, from }
+    }
+
+    #[test]
+    fn a_file_has_its_pages_from_where_they_are_and_what_the_target_has_is_not_sent() {
+        let (at, written) = (mapped(), tempfile::NamedTempFile::new().unwrap());
+        written.as_file().write_all_at(&[[8; PAGE], [9; PAGE]].concat(), 0).unwrap();
+        let process = std::process::id();
+        let parts = vec![
+            part(0, 1, PagesFrom::File(0)),
+            part(1, 3, PagesFrom::Process(at)),
+            part(4, 1, PagesFrom::File(PAGE as u64)),
+        ];
+        let pages = Pages {
+            left: LeftPages { file: "pages-1.img".into(), process, parts },
+            name: "last/pages-1.img".into(),
+            memory: File::open("/proc/self/mem").unwrap(),
+            memory_path: "/proc/self/mem".into(),
+            written: written.reopen().unwrap(),
+            written_path: written.path().into(),
+        };
+        let mut all = vec![0; 5 * PAGE];
+        pages.read(0, &mut all).unwrap();
+        let firsts: Vec<u8> = all.chunks(PAGE).map(|page| page[0]).collect();
+        assert!(firsts == [8, 1, 2, 3, 9] && all.chunks(PAGE).all(|page| page.iter().all(|it| *it == page[0])));
+        let mut middle = vec![0; PAGE];
+        pages.read(PAGE as u64 + 100, &mut middle).unwrap();
+        assert_eq!((middle[0], middle[PAGE - 1]), (1, 2));
+        assert!(pages.read(5 * PAGE as u64, &mut middle).is_err());
+
+        let pages = [pages];
+        let split = |known: &Known| differing(&pages, known, &BTreeMap::new()).unwrap().remove(0).split;
+        let known = Known::new(5);
+        assert_eq!(split(&known), [(0..5 * PAGE, What::Content)]);
+        let mut known = Known::new(5);
+        known.takes_page(&[2; PAGE]);
+        let found = split(&known);
+        assert_eq!(
+            found.iter().map(|(range, _)| range.clone()).collect::<Vec<_>>(),
+            [0..2 * PAGE, 2 * PAGE..3 * PAGE, 3 * PAGE..5 * PAGE]
+        );
+        assert!(matches!(found[1].1, What::There(_)));
     }
 }

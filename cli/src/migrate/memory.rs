@@ -141,6 +141,13 @@ impl Known {
         self.files.values_mut().for_each(|file| file.places.clear());
     }
 
+    /// The target has this page.
+    #[cfg(test)]
+    pub(super) fn takes_page(&mut self, page: &[u8]) {
+        let place = (self.hash(page), Place { pid: 7, offset: 0 });
+        self.add(vec![place]);
+    }
+
     /// What a file of the target's has in the place of a page, if it begins as a copy: a page's hash, 0 for zeros, or none if that is not known.
     fn has_there(&self, base: Option<Base>, offset: u64) -> Option<u128> {
         match base {
