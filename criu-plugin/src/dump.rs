@@ -18,7 +18,7 @@ use std::mem::{self, ManuallyDrop};
 use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-use rekindle_wire::control::{Reply, Request, TRACEPARENT};
+use rekindle_wire::control::{LEAVES_PAGES, Reply, Request, TRACEPARENT};
 use rekindle_wire::userfault;
 use thiserror::Error;
 
@@ -206,6 +206,10 @@ impl Dump {
             Self::Saving(mut saving) => {
                 // CRIU lets the tasks run on. An error was logged.
                 let _ = saving.natives.give_back(&saving.daemon);
+                // It has rolled back, unless its server of pages has failed afterwards. To do it twice does no harm.
+                if saving.fate != Fate::Alive && std::env::var_os(LEAVES_PAGES).is_some() {
+                    host::roll_back();
+                }
                 return Exit::Return;
             }
             _ => return Exit::Return,

@@ -10,6 +10,7 @@
 //! criu/page-xfer.c). So an image whose pages somebody else writes is one that CRIU could have made.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use anyhow::{Context, anyhow};
@@ -94,8 +95,11 @@ pub(crate) fn take_left_pages(dir: &Path) -> Result<Vec<LeftPages>, Failure> {
     let mut all = Vec::new();
     for process in processes.iter().map(|it| it.number(1)) {
         let path = dir.join(format!("pagemap-{process}.img"));
-        // One that has ended and was not waited for has none.
-        let Ok(mut bytes) = fs::read(&path) else { continue };
+        let mut bytes = match fs::read(&path) {
+            // One that has ended and was not waited for has none.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            read => read.with_context(|| format!("cannot read {}", path.display()))?,
+        };
         let number = u32::try_from(process).ok();
         let left = number.zip(entries::read(&path)).and_then(|(number, entries)| LeftPages::of(number, &entries));
         let marked = left.filter(|_| mark_present(&mut bytes).is_some());
@@ -168,7 +172,7 @@ mod tests {
             write(&at("pstree.img"), &[number(1, 9), number(1, 8), number(1, 7)]);
             let entries = [(0x10_0000_0000, 300, LAZY), (0x20_0000_0000, 2, PRESENT), (0x30_0000_0000, 1, LAZY)];
             let list = |extra: u64| {
-                let entries = entries.map(|(at, count, flags)| pages(at, count, flags | extra * (flags & LAZY) * 2));
+                let entries = entries.map(|(at, count, flags)| pages(at, count, flags | (extra * (flags & LAZY) * 2)));
                 [vec![number(1, 5)], entries.to_vec()].concat()
             };
             write(&at("pagemap-9.img"), &list(0));

@@ -28,6 +28,12 @@ pub(crate) fn check_pages(dir: &Path) -> Result<(), Failure> {
     for name in pagemaps(dir) {
         let entries = entries::read(&dir.join(name)).unwrap_or_default();
         let Some((head, pages)) = entries.split_first() else { continue };
+        if pages.iter().any(is_left) {
+            return Err(Failure::bad_image(anyhow!(
+                "CRIU's part of the image in {} is not whole: `criu dump --lazy-pages` has left pages in the processes; dump without it",
+                dir.display()
+            )));
+        }
         let pages: u64 = pages.iter().filter(|it| is_here(it)).map(|it| it.number(2).max(it.number(5))).sum();
         let (name, needed) = (format!("pages-{}.img", head.number(1)), pages.saturating_mul(PAGE));
         let there = fs::metadata(dir.join(&name)).map_or(0, |it| it.len());
@@ -68,6 +74,12 @@ fn pagemaps(dir: &Path) -> BTreeSet<String> {
     names
 }
 
+/// Whether the pages are in no image.
+fn is_left(pages: &Entry) -> bool {
+    let flags = pages.number(4);
+    flags != 0 && flags & (PRESENT | IN_PARENT) == 0
+}
+
 fn is_here(pages: &Entry) -> bool {
     match pages.number(4) {
         0 => pages.number(3) == 0,
@@ -88,7 +100,9 @@ mod tests {
         let elsewhere = [number(1, 0), number(2, 9), number(4, PRESENT | IN_PARENT)].concat();
         let later = [number(1, 0), number(2, 9), number(4, 2)].concat();
         write(&at("pstree.img"), &[number(1, 9), number(1, 8)]);
-        write(&at("pagemap-9.img"), &[number(1, 1), pages(0x2000, 2), elsewhere, later, pages(0x9000, 2)]);
+        write(&at("pagemap-9.img"), &[number(1, 1), pages(0x2000, 2), later]);
+        assert!(why().is_some_and(|it| it.contains("--lazy-pages")), "{:?}", why());
+        write(&at("pagemap-9.img"), &[number(1, 1), pages(0x2000, 2), elsewhere, pages(0x9000, 2)]);
         write(&at("pagemap-8.img"), &[number(1, 2)]);
         // Of an earlier dump.
         write(&at("pagemap-7.img"), &[number(1, 1), pages(0, 100)]);

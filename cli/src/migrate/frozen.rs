@@ -24,6 +24,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, anyhow};
+use rekindle_wire::control::LEAVES_PAGES;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{FdFlags, fcntl_setfd};
 
@@ -39,10 +40,11 @@ pub(super) struct Leaving {
     ready: PipeReader,
 }
 
-/// What CRIU inherits; closed here when it runs.
+/// What CRIU inherits; closed here when it runs. It has both ends of the pipe: if this command is killed and CRIU could not say that it is
+/// ready, it would end its dump as one that has failed, and leave the processes' connections locked.
 pub(super) struct Inherited {
     _connection: UnixStream,
-    _told: PipeWriter,
+    _told: (PipeReader, PipeWriter),
 }
 
 impl Leaving {
@@ -50,29 +52,53 @@ impl Leaving {
     pub(super) fn arrange(command: &mut Command) -> io::Result<(Self, Inherited)> {
         let (connection, of_criu) = UnixStream::pair()?;
         let (ready, told) = io::pipe()?;
-        for inherited in [of_criu.as_fd(), told.as_fd()] {
+        let also_ready = ready.try_clone()?;
+        for inherited in [of_criu.as_fd(), told.as_fd(), also_ready.as_fd()] {
             fcntl_setfd(inherited, FdFlags::empty())?;
         }
         command.args(["--lazy-pages", "--ps-socket"]).arg(of_criu.as_raw_fd().to_string());
-        command.arg("--status-fd").arg(told.as_raw_fd().to_string());
-        Ok((Self { _connection: connection, ready }, Inherited { _connection: of_criu, _told: told }))
+        command.arg("--status-fd").arg(told.as_raw_fd().to_string()).env(LEAVES_PAGES, "1");
+        Ok((Self { _connection: connection, ready }, Inherited { _connection: of_criu, _told: (also_ready, told) }))
     }
 
     /// Whether all but pages is written.
     pub(super) fn is_ready(&mut self) -> bool {
         let mut said = [PollFd::new(&self.ready, PollFlags::IN)];
         let is_said = poll(&mut said, Some(&Timespec::default())).is_ok_and(|count| count > 0);
-        // A CRIU that has ended closes it, and says nothing.
+        // A CRIU that has ended says nothing, and closes it.
         is_said && self.ready.read(&mut [0]).is_ok_and(|bytes| bytes > 0)
     }
 }
 
-/// Whether the memory of a tree can be read so: its processes have the same numbers in their image and here.
-pub(super) fn have_our_numbers(root: i32) -> bool {
+/// Whether the memory of a tree, so many bytes, can be read so: its processes have the same numbers in their image and here, and CRIU has
+/// descriptors enough for it.
+pub(super) fn can_be_left(root: i32, bytes: u64) -> bool {
     let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/pid")).ok();
     let ours = namespace("self");
     let tree = Process::trees_of(&[root]).unwrap_or_default();
-    ours.is_some() && tree.iter().all(|pid| namespace(&pid.to_string()) == ours)
+    let have_our_numbers = ours.is_some() && tree.iter().all(|pid| namespace(&pid.to_string()) == ours);
+    have_our_numbers && bytes / PIPE < pipes()
+}
+
+/// The bytes that a pipe holds at least, whoever makes it.
+const PIPE: u64 = 1 << 20;
+
+/// Half of the pipes that a CRIU run by this process may have: it keeps all pages that it leaves in pipes.
+fn pipes() -> u64 {
+    let number = |path: &str| fs::read_to_string(path).ok().and_then(|it| it.trim().parse::<u64>().ok());
+    // It raises its limit as far as it may (criu/rlimit.c).
+    let most = if may_raise_limits() { number("/proc/sys/fs/nr_open") } else { None };
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    most.or(limit.maximum).unwrap_or(u64::MAX) / 4
+}
+
+/// Whether this process has CAP_SYS_RESOURCE.
+fn may_raise_limits() -> bool {
+    const SYS_RESOURCE: u32 = 24;
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|it| u64::from_str_radix(it.trim(), 16).ok()).unwrap_or(0);
+    effective >> SYS_RESOURCE & 1 == 1
 }
 
 /// The pages of a process that stands still.

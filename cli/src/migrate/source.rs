@@ -75,6 +75,8 @@ pub(super) struct Source<'a> {
     lock: File,
     /// What the target has of the processes' own memory; none if that has no room for it.
     known: Option<Known>,
+    /// The bytes of that memory, when it was looked at last.
+    own: u64,
     /// The files of the last image that the target has before the others.
     sent: Vec<String>,
     /// The connection for messages, and those for content.
@@ -146,8 +148,24 @@ impl<'a> Source<'a> {
         let known = Some(Known::new(random::number()? as u64));
         let mut report = Report::new(&name, pid, container.as_ref().map(Container::name), way.host());
         report.addresses = leaving.ips();
-        let sent = Vec::new();
-        Ok(Self { options, way, socket, pid, container, leaving, name, dir, lock, known, sent, link, streams, report })
+        let (own, sent) = (0, Vec::new());
+        Ok(Self {
+            options,
+            way,
+            socket,
+            pid,
+            container,
+            leaving,
+            name,
+            dir,
+            lock,
+            known,
+            own,
+            sent,
+            link,
+            streams,
+            report,
+        })
     }
 
     /// Moves the processes. The report says where they are, whatever has happened.
@@ -196,11 +214,12 @@ impl<'a> Source<'a> {
 
     /// Copies what of the processes' own memory the target does not have yet.
     fn copy_memory(&mut self) -> Result<(), Failure> {
+        let began = Instant::now();
+        let own = memory::own(self.pid, SHARE);
+        self.own = own.private.iter().map(|(_, bytes)| bytes).sum();
         if self.known.is_none() {
             return Ok(());
         }
-        let began = Instant::now();
-        let own = memory::own(self.pid, SHARE);
         if self.report.memory.is_empty() {
             let mut directory = memory::directory(&own);
             if self.container.is_some() {
@@ -333,7 +352,7 @@ impl<'a> Source<'a> {
             None => {
                 let mut command = by_criu(self.options, self.pid, &dir, &log)?;
                 command.args(self.leaving.option());
-                let left = frozen::have_our_numbers(self.pid).then(|| frozen::Leaving::arrange(&mut command));
+                let left = frozen::can_be_left(self.pid, self.own).then(|| frozen::Leaving::arrange(&mut command));
                 (command, left.transpose().context("cannot make a connection for CRIU")?)
             }
             Some(container) => {
@@ -355,6 +374,10 @@ impl<'a> Source<'a> {
                 still_since.get_or_insert_with(Instant::now);
             }
             if let (Some(since), Some(HAND_OVER)) = (still_since, info.as_ref().map(|it| it.phase.as_str())) {
+                if left.is_some() {
+                    let failure = anyhow!("{program} has left pages in the processes, and has not said so").into();
+                    return Err(NotDumped(failure, Some(dumper)));
+                }
                 return Ok(Dumped { since, memory_ms, criu: Some(dumper) });
             }
             if left.as_mut().is_some_and(frozen::Leaving::is_ready) {

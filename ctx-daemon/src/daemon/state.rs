@@ -23,7 +23,7 @@ use super::native::Native;
 use super::nvml::Nvml;
 use super::oversubscribe::Oversubscription;
 use super::pool::Pool;
-use super::restore::{Preloads, Restores, Turns, WarmImages, Watches};
+use super::restore::{Preloads, Promises, Restores, WarmImages, Watches};
 use super::sandbox::Sandbox;
 use super::spans::Spans;
 use super::spawn::Spawner;
@@ -38,8 +38,8 @@ pub(super) struct Daemon {
     pub(super) clients: Clients,
     pub(super) restores: Restores,
     pub(super) preloads: Preloads,
-    /// Restores that make memory.
-    pub(super) turns: Arc<Turns>,
+    /// The memory that restores are about to make.
+    pub(super) promises: Arc<Promises>,
     pub(super) warm: WarmImages,
     pub(super) watches: Watches,
     pub(super) checkpoints: Checkpoints,
@@ -101,7 +101,7 @@ impl Daemon {
             },
             restores: Restores::default(),
             preloads: Preloads::default(),
-            turns: Arc::default(),
+            promises: Arc::default(),
             warm: WarmImages::new(config.restore.warm_memory.map_or_else(half_of_memory, Ok)?),
             watches: Watches::new(Arc::clone(&metrics), Arc::clone(&spans)),
             checkpoints: Checkpoints::new(Arc::clone(&metrics), Arc::clone(&spans)),

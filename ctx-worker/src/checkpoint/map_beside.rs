@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Nobody may be promised memory that this thread is about to make. So the GPU has room for it when the thread begins, and more
-//! (`serve/load.rs`), and the daemon lets no second restore begin to make memory of this GPU until it hears that all of it is made.
+//! (`serve/load.rs`), and until the daemon hears that all of it is made, a second restore begins only where the GPU has room for both.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -13,6 +13,7 @@
 
 mod access;
 pub(crate) mod borrowed;
+mod create;
 mod many;
 mod runs;
 mod suspend;
@@ -31,6 +32,7 @@ use rekindle_wire::window::{self, MAX_PIECE};
 use thiserror::Error;
 
 use self::access::set_access;
+use self::create::create;
 use self::to_map::{Planned, Unfinished};
 
 use crate::gpu::driver::{CallFailed, Driver, checked};
@@ -700,26 +702,6 @@ impl DeviceMemory {
 
     fn give(&mut self, address: u64, length: u64) {
         self.free.give(address, length);
-    }
-}
-
-/// Makes a piece. Returns the driver's handle.
-fn create(driver: &Driver, device: CUdevice, size: u64) -> Result<u64, CallFailed> {
-    let (properties, mut piece) = (properties(device), 0_u64);
-    // SAFETY: the out parameter is a local, and the properties live through the call.
-    let created = unsafe { (driver.cuMemCreate)((&raw mut piece).cast(), size as usize, &raw const properties, 0) };
-    checked("cuMemCreate", created).map(|()| piece)
-}
-
-/// How pieces are made.
-fn properties(device: CUdevice) -> CUmemAllocationProp {
-    CUmemAllocationProp {
-        kind: CU_MEM_ALLOCATION_TYPE_PINNED,
-        location_type: CU_MEM_LOCATION_TYPE_DEVICE,
-        location_id: device,
-        // Another process may ask for any piece.
-        handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-        ..Default::default()
     }
 }
 

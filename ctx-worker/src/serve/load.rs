@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use rekindle_images::{Client, DataReader, Object};
 use rekindle_wire::Dialect;
+use rekindle_wire::attach::Device;
 use rekindle_wire::codec::Reader;
 use rekindle_wire::command::{self, LoadCode};
 use rekindle_wire::control::{LOAD_STEPS, LoadTimes, MEMORY_MADE, MEMORY_MAPPED};
@@ -52,14 +53,21 @@ impl Executor {
     ) -> Result<(), NotLoaded> {
         let key = reader.key();
         let (mut over, reader) = (Some(over), Arc::new(reader));
+        // Other memory is made when the log is replayed.
+        let besides = has_memory_besides_plain(client);
         let says = begins.clone();
+        let says = move |what| {
+            if !besides {
+                says(what);
+            }
+        };
         let early = |executor: &mut Self| match over.take_if(|_| imported.is_none()) {
             Some(over) => executor.load_plain(client, Arc::clone(&reader), says, over).map(|()| true),
             None => Ok(false),
         };
         let early = Early { bytes: stored_of_plain(client), begin: early };
         let (aliases, times) = self.prepare_client(client, &reader, code, early, |_| Ok(()), begins.clone())?;
-        if over.is_some() {
+        if over.is_some() || besides {
             begins(MEMORY_MADE);
             begins(MEMORY_MAPPED);
         }
@@ -112,11 +120,7 @@ impl Executor {
         let listed_us = us();
         let (Layers { call, memory, .. }, checkpoint) = self.layers();
         let found = memory.memory_of_devices(&mut call.gpu)?;
-        let leaves_room = |(found, to_map): (&nvml::Memory, &ToMap)| match to_map.bytes() {
-            0 => true,
-            bytes => found.free >= bytes.saturating_add(found.total / LEFT_FREE),
-        };
-        let beside = found.iter().zip(&to_map).all(leaves_room);
+        let beside = has_room_beside(&call.session.attached.devices, &found, &to_map);
         if !beside {
             // What cannot be made must end the restore, and not the process.
             let failed =
@@ -316,6 +320,19 @@ impl Executor {
 /// Memory is made beside the process if the GPU has this part of its memory free besides: for the tables of pages, and so that the
 /// process does not die if another program takes memory at this moment.
 const LEFT_FREE: u64 = 64;
+
+/// Whether the GPUs have room for this and [`LEFT_FREE`].
+fn has_room_beside(devices: &[Device], found: &[nvml::Memory], to_map: &[ToMap]) -> bool {
+    // Virtual GPUs of one GPU have one memory.
+    let gpu = |number: usize| devices.get(number).map(|it| it.part_of.unwrap_or(it.uuid));
+    found.iter().enumerate().all(|(number, found)| {
+        let there = to_map.iter().enumerate().filter(|(other, _)| gpu(*other) == gpu(number)).map(|(_, it)| it.bytes());
+        match there.sum::<u64>() {
+            0 => true,
+            bytes => found.free >= bytes.saturating_add(found.total / LEFT_FREE),
+        }
+    })
+}
 
 /// Content that may be loaded while the log is replayed.
 struct Early<F> {

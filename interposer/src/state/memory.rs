@@ -9,6 +9,8 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::free_ranges::FreeRanges;
 use rekindle_wire::window;
 
+use crate::process::memfd;
+
 /// An allocation at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Allocation {
@@ -237,10 +239,7 @@ impl Memory {
             return None;
         }
         if to > from {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-            // SAFETY: MAP_FIXED_NOREPLACE replaces nothing.
-            let got = unsafe { libc::mmap(from as *mut _, (to - from) as usize, libc::PROT_NONE, flags, -1, 0) };
-            if got == libc::MAP_FAILED || got as u64 != from {
+            if !memfd::reserve(from, to - from) {
                 return None;
             }
             reserved[device] = to;

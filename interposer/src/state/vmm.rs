@@ -6,6 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::window;
 
+use crate::process::memfd;
+
 /// Physical memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
@@ -58,7 +60,7 @@ impl Vmm {
         let hinted = (hint != 0 && hint.is_multiple_of(alignment) && inner.is_free(hint, size)).then_some(hint);
         let mut place = hinted.or_else(|| inner.gap(window::RESERVED_BASE, size, alignment));
         while let Some(address) = place {
-            if keep_free(address, size) {
+            if memfd::reserve(address, size) {
                 inner.reservations.insert(address, size);
                 return Some(address);
             }
@@ -187,19 +189,6 @@ impl Inner {
         }
         (at.checked_add(size)? <= window::reserved().end).then_some(at)
     }
-}
-
-/// Keeps addresses from everything else in the process. `false` where something is there.
-fn keep_free(address: u64, size: u64) -> bool {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: MAP_FIXED_NOREPLACE replaces nothing.
-    let got = unsafe { libc::mmap(address as *mut _, size as usize, libc::PROT_NONE, flags, -1, 0) };
-    if got != libc::MAP_FAILED && got as u64 != address {
-        // A kernel that does not know the flag.
-        // SAFETY: what was just mapped.
-        unsafe { libc::munmap(got, size as usize) };
-    }
-    got as u64 == address
 }
 
 #[cfg(test)]

@@ -125,7 +125,7 @@ use serde::{Deserialize, Serialize};
 pub use self::failure::*;
 pub use self::info::*;
 pub use self::learned::{Learned, LearnedKernel};
-pub use self::trace::{CommandSpan, NoTraceParent, TRACEPARENT, TraceParent};
+pub use self::trace::{CommandSpan, LEAVES_PAGES, NoTraceParent, TRACEPARENT, TraceParent};
 pub use self::worker::*;
 use crate::access::AccessReport;
 use crate::attach::Attach;

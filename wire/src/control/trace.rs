@@ -10,6 +10,10 @@ use thiserror::Error;
 /// The environment variable by which a program tells those that it starts which span they belong to.
 pub const TRACEPARENT: &str = "TRACEPARENT";
 
+/// Set for a CRIU that dumps with `--lazy-pages` and waits in its server of pages before it ends: if that server fails, CRIU has not unlocked
+/// the processes' connections, and the plugin does.
+pub const LEAVES_PAGES: &str = "REKINDLE_LEAVES_PAGES";
+
 /// The text names no place in a trace.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("no traceparent of the form 00-TRACE-SPAN-FLAGS")]

@@ -15,7 +15,6 @@ use super::check;
 use super::error::RestoreError;
 use super::load::{self, Files, How, Load, Mode};
 use super::preloads::ToCopy;
-use super::turns;
 
 /// How long workers that were killed may take to end, and how often this looks.
 const ENDS: Duration = Duration::from_secs(2);
@@ -65,15 +64,14 @@ impl Workers {
         for ((record, worker), job) in check::attached(manifest).zip(&self.all).zip(jobs) {
             let name = check::name(record);
             let failed = |error| RestoreError::Worker(name.clone(), error);
-            let turn = Arc::new(daemon.turns.take(turns::gpus_of(record, worker)));
-            let hears = Arc::clone(&turn);
-            worker.on_load_step(move |step| hears.hears(step));
+            let promise = Arc::new(daemon.promises.make(record, worker));
+            promise.listen(worker);
             let filled = job.run(worker).and_then(|()| match mode {
                 Mode::Early => wait_for_content(worker, &name, limit, |_, _| ()).map(Some),
                 _ => Ok(None),
             });
             worker.forget_load_steps();
-            turn.end();
+            drop(promise);
             times.extend(filled.map_err(failed)?);
             debug!(worker = worker.pid(), "{name} is loaded in advance");
         }

@@ -1,6 +1,6 @@
 //! Workers for a restore, and their loading in the background.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -21,8 +21,8 @@ use super::super::worker::{Timeout, Worker, WorkerError};
 use super::super::{Daemon, at_once, lock, sys, thread};
 use super::error::RestoreError;
 use super::preloads::ToCopy;
+use super::promises::Promises;
 use super::state::Restore;
-use super::turns::{self, Turns};
 use super::warm::{Content, Loading};
 use super::{check, place};
 use crate::limit::Limit;
@@ -184,35 +184,32 @@ enum Then {
     Over,
 }
 
-/// Has every worker begin when it is its turn. The work is in the order of the clients. The pool starts spare workers again when all
+/// Has every worker begin when it is promised its memory. The work is in the order of the clients. The pool starts spare workers again when all
 /// memory is mapped; `until_loaded` lives until all is loaded.
 pub(super) fn start(
     restore: &Arc<Restore>,
     works: Vec<Work>,
     limit: Limit,
-    (making, hold_off): (&Arc<Turns>, &Arc<HoldOff>),
+    (promises, hold_off): (&Arc<Promises>, &Arc<HoldOff>),
     until_loaded: Option<Loading>,
 ) -> Result<(), RestoreError> {
     let until_loaded = Arc::new(until_loaded);
     for (place, (work, client)) in works.into_iter().zip(&restore.clients).enumerate() {
         let (name, worker) = (client.name.clone(), Arc::clone(&client.worker));
         let (restore, hold_off, until_loaded) = (Arc::clone(restore), Arc::clone(hold_off), Arc::clone(&until_loaded));
-        let making = Arc::clone(making);
+        let promises = Arc::clone(promises);
         thread("load", move || {
             let began = Instant::now();
             let then = work.then(&worker);
             let phases = restore.phases();
-            let gpus = match work {
-                Work::Nothing => BTreeSet::new(),
-                Work::Load(_) | Work::BringBack { .. } => turns::gpus_of(restore.record(place), &worker),
-            };
-            let turn = Arc::new(making.take(gpus));
+            let makes_memory = !matches!(work, Work::Nothing);
+            let promise = makes_memory.then(|| Arc::new(promises.make(restore.record(place), &worker)));
             phases.load_begins(place, worker.pid());
             let held_off = Arc::new(Mutex::new(Some(hold_off)));
             worker.on_load_step({
-                let (phases, turn, held_off) = (Arc::clone(phases), Arc::clone(&turn), Arc::clone(&held_off));
+                let (phases, promise, held_off) = (Arc::clone(phases), promise.clone(), Arc::clone(&held_off));
                 move |step| {
-                    turn.hears(step);
+                    promise.iter().for_each(|it| it.hears(step));
                     if step == MEMORY_MAPPED {
                         lock(&held_off).take();
                     }
@@ -222,7 +219,7 @@ pub(super) fn start(
             let makes_beside = matches!(work, Work::Load(_));
             let mut result = work.run(&worker).map(|()| None);
             if result.is_err() || !makes_beside {
-                turn.end();
+                promise.iter().for_each(|it| it.is_kept());
                 lock(&held_off).take();
             }
             if result.is_ok() && !matches!(then, Then::Over) {
@@ -233,7 +230,7 @@ pub(super) fn start(
                 result = wait_for_content(&worker, &name, limit, on_progress).map(Some);
             }
             worker.forget_load_steps();
-            turn.end();
+            drop(promise);
             lock(&held_off).take();
             match &result {
                 Ok(_) => {

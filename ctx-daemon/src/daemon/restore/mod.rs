@@ -36,10 +36,10 @@ mod phases;
 mod place;
 mod preload;
 mod preloads;
+mod promises;
 mod shared;
 mod spans;
 mod state;
-mod turns;
 mod warm;
 pub(super) mod watch;
 mod watches;
@@ -66,10 +66,10 @@ use self::phases::{Part, Phases};
 pub(super) use self::place::choose;
 pub(super) use self::preload::serve as preload;
 pub(super) use self::preloads::Preloads;
+pub(super) use self::promises::Promises;
 pub(super) use self::shared::{SharedError, SharedMemory, registered, take as take_memory};
 use self::state::Restore;
 pub(super) use self::state::Restores;
-pub(super) use self::turns::Turns;
 pub(super) use self::warm::{Wanted, WarmImages, forget, forget_named, list, warm};
 pub(super) use self::watches::{Watches, Wish};
 use super::clients::Reservation;
@@ -311,7 +311,7 @@ impl Checking {
                 clients.map(load).collect::<Result<Vec<_>, _>>()?
             }
         };
-        load::start(&restoring.restore, works, limit, (&daemon.turns, &hold_off), warm)?;
+        load::start(&restoring.restore, works, limit, (&daemon.promises, &hold_off), warm)?;
         restoring.restore.phases().ends(Part::Prepare);
         daemon.restores.add(&restoring.restore);
         info!(

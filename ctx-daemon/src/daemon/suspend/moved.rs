@@ -192,6 +192,8 @@ pub(super) fn bring(daemon: &Arc<Daemon>, process: Process) -> Result<(), MoveEr
     };
     let worker = Arc::clone(&new.worker);
     let hold_off = daemon.pool.hold_off();
+    let promise = Arc::new(daemon.promises.make(&kept.record, &worker));
+    promise.listen(&worker);
     load.run(&worker).map_err(MoveError::Worker)?;
     drop(hold_off);
 
@@ -212,6 +214,8 @@ pub(super) fn bring(daemon: &Arc<Daemon>, process: Process) -> Result<(), MoveEr
     restore::connect(&worker, connection, keeper, memory, limit).map_err(MoveError::Worker)?;
     // Until here the client can stay where it is, also if its content cannot be loaded.
     wait_for_content(&worker, &client.to_string(), limit, |_, _| ()).map_err(MoveError::Worker)?;
+    worker.forget_load_steps();
+    drop(promise);
     let records = &daemon.clients.records;
     records.keep(worker.process(), process, copy.as_fd());
     drop(copy);

@@ -11,7 +11,8 @@
 //!
 //! Only large allocations are borrowed, whose pieces are theirs alone. Limits count borrowed memory as the client's own.
 
-use super::{Borrowed, Cut, DeviceMemory, properties, set_access, unmap_range};
+use super::create::create;
+use super::{Borrowed, Cut, DeviceMemory, set_access, unmap_range};
 use crate::gpu::driver::{CallFailed, Driver, checked};
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::control::{Failing, FailureKind};
@@ -189,12 +190,7 @@ impl DeviceMemory {
     ) -> Result<u64, CallFailed> {
         // Behind all clones.
         let at = window::clones(ordinal).end - MAX_PIECE;
-        let (properties, mut piece) = (properties(self.device), 0);
-        // SAFETY: the out parameter is a local, the properties live through the call.
-        unsafe {
-            let made = (driver.cuMemCreate)((&raw mut piece).cast(), size as usize, &raw const properties, 0);
-            checked("cuMemCreate", made)?;
-        }
+        let piece = create(driver, self.device, size)?;
         let mapped = map_existing(driver, (at, self.cut(size)), &[piece], self.device, CU_MEM_ACCESS_READWRITE);
         let copied = mapped.and_then(|()| {
             let copied = copy(from, at, size);

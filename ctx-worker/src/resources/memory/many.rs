@@ -42,6 +42,11 @@ impl DeviceMemory {
         Ok(ToMap::new(self.device, pieces))
     }
 
+    /// Takes the memory that was made for what was planned here. That of other devices is left alone.
+    pub(crate) fn take_made(&mut self, mapped: &ToMap) {
+        mapped.made(self.device).for_each(|(address, piece)| self.put_piece(address, piece));
+    }
+
     /// The result of `map`, what is left to be done for its ranges, and where other devices get access after that.
     fn leave_unfinished<T>(
         &mut self,

@@ -4,8 +4,8 @@
 use rekindle_cuda_abi::types::{CU_MEM_ACCESS_READWRITE, CUdevice};
 
 use super::access::set_access;
+use super::create::create;
 use super::runs::Runs;
-use super::{DeviceMemory, create};
 use crate::gpu::driver::{CallFailed, Driver, checked};
 
 /// The driver gives access to about so many bytes at a time: other threads' calls wait meanwhile.
@@ -63,6 +63,12 @@ impl ToMap {
         self.pieces[..behind].last().is_some_and(|it| address - it.address < it.size)
     }
 
+    /// The pieces of a device whose memory is made, as addresses and the driver's handles.
+    pub(super) fn made(&self, device: CUdevice) -> impl Iterator<Item = (u64, u64)> {
+        let made = move |it: &Planned| it.piece.filter(|_| device == self.device).map(|piece| (it.address, piece));
+        self.pieces.iter().filter_map(made)
+    }
+
     /// Makes the memory of pieces that have none.
     ///
     /// # Errors
@@ -106,15 +112,6 @@ impl ToMap {
         }
         runs.iter()
             .try_for_each(|(base, length)| set_access(driver, base, length, self.device, CU_MEM_ACCESS_READWRITE))
-    }
-}
-
-impl DeviceMemory {
-    /// Takes the memory that was made for what was planned here. That of other devices is left alone.
-    pub(crate) fn take_made(&mut self, mapped: &ToMap) {
-        if mapped.device == self.device {
-            mapped.pieces.iter().for_each(|it| self.put_piece(it.address, it.piece.unwrap_or_default()));
-        }
     }
 }
 
