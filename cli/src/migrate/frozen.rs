@@ -70,14 +70,33 @@ impl Leaving {
     }
 }
 
-/// Whether the memory of a tree, so many bytes, can be read so: its processes have the same numbers in their image and here, and CRIU has
-/// descriptors enough for it.
-pub(super) fn can_be_left(root: i32, bytes: u64) -> bool {
+/// Whether the memory of a tree, so many bytes, is best read so: its processes have the same numbers in their image and here, CRIU has
+/// descriptors enough for it, and does not need much memory and time itself.
+pub(super) fn is_best_left(root: i32, bytes: u64) -> bool {
     let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/pid")).ok();
     let ours = namespace("self");
     let tree = Process::trees_of(&[root]).unwrap_or_default();
     let have_our_numbers = ours.is_some() && tree.iter().all(|pid| namespace(&pid.to_string()) == ours);
-    have_our_numbers && bytes / PIPE < pipes()
+    let lists = tree.iter().map(|pid| addresses_of(*pid)).sum::<u64>() / ADDRESSES;
+    have_our_numbers && bytes / PIPE < pipes() && lists <= bytes / 8 + SMALL_LISTS
+}
+
+/// CRIU has and copies a list with 16 bytes for each page that a process alone might have, whether it is there or not.
+const ADDRESSES: u64 = 4096 / 16;
+/// Lists of this size cost nothing.
+const SMALL_LISTS: u64 = 16 << 20;
+
+/// The bytes of the addresses at which a process has mapped what it does not share.
+fn addresses_of(pid: i32) -> u64 {
+    let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let length = |line: &str| {
+        let (range, rest) = line.split_once(' ')?;
+        let (from, to) = range.split_once('-')?;
+        let is_private = rest.as_bytes().get(3) == Some(&b'p');
+        let number = |hex| u64::from_str_radix(hex, 16).ok();
+        number(to)?.checked_sub(number(from)?).filter(|_| is_private)
+    };
+    String::from_utf8_lossy(&maps).lines().filter_map(length).fold(0, u64::saturating_add)
 }
 
 /// The bytes that a pipe holds at least, whoever makes it.
@@ -241,6 +260,23 @@ mod tests {
     use super::*;
 
     const PAGE: usize = 4096;
+
+    #[test]
+    fn addresses_without_memory_count_too() {
+        const LENGTH: usize = 1 << 40;
+        let pid = std::process::id().cast_signed();
+        let before = addresses_of(pid);
+        // SAFETY: new memory, which nothing else knows.
+        let at = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            libc::mmap(std::ptr::null_mut(), LENGTH, libc::PROT_NONE, flags, -1, 0)
+        };
+        assert_ne!(at, libc::MAP_FAILED);
+        assert!(addresses_of(pid) >= before + LENGTH as u64 && !is_best_left(pid, 1 << 30));
+        // SAFETY: what was mapped above.
+        assert_eq!(unsafe { libc::munmap(at, LENGTH) }, 0);
+        assert!(is_best_left(pid, 1 << 30) && !is_best_left(pid, 1 << 60));
+    }
 
     /// Memory of this process, three pages of 1, 2 and 3, of which it may not read the second.
     fn mapped() -> u64 {

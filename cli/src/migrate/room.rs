@@ -94,11 +94,16 @@ impl Room {
         let _ = fs::remove_dir_all(dir.join(ROOM));
     }
 
-    fn stop(&mut self) {
-        self.stopped.store(true, Ordering::Relaxed);
+    /// Waits until all is copied.
+    pub(super) fn wait(&mut self) {
         if let Some(maker) = self.maker.take() {
             self.made = maker.join().unwrap_or_default();
         }
+    }
+
+    fn stop(&mut self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        self.wait();
     }
 }
 

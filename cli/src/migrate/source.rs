@@ -207,6 +207,10 @@ impl<'a> Source<'a> {
                 expect(self.way, self.link.ask(&ToTarget::Preload { name }), &ToSource::Ready)?;
             }
             before = Some(dir);
+            if self.report.rounds.len() == 1 && self.known.is_some() {
+                // What is not copied there by then is written while the processes stand still.
+                expect(self.way, self.link.ask(&ToTarget::Room), &ToSource::Ready)?;
+            }
         }
         self.copy_memory()?;
         Ok(before)
@@ -352,7 +356,7 @@ impl<'a> Source<'a> {
             None => {
                 let mut command = by_criu(self.options, self.pid, &dir, &log)?;
                 command.args(self.leaving.option());
-                let left = frozen::can_be_left(self.pid, self.own).then(|| frozen::Leaving::arrange(&mut command));
+                let left = frozen::is_best_left(self.pid, self.own).then(|| frozen::Leaving::arrange(&mut command));
                 (command, left.transpose().context("cannot make a connection for CRIU")?)
             }
             Some(container) => {

@@ -11,6 +11,8 @@
 //!   content on the streams ────────────────────────────► writes it, and says so there
 //!   Preload ──────────────────────────────────────────► begins to load a round
 //!         ◄──────────────────────────────────────── Ready
+//!   Room ──────────────────────────────────────────────► waits until the files for the last dump's pages are made
+//!         ◄──────────────────────────────────────── Ready
 //!   Restore ──────────────────────────────────────────► restores, and holds the processes
 //!         ◄──────────────────────────────────────── Held
 //!   Own ──────────────────────────────────────────────► the processes run        Abandon: they are killed
@@ -50,6 +52,8 @@ pub(super) enum ToTarget {
         /// Its name.
         name: String,
     },
+    /// Answer when the files for pages of the last directory are made: while the processes run, there is time for that.
+    Room,
     /// Restore the last directory, and hold the processes.
     Restore(Restore),
     /// The source has decided that the processes go on at the target.

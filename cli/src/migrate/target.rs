@@ -239,6 +239,10 @@ impl Target {
                 Err(failure) => failed(&failure, false),
                 Ok(ToTarget::Directory(directory)) => self.make(&directory),
                 Ok(ToTarget::Preload { name }) => self.preload(&name),
+                Ok(ToTarget::Room) => {
+                    self.room.wait();
+                    ToSource::Ready
+                }
                 Ok(ToTarget::Restore(restore)) => self.hold(&restore),
                 Ok(ToTarget::Own) => self.own(),
                 Ok(ToTarget::Abandon) => self.abandon(),
