@@ -97,6 +97,7 @@ impl<'a> Containers<'a> {
                         "container {name} runs, and a checkpoint is restored into a stopped one: {stop}"
                     )));
                 }
+                self.engine.tell_apart(name, checkpoint);
                 command.args(["start", "--checkpoint", checkpoint]).args(&self.options.more).arg(name);
             }
             _ => {
