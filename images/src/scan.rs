@@ -347,6 +347,26 @@ mod tests {
     }
 
     #[test]
+    fn parts_are_those_of_their_field_in_their_order_and_end_where_bytes_are_no_message() {
+        let field = &MANIFEST.fields[CLIENT_IN_MANIFEST as usize - 1];
+        assert!(matches!(field, Message(inner) if std::ptr::eq(*inner, &CLIENT)));
+        // Three of field 13, and before, between and behind them fields of every kind.
+        let message = [
+            &[0x08, 1, 0x6a, 2, 7, 8, 0x11, 0, 0, 0, 0, 0, 0, 0, 0][..],
+            &[0x12, 3, 0x6a, 1, 9, 0x6a, 0, 0x1d, 1, 2, 3, 4, 0x6a, 1, 5],
+        ]
+        .concat();
+        let of = |bytes: &[u8]| parts(bytes, CLIENT_IN_MANIFEST).map(<[u8]>::to_vec).collect::<Vec<_>>();
+        let all = [vec![7, 8], vec![], vec![5]];
+        assert_eq!(of(&message), all);
+        for length in 0..message.len() {
+            let found = of(&message[..length]);
+            assert!(all.starts_with(&found), "{length}: {found:?}");
+        }
+        assert!(of(&[0x6b, 0x6a, 1, 5]).is_empty(), "a group");
+    }
+
+    #[test]
     fn an_endless_number_is_malformed() {
         let mut message = vec![0x08];
         message.extend_from_slice(&[0xff; 20]);
