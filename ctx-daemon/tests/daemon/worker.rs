@@ -355,7 +355,8 @@ impl Worker {
             }
             // A file says how the load of the content goes; without it, all is there.
             WorkerRequest::LoadProgress => match std::fs::read_to_string(self.dir.join("content")).as_deref() {
-                Ok("stands still") => {
+                // An empty one is about to be written.
+                Ok("stands still" | "") => {
                     self.loading = true;
                     self.reply(&WorkerReply::Loading { loaded: 0, bytes: MEMORY as u64 });
                 }
