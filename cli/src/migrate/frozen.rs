@@ -34,8 +34,8 @@ use crate::cpu_image::{LeftPages, PagesFrom, PagesPart};
 use crate::failure::Failure;
 use crate::process::{self, Process};
 
-/// A CRIU that leaves pages where they are. It goes on to the end of its dump when this is dropped.
-pub(super) struct Leaving {
+/// A CRIU that leaves pages where they are, and waits. It goes on to the end of its dump when this is dropped.
+pub(super) struct PageKeeper {
     _connection: UnixStream,
     ready: PipeReader,
 }
@@ -47,7 +47,7 @@ pub(super) struct Inherited {
     _told: (PipeReader, PipeWriter),
 }
 
-impl Leaving {
+impl PageKeeper {
     /// Has a command that dumps a tree leave pages where they are.
     pub(super) fn arrange(command: &mut Command) -> io::Result<(Self, Inherited)> {
         let (connection, of_criu) = UnixStream::pair()?;

@@ -356,7 +356,7 @@ impl<'a> Source<'a> {
             None => {
                 let mut command = by_criu(self.options, self.pid, &dir, &log)?;
                 command.args(self.leaving.option());
-                let left = frozen::is_best_left(self.pid, self.own).then(|| frozen::Leaving::arrange(&mut command));
+                let left = frozen::is_best_left(self.pid, self.own).then(|| frozen::PageKeeper::arrange(&mut command));
                 (command, left.transpose().context("cannot make a connection for CRIU")?)
             }
             Some(container) => {
@@ -384,7 +384,7 @@ impl<'a> Source<'a> {
                 }
                 return Ok(Dumped { since, memory_ms, criu: Some(dumper) });
             }
-            if left.as_mut().is_some_and(frozen::Leaving::is_ready) {
+            if left.as_mut().is_some_and(frozen::PageKeeper::is_ready) {
                 let began = Instant::now();
                 let sent = self.send_memory(&dir);
                 // CRIU goes on.
