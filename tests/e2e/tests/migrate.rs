@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Output, Stdio};
+use std::process::{Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -90,6 +90,36 @@ fn a_program_moves_to_another_host_and_ends_there_as_it_would_have_here() -> Res
     let identity = handed_over(app)?;
     let app = there.app(&identity)?;
     assert!(app.progress()? >= 300);
+    assert_eq!(finish_elsewhere(app)?, expected);
+    there.finish()?;
+    here.finish()
+}
+
+/// A file of CRIU's configuration that has the server fail which waits for somebody to ask for pages.
+fn failing(here: &Node) -> Result<PathBuf> {
+    let (script, config) = (here.fresh("script"), here.fresh("config"));
+    stage::write_script(&script, "#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" != status-ready ]\n")?;
+    fs::write(&config, format!("action-script {}\n", script.display()))?;
+    Ok(config)
+}
+
+#[test]
+fn a_program_goes_on_here_where_criu_fails_after_it_has_written_all_but_pages() -> Result {
+    let expected = undisturbed("globals", &ARGUMENTS)?;
+    let here = Node::start()?;
+    let there = Elsewhere::beside(&here)?;
+    let app = here.run("globals", &ARGUMENTS)?;
+    app.reaches(300)?;
+    let words = arguments(&here, app.pid(), &there.via()?, &[])?;
+    let mut command = Command::new(stage::program("rekindle")?);
+    stage::clean_environment(&mut command);
+    command.args(words).env("REKINDLE_SOCKET", here.socket()).env("CRIU_CONFIG_FILE", failing(&here)?);
+    let output = command.output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.code() == Some(1) && said.contains("cannot be dumped"), "{} {said}", output.status);
+    app.advances()?;
+    report(&migrate(&here, app.pid(), &there, &[])?)?;
+    let app = there.app(&handed_over(app)?)?;
     assert_eq!(finish_elsewhere(app)?, expected);
     there.finish()?;
     here.finish()

@@ -195,7 +195,6 @@ pub(super) fn bring(daemon: &Arc<Daemon>, process: Process) -> Result<(), MoveEr
     let promise = Arc::new(daemon.promises.make(&kept.record, &worker));
     promise.listen(&worker);
     load.run(&worker).map_err(MoveError::Worker)?;
-    drop(hold_off);
 
     let (connection, socket) = hand_over(&client.worker, limit)?;
     match daemon.clients.records.check(client.worker.process(), process, connection.as_fd()) {
@@ -215,7 +214,7 @@ pub(super) fn bring(daemon: &Arc<Daemon>, process: Process) -> Result<(), MoveEr
     // Until here the client can stay where it is, also if its content cannot be loaded.
     wait_for_content(&worker, &client.to_string(), limit, |_, _| ()).map_err(MoveError::Worker)?;
     worker.forget_load_steps();
-    drop(promise);
+    drop((promise, hold_off));
     let records = &daemon.clients.records;
     records.keep(worker.process(), process, copy.as_fd());
     drop(copy);
