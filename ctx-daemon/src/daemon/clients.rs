@@ -26,6 +26,8 @@ use crate::config::Timeouts;
 /// How long a process may take to end after it has closed its connection, and the interval at which the daemon checks.
 const ENDING: Duration = Duration::from_millis(200);
 const ENDING_LOOK: Duration = Duration::from_millis(5);
+/// How often whoever needs a loaded client looks whether it is one.
+const LOADED_LOOK: Duration = Duration::from_millis(5);
 /// How often whoever waits for a tree looks whether it still should.
 const HOLD_LOOK: Duration = Duration::from_millis(50);
 /// The longest wait for workers whose processes have ended. One that does not end must not hold up restores.
@@ -121,6 +123,13 @@ impl Client {
     pub(crate) fn namespace_pid(&self) -> u32 {
         let pids = process::namespace_pids(self.process.pid).unwrap_or_default();
         pids.last().copied().unwrap_or(self.process.pid) as u32
+    }
+
+    /// Waits until the content of a restored client's memory is loaded: until then its worker may be busy, and its commands wait, too.
+    pub(crate) fn wait_while_it_loads(&self) {
+        while self.state() == ClientState::Loading && self.process.is_alive() && !self.worker.is_dead() {
+            std::thread::sleep(LOADED_LOOK);
+        }
     }
 
     /// Replaces a worker's error by the end of its process where that is the cause. A worker ends as soon as its process closes

@@ -17,7 +17,7 @@ use rekindle_wire::control::{Failing, FailureKind, Reply};
 use rekindle_wire::ipc::{PieceId, Token};
 use tracing::{debug, warn};
 
-use super::clients::Client;
+use super::clients::{Client, ClientState};
 use super::grants::Allowed;
 use super::imports::Unfinished;
 use super::process::{self, Process};
@@ -86,7 +86,7 @@ fn try_import(daemon: &Daemon, process: Process, token: &Token) -> Result<Reply,
     }
 }
 
-/// Tries once; none while a dump is in the way.
+/// Tries once; none while a dump is in the way, or memory is being loaded.
 fn once(
     daemon: &Daemon,
     importer: &Client,
@@ -96,12 +96,13 @@ fn once(
     let ticket = sys::random().map_err(ImportError::Ticket)?;
     let _under_way = daemon.imports.begin(ticket, importer.allowed.clone(), importer.process.pid);
     let is_held = |client: &Client| daemon.clients.registry.is_held(&process::ancestry(client.process.pid));
-    if is_held(importer) {
+    let must_wait = |client: &Client| is_held(client) || client.state() == ClientState::Loading;
+    if must_wait(importer) {
         return Ok(None);
     }
     let mut some_held = false;
     for exporter in clients.iter().filter(|it| may_share(importer, it)) {
-        if is_held(exporter) {
+        if must_wait(exporter) {
             some_held = true;
             continue;
         }

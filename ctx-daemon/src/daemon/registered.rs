@@ -56,6 +56,7 @@ fn try_register(daemon: &Daemon, process: Process, address: u64, size: u64) -> R
     if !client.worker.registers_files() {
         return Err(RegisterError::OldWorker);
     }
+    client.wait_while_it_loads();
     let (pinned, file) = registered(process.pid, address, size)?;
     Ok(client.worker.registers(pinned, &file)?)
 }

@@ -23,8 +23,8 @@ use rekindle_wire::access::AccessReport;
 use rekindle_wire::attach::{Attached, Pinned};
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{
-    Failing, Failure, FailureKind, LOADS_BESIDE, Learned, LoadTimes, MAKES_ROOM, MOVES, REGISTERS_FILES, SUSPENDS,
-    Suspension, TemplatePiece, WorkerReply, WorkerRequest,
+    Failing, Failure, FailureKind, LOADS_BESIDE, Learned, LoadTimes, MAKES_ROOM, MOVES, REGISTERS_FILES, RUNS_AHEAD,
+    SUSPENDS, Suspension, TemplatePiece, WorkerReply, WorkerRequest,
 };
 use rekindle_wire::frame::{self, FrameError, MAX_FDS, Message};
 use rekindle_wire::ipc::{MAX_PIECES, PIECES_AT_A_TIME, PieceId, Shared, SharedPiece, Token};
@@ -306,6 +306,11 @@ impl Worker {
         self.wire >= LOADS_BESIDE
     }
 
+    /// Whether the worker takes a process that runs before its client is loaded.
+    pub(crate) fn runs_ahead(&self) -> bool {
+        self.wire >= RUNS_AHEAD
+    }
+
     /// Whether the worker can suspend its client.
     pub(crate) fn suspends(&self) -> bool {
         self.wire >= SUSPENDS
@@ -488,10 +493,18 @@ impl Worker {
 
     /// Sends a request that is not answered.
     pub(crate) fn say(&self, what: &WorkerRequest) {
-        if let Err(error) = self.send(what, &[], &[]) {
-            let error = self.fail_channel(&error);
+        if let Err(error) = self.say_with(what, &[]) {
             debug!(worker = self.pid(), %error, "cannot say {}", name(what));
         }
+    }
+
+    /// Sends a request with descriptors that is not answered. An error means that the worker is gone, or is about to end.
+    pub(crate) fn say_with(&self, what: &WorkerRequest, fds: &[RawFd]) -> Result<(), WorkerError> {
+        let sent = self.send(what, &[], fds);
+        sent.map_err(|error| {
+            let _ = self.channel.shutdown(std::net::Shutdown::Both);
+            WorkerError::Dead(error.to_string())
+        })
     }
 
     /// Cuts a `Save` short.
@@ -853,6 +866,8 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Pinned { .. } => "Pinned",
         WorkerRequest::Userfault => "Userfault",
         WorkerRequest::Connect { .. } => "Connect",
+        WorkerRequest::Comes { .. } => "Comes",
+        WorkerRequest::Ahead { .. } => "Ahead",
         WorkerRequest::Describe => "Describe",
         WorkerRequest::Suspend { .. } => "Suspend",
         WorkerRequest::Kept => "Kept",

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use rekindle_images::{CreateOptions, DataFile, HashKey, Image, ImageDir, ImageWriter};
+use rekindle_images::{CreateOptions, DataFile, HashKey, Image, ImageDir, ImageWriter, Manifest};
 use rekindle_wire::control::{FailureKind, Opening, Reply, Request, RestoreInfo};
 use rekindle_wire::frame;
 use tempfile::TempDir;
@@ -42,9 +42,13 @@ pub(crate) fn change(dir: &TempDir, change: impl FnOnce(&mut rekindle_images::Cl
 }
 
 fn change_all(dir: &TempDir, change: impl FnOnce(&mut Vec<rekindle_images::Client>)) {
+    change_manifest(dir, |manifest| change(&mut manifest.clients));
+}
+
+fn change_manifest(dir: &TempDir, change: impl FnOnce(&mut Manifest)) {
     let image = Image::open(dir.path()).unwrap();
     let mut manifest = image.manifest().clone();
-    change(&mut manifest.clients);
+    change(&mut manifest);
     let read = |number| {
         let mut content = Vec::new();
         std::io::Read::read_to_end(&mut image.data_file(DataFile::own(number)).unwrap(), &mut content).unwrap();
@@ -287,6 +291,88 @@ fn content_that_fails_after_the_process_runs_ends_the_process_and_the_log_says_w
     let line = log.lines().find(|it| it.contains("its memory cannot be restored")).unwrap();
     assert!(line.contains("content does not match its hash") && line.contains("app"), "{line}");
     drop(session);
+}
+
+/// Restores a client to a process that runs, while its worker replays the log.
+fn running_ahead(daemon: &Daemon) -> (Restored, Session) {
+    let mut restored = dumped(daemon, "app");
+    std::fs::write(daemon.dir.path().join("assures"), "").unwrap();
+    let (session, restore) = begin(daemon, restored.dir.path());
+    restored.process.ask("map");
+    restored.process.ask(&format!("reattach {restore} 5"));
+    assert_eq!(session.ask(&Request::Resume { pid: restored.process.pid }), OPEN);
+    daemon.wait_for_state(&restored.process, Some("loading"));
+    assert!(!daemon.events().iter().any(|it| it == "app Load 1"), "it is not loaded yet");
+    (restored, session)
+}
+
+#[test]
+fn a_process_runs_before_its_log_is_replayed_and_its_worker_takes_it_afterwards() {
+    let daemon = Daemon::start();
+    let (Restored { mut process, .. }, session) = running_ahead(&daemon);
+    drop(session);
+    std::fs::remove_file(daemon.dir.path().join("assures")).unwrap();
+    daemon.wait_for_state(&process, Some("running"));
+    daemon.wait_for_event("app Open");
+    let events = daemon.events();
+    let after_load: Vec<_> = events.iter().skip_while(|it| *it != "app Load 1").collect();
+    assert_eq!(after_load[..4], ["app Load 1", "app Comes", "app Connect 0", "app Open"]);
+    let second = TempDir::new().unwrap();
+    dump(&daemon, second.path(), &mut process);
+    process.kill();
+    daemon.wait_for_state(&process, None);
+}
+
+#[test]
+fn a_log_that_cannot_be_replayed_after_the_process_runs_ends_the_process_and_the_log_says_why() {
+    let daemon = Daemon::start();
+    let (Restored { mut process, .. }, _session) = running_ahead(&daemon);
+    std::fs::write(daemon.dir.path().join("assures"), "cuLibraryLoadData returned error 2").unwrap();
+    process.was_killed();
+    daemon.wait_for_state(&process, None);
+    let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+    let line = log.lines().find(|it| it.contains("cannot be restored")).unwrap();
+    assert!(line.contains("cuLibraryLoadData returned error 2") && line.contains("app"), "{line}");
+}
+
+#[test]
+fn a_process_that_leaves_its_worker_while_its_log_is_replayed_lives() {
+    let daemon = Daemon::start();
+    let (Restored { mut process, .. }, _session) = running_ahead(&daemon);
+    process.ask("disconnect");
+    std::fs::remove_file(daemon.dir.path().join("assures")).unwrap();
+    daemon.wait_for_state(&process, Some("lost"));
+    assert_eq!(process.ask("map"), "mapped");
+}
+
+/// With another driver code may lie elsewhere, which a replay finds.
+#[test]
+fn a_process_waits_for_the_replay_where_the_driver_is_another_that_is_allowed() {
+    for (driver, ahead) in [(None, true), (Some("another"), false)] {
+        let daemon = Daemon::start_with(&[("config.toml", "[restore]\nallow_other_driver = true\n")]);
+        let Restored { dir, mut process } = dumped(&daemon, "app");
+        change_manifest(&dir, |manifest| {
+            manifest.host.driver_build = driver.map_or(manifest.host.driver_build.clone(), str::to_owned);
+        });
+        let assures = daemon.dir.path().join("assures");
+        std::fs::write(&assures, "").unwrap();
+        let (session, restore) = begin(&daemon, dir.path());
+        process.ask("map");
+        process.ask(&format!("reattach {restore} 5"));
+        let pid = process.pid;
+        std::thread::scope(|scope| {
+            let resumed = scope.spawn(|| session.ask(&Request::Resume { pid }));
+            daemon.wait_for_event("spare replays");
+            if ahead {
+                eventually("the process runs", || resumed.is_finished().then_some(()));
+            }
+            std::fs::remove_file(&assures).unwrap();
+            assert_eq!(resumed.join().unwrap(), OPEN);
+        });
+        daemon.wait_for_state(&process, Some("running"));
+        let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+        assert_eq!(log.contains("Loading -> Assured"), ahead, "{log}");
+    }
 }
 
 /// Watches the next restore of this process's.

@@ -15,8 +15,8 @@ use rekindle_images::{
 use rekindle_wire::attach::{Answer, Attach, Attached, CHOSEN_PROTOCOL, Device};
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{
-    self, Failure, FailureKind, Learned, LoadTimes, SavedCode, Secured, Suspension, TemplatePiece, Waits, WorkerReply,
-    WorkerRequest,
+    self, ASSURED, Failure, FailureKind, Learned, LoadTimes, SavedCode, Secured, Suspension, TemplatePiece, Waits,
+    WorkerReply, WorkerRequest,
 };
 use rekindle_wire::frame::{self, FrameError, Message};
 
@@ -53,6 +53,8 @@ struct Worker {
     /// The worker that is to take the client over, or that keeps it until this one does.
     other: Option<UnixStream>,
     code: usize,
+    /// Whether nobody waits for an answer.
+    is_ahead: bool,
 }
 
 /// The client's part of a manifest, how it is hashed, with which key, and the data files.
@@ -93,6 +95,7 @@ pub(crate) fn main(channel: RawFd) -> ! {
         kept: None,
         other: None,
         code: 0,
+        is_ahead: false,
     };
     let attached = worker.attached.clone();
     worker.reply(&WorkerReply::Ready {
@@ -204,6 +207,9 @@ impl Worker {
     }
 
     fn reply_with(&self, reply: &WorkerReply, blob: &[u8]) {
+        if self.is_ahead {
+            return;
+        }
         if frame::send(&self.channel, reply, blob, &[]).is_err() {
             self.note("could not reply");
         }
@@ -211,6 +217,19 @@ impl Worker {
 
     fn failed(&self, reason: &str) {
         self.reply(&WorkerReply::Failed(Failure::internal(reason)));
+    }
+
+    /// Replays the log as long as a file is there. Returns why that fails, if the file says so at its end.
+    fn replays(&self) -> Option<String> {
+        self.note("replays");
+        let file = self.dir.join("assures");
+        loop {
+            match std::fs::read_to_string(&file) {
+                Err(_) => return None,
+                Ok(why) if !why.is_empty() => return Some(why),
+                Ok(_) => std::thread::sleep(Duration::from_millis(2)),
+            }
+        }
     }
 
     /// Ends its client, and with it this worker.
@@ -343,10 +362,16 @@ impl Worker {
                 self.code += code.len();
                 self.reply(&WorkerReply::Done);
             }
-            WorkerRequest::Load { data, hash_algorithm, hash_key, code, warm, steps, .. } => {
+            WorkerRequest::Load { data, hash_algorithm, hash_key, code, early, warm, steps, .. } => {
                 // The last one is of a later version.
                 for step in ["code", "replay", "map", "unheard of"].into_iter().filter(|_| steps) {
                     self.reply(&WorkerReply::LoadStep { step: step.to_owned() });
+                }
+                if early && self.dir.join("assures").exists() {
+                    self.reply(&WorkerReply::LoadStep { step: ASSURED.to_owned() });
+                    if let Some(why) = self.replays() {
+                        return self.failed(&why);
+                    }
                 }
                 let data = data.iter().map(|it| DataFile { depth: it.depth, index: it.index }).collect::<Vec<_>>();
                 let key = HashKey::from_parts(hash_algorithm, hash_key).unwrap();
@@ -448,6 +473,16 @@ impl Worker {
                     self.other = fds.next().map(UnixStream::from);
                 }
                 self.reply(&WorkerReply::Done);
+            }
+            WorkerRequest::Comes { attach } => {
+                self.note("Comes");
+                self.attach = Some(*attach);
+                self.client = fds.into_iter().next().map(UnixStream::from);
+            }
+            WorkerRequest::Ahead { request } => {
+                self.is_ahead = true;
+                self.answer(Message { body: *request, blob, fds });
+                self.is_ahead = false;
             }
             WorkerRequest::Shares => {
                 // A file per client lists its shared memory.

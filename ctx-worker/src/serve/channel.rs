@@ -30,6 +30,8 @@ const KILLED: Duration = Duration::from_secs(5);
 pub(crate) enum Event {
     /// A request that must be answered.
     Request(Box<Message<WorkerRequest>>, Asker),
+    /// A part of connecting a process that does not wait for it.
+    Ahead(Box<Message<WorkerRequest>>),
     /// The daemon is gone.
     DaemonGone,
     /// The content of a restored client is there, or could not be loaded.
@@ -82,7 +84,13 @@ pub(crate) struct Channel {
 }
 
 /// Starts the threads that read the channel and, once there is one, the client's connection.
-pub(crate) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiver<Event>)> {
+///
+/// `attached` is what a client is told, and `arrived` takes what a client sends.
+pub(crate) fn start(
+    socket: UnixStream,
+    attached: Attached,
+    arrived: Arc<Arrived>,
+) -> std::io::Result<(Arc<Channel>, Receiver<Event>)> {
     let (events, receiver) = channel();
     let (connections, coming) = channel();
     let (answers, replies) = channel();
@@ -114,12 +122,12 @@ pub(crate) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
     Thread::named("faults").spawn(move || watched.into_iter().for_each(|it| shared.read_faults(&it)))?;
     Thread::named("answers").spawn(move || write_answers(&replies))?;
     let shared = channel.clone();
-    Thread::named("channel").spawn(move || shared.read(reading))?;
+    Thread::named("channel").spawn(move || shared.read(reading, &attached, &arrived))?;
     Ok((channel, receiver))
 }
 
 impl Channel {
-    fn read(&self, mut socket: UnixStream) {
+    fn read(&self, mut socket: UnixStream, attached: &Attached, arrived: &Arc<Arrived>) {
         let Some(mut asker) = self.asker() else { return };
         loop {
             if !self.silence.wait_readable(&socket) {
@@ -146,6 +154,14 @@ impl Channel {
             match received {
                 Ok(Message { body: WorkerRequest::Cancel, .. }) => self.cancel.fire(),
                 Ok(Message { body: WorkerRequest::Alive, .. }) => {}
+                Ok(Message { body: WorkerRequest::Comes { attach }, fds, .. }) => {
+                    self.comes(*attach, attached, fds, arrived);
+                }
+                Ok(Message { body: WorkerRequest::Ahead { request }, blob, fds }) => {
+                    if !self.tell(Event::Ahead(Box::new(Message { body: *request, blob, fds }))) {
+                        return;
+                    }
+                }
                 Ok(Message { body: WorkerRequest::Room { coming, how_much, again }, .. }) => {
                     if let Some((free, waited)) = self.memory_pressure.said(Room { coming, how_much, again }) {
                         let waited_ms = waited.as_millis() as u64;
@@ -187,6 +203,18 @@ impl Channel {
                     socket = reading;
                 }
             }
+        }
+    }
+
+    /// The process of the client that is being loaded will run now, so that this worker needs no daemon any more.
+    fn comes(&self, attach: Attach, attached: &Attached, fds: Vec<OwnedFd>, arrived: &Arc<Arrived>) {
+        let connection = fds.into_iter().next().map(UnixStream::from);
+        let taken = connection.ok_or(std::io::ErrorKind::NotConnected.into()).and_then(|connection| {
+            self.know_client(&connection, attach, attached.clone())?;
+            self.read_client(connection, Arc::clone(arrived))
+        });
+        if let Err(error) = taken {
+            warn!("a restored process cannot be taken before its client is loaded: {error}");
         }
     }
 

@@ -8,11 +8,9 @@ use std::time::Instant;
 
 use rekindle_images::{Client, DataReader, Object};
 use rekindle_wire::Dialect;
-use rekindle_wire::attach::Device;
 use rekindle_wire::codec::Reader;
 use rekindle_wire::command::{self, LoadCode};
-use rekindle_wire::control::{LOAD_STEPS, LoadTimes, MEMORY_MADE, MEMORY_MAPPED};
-use rekindle_wire::nvml;
+use rekindle_wire::control::{ASSURED, LOAD_STEPS, LoadTimes, MEMORY_MADE, MEMORY_MAPPED};
 use tracing::{debug, warn};
 
 use crate::checkpoint::borrowing;
@@ -34,6 +32,7 @@ use crate::resources::not_loaded::NotLoaded;
 use crate::resources::pinned::PinnedMemory;
 use crate::resources::textures::{needs_memory, recorded_memory, recorded_value};
 use crate::resources::vmm::aliases::{Alias, unmap_aliases};
+use crate::serve::ahead::has_room;
 use crate::serve::code_files;
 use crate::serve::executor::Executor;
 use crate::serve::state::Lent;
@@ -41,13 +40,13 @@ use crate::session::state::{self, Mapped, State};
 
 impl Executor {
     /// Restores everything except the memory that the client shares, and begins to load the content of device memory. What a template
-    /// has of it is copied. `begins` is called at the beginning of each of [`LOAD_STEPS`], and `over` when the content is there, or
-    /// could not be loaded. After an error the worker cannot be used any more.
+    /// has of it is copied. `begins` is called at the beginning of each of [`LOAD_STEPS`], with `may_run_ahead` also when the process may
+    /// run ([`ASSURED`]), and `over` when the content is there, or could not be loaded. After an error the worker cannot be used any more.
     pub(crate) fn load_client(
         &mut self,
         client: &Client,
         (reader, imported): (DataReader, Option<Imported>),
-        code: Vec<(String, File)>,
+        (code, may_run_ahead): (Vec<(String, File)>, bool),
         begins: impl Fn(&'static str) + Clone + Send + 'static,
         over: impl FnOnce() + Send + 'static,
     ) -> Result<(), NotLoaded> {
@@ -65,7 +64,7 @@ impl Executor {
             Some(over) => executor.load_plain(client, Arc::clone(&reader), says, over).map(|()| true),
             None => Ok(false),
         };
-        let early = Early { bytes: stored_of_plain(client), begin: early };
+        let early = Early { bytes: stored_of_plain(client), may_run_ahead, begin: early };
         let (aliases, times) = self.prepare_client(client, &reader, code, early, |_| Ok(()), begins.clone())?;
         if over.is_some() || besides {
             begins(MEMORY_MADE);
@@ -120,7 +119,8 @@ impl Executor {
         let listed_us = us();
         let (Layers { call, memory, .. }, checkpoint) = self.layers();
         let found = memory.memory_of_devices(&mut call.gpu)?;
-        let beside = has_room_beside(&call.session.attached.devices, &found, &to_map);
+        let bytes = |ordinal: usize| to_map.get(ordinal).map_or(0, ToMap::bytes);
+        let beside = has_room(&call.session.attached.devices, &found, bytes);
         if !beside {
             // What cannot be made must end the restore, and not the process.
             let failed =
@@ -168,7 +168,7 @@ impl Executor {
             &client,
             &reader,
             code,
-            Early { bytes: 0, begin: |_: &mut Self| Ok(false) },
+            Early { bytes: 0, may_run_ahead: false, begin: |_: &mut Self| Ok(false) },
             lend,
             begins,
         )?;
@@ -201,6 +201,9 @@ impl Executor {
         let makes_contexts = client.objects.iter().any(|object| call(object) == command::CONTEXT_CREATE);
         let any_order = lies_by_code_alone(&state) && !makes_contexts;
         if any_order {
+            if early.may_run_ahead && !self.sets_limits(client, call) && self.has_room_for(client)? {
+                steps.says(ASSURED);
+            }
             let libraries: Vec<_> = self.libraries(client, call).collect();
             if early.waits_for(libraries.iter().map(|(_, image)| image.bytes().len() as u64).sum()) {
                 self.code.ahead = Ahead::load(self.call.gpu.driver, libraries);
@@ -261,6 +264,12 @@ impl Executor {
         })
     }
 
+    /// Whether the log changes limits of contexts, for which the driver may take any amount of memory.
+    fn sets_limits(&self, client: &Client, call: impl Fn(&Object) -> u16) -> bool {
+        let number = command::number(&self.call.session.table, "cuCtxSetLimit");
+        client.objects.iter().any(|object| Some(call(object)) == number)
+    }
+
     /// Waits for the end of the load of the content, and compares its hashes. Returns how long the load took.
     pub(crate) fn end_load(&mut self) -> Result<LoadTimes, EngineError> {
         self.checkpoint.end_load(&mut self.call, &mut self.memory.devices)
@@ -317,27 +326,12 @@ impl Executor {
     }
 }
 
-/// Memory is made beside the process if the GPU has this part of its memory free besides: for the tables of pages, and so that the
-/// process does not die if another program takes memory at this moment.
-const LEFT_FREE: u64 = 64;
-
-/// Whether the GPUs have room for this and [`LEFT_FREE`].
-fn has_room_beside(devices: &[Device], found: &[nvml::Memory], to_map: &[ToMap]) -> bool {
-    // Virtual GPUs of one GPU have one memory.
-    let gpu = |number: usize| devices.get(number).map(|it| it.part_of.unwrap_or(it.uuid));
-    found.iter().enumerate().all(|(number, found)| {
-        let there = to_map.iter().enumerate().filter(|(other, _)| gpu(*other) == gpu(number)).map(|(_, it)| it.bytes());
-        match there.sum::<u64>() {
-            0 => true,
-            bytes => found.free >= bytes.saturating_add(found.total / LEFT_FREE),
-        }
-    })
-}
-
 /// Content that may be loaded while the log is replayed.
 struct Early<F> {
     /// How much of it files have.
     bytes: u64,
+    /// Whether the process may run before the log is replayed, if nothing is left that can fail.
+    may_run_ahead: bool,
     /// Begins to load it, and returns whether its memory was made, and is being mapped.
     begin: F,
 }
@@ -374,6 +368,11 @@ impl<F: Fn(&'static str)> Steps<F> {
     fn begin(begins: F, first: &'static str) -> Self {
         begins(first);
         Self { began: Instant::now(), begins }
+    }
+
+    /// Says this meanwhile.
+    fn says(&self, what: &'static str) {
+        (self.begins)(what);
     }
 
     /// How long the step that ends now took, in nanoseconds.

@@ -1,5 +1,6 @@
 //! The life of the worker: its start, its loop, how it executes commands and serves the daemon's requests.
 
+mod ahead;
 pub(crate) mod channel;
 mod code_files;
 pub(crate) mod commands;

@@ -91,6 +91,8 @@ pub(super) struct Server {
     gpu_time: GpuTime,
     /// While threads of the client wait for pages of managed memory.
     faults: Option<Faults>,
+    /// Whether the restored process may have run before its client was loaded.
+    pub(super) is_ahead: bool,
 }
 
 /// The wait of threads for pages of managed memory.
@@ -104,7 +106,8 @@ struct Faults {
 
 /// Serves until the client or the daemon of a spare worker is gone.
 pub(crate) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
-    let (channel, events) = match channel::start(socket) {
+    let (attached, arrived) = (executor.call.session.attached.clone(), executor.memory.pinned.arrived.clone());
+    let (channel, events) = match channel::start(socket, attached.clone(), arrived) {
         Ok(started) => started,
         Err(error) => {
             error!("cannot start: {error}");
@@ -113,11 +116,7 @@ pub(crate) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
     };
     // The daemon that started the worker gets this reply. Its socket is not kept here, so that the connection ends with the
     // daemon.
-    let ready = WorkerReply::Ready {
-        attached: executor.call.session.attached.clone(),
-        wire: control_version(),
-        oldest: OLDEST_CONTROL,
-    };
+    let ready = WorkerReply::Ready { attached, wire: control_version(), oldest: OLDEST_CONTROL };
     if let Some(asker) = channel.asker() {
         channel.answer(&asker, ready, Vec::new());
     }
@@ -170,6 +169,7 @@ impl Server {
             last_work: Instant::now(),
             first_command: None,
             faults: None,
+            is_ahead: false,
         }
     }
 
@@ -212,11 +212,13 @@ impl Server {
             },
             State::Suspended(suspended) => self.wait_suspended(suspended, events),
             State::Keeper(keeper) => self.wait_kept(keeper, events),
-            State::Failed(_) if self.executor.call.session.shared.is_some() => match events.recv_timeout(END_GRACE) {
-                Ok(event) => News::Event(event),
-                Err(RecvTimeoutError::Disconnected) => News::End,
-                Err(RecvTimeoutError::Timeout) => News::Silence,
-            },
+            State::Failed(_) if self.is_ahead || self.executor.call.session.shared.is_some() => {
+                match events.recv_timeout(END_GRACE) {
+                    Ok(event) => News::Event(event),
+                    Err(RecvTimeoutError::Disconnected) => News::End,
+                    Err(RecvTimeoutError::Timeout) => News::Silence,
+                }
+            }
             State::Spare(_)
             | State::Rehearsed
             | State::Warm(_)
@@ -328,6 +330,7 @@ impl Server {
     fn handle(&mut self, state: State, news: News) -> State {
         let (state, message, asker) = match (news, state) {
             (News::Event(Event::Request(message, asker)), state) => (state, *message, asker),
+            (News::Event(Event::Ahead(message)), state) => return self.goes_ahead(state, *message),
             (News::Event(Event::DaemonGone), state) => return self.daemon_gone(state),
             (News::Event(Event::LoadOver), state) => return self.load_over(state).0,
             (News::Event(Event::Fault(fault)), state) => {
@@ -498,7 +501,7 @@ impl Server {
     }
 
     /// Serves requests that change the state, each in the states that permit it. `ask` serves the other requests.
-    fn request(&mut self, state: State, message: Message<WorkerRequest>) -> (State, Answered) {
+    pub(super) fn request(&mut self, state: State, message: Message<WorkerRequest>) -> (State, Answered) {
         let Message { body, blob, fds } = message;
         match (body, state) {
             (WorkerRequest::Adopt { attach, limits }, State::Spare(_)) => {
@@ -992,8 +995,10 @@ mod tests {
     /// closed.
     fn server() -> (Server, UnixStream) {
         let (socket, daemon) = UnixStream::pair().unwrap();
-        let (channel, _events) = channel::start(socket).unwrap();
-        (Server::new(fixture::executor(), channel), daemon)
+        let executor = fixture::executor();
+        let (channel, _events) =
+            channel::start(socket, executor.call.session.attached.clone(), Arc::default()).unwrap();
+        (Server::new(executor, channel), daemon)
     }
 
     #[test]

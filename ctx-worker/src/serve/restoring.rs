@@ -60,7 +60,7 @@ impl Server {
             channel.tell(Event::LoadOver);
         };
         let begins = self.says_steps(steps);
-        self.executor.load_client(&client, (reader, spare.template), code, begins, over)?;
+        self.executor.load_client(&client, (reader, spare.template), (code, early), begins, over)?;
         if !early {
             self.executor.end_load()?;
         }
@@ -248,7 +248,10 @@ impl Server {
             cookie: 0,
             settings: client.settings.into_iter().map(|s| (s.name, s.value)).collect(),
         };
-        self.serve_client(connection, attach)?;
+        // A process that runs ahead has come already.
+        if !self.is_ahead {
+            self.serve_client(connection, attach)?;
+        }
         Ok(Connected { consumer, keeper: None })
     }
 

@@ -127,6 +127,74 @@ fn content_that_is_corrupt_ends_the_running_program_and_the_log_says_why() -> Re
     node.finish()
 }
 
+/// The first library of a client takes so long, and the seconds of a restore do not.
+const REPLAYS_SLOWLY: &str = "cuLibraryLoadData:1:delay=10000";
+
+/// Dumps and kills `steady`, and restores it to a process that runs while its worker loads code.
+fn restored_ahead(node: &mut Node, fault: &str) -> Result<(Image, App, PathBuf)> {
+    let until_file = node.path("until");
+    let arguments = ["--until", &*until_file.to_string_lossy(), "--sleep-us", "2000"];
+    let app = node.run("steady", &arguments)?;
+    app.reaches(20)?;
+    let image = node.dump_and_kill(app)?;
+    node.stop_daemon()?;
+    node.start_daemon(&[("SIMGPU_FAULT", fault)])?;
+    let app = node.restore(&image)?;
+    // CRIU has ended by now.
+    let state = node.client(app.pid())?.state;
+    let log = log(node)?;
+    ensure!(state == "loading" && log.contains("Loading -> Assured") && !log.contains("Assured ->"), "{state}\n{log}");
+    Ok((image, app, until_file))
+}
+
+#[test]
+fn a_program_runs_before_its_code_is_loaded_and_goes_on_when_the_daemon_is_killed_then() -> Result {
+    let mut node = Node::start()?;
+    let (_, app, until_file) = restored_ahead(&mut node, REPLAYS_SLOWLY)?;
+    node.kill_daemon()?;
+    node.start_daemon(&[])?;
+    app.advances()?;
+    until("the worker has joined the new daemon", || {
+        Ok(node.clients()?.into_iter().find(|it| it.pid == app.pid() && it.state == "running"))
+    })?;
+    let image = node.dump_and_kill(app)?;
+    let app = node.restore(&image)?;
+    fs::write(&until_file, "")?;
+    assert_eq!(app.finish()?, "steady ok\n");
+    node.finish()
+}
+
+#[test]
+fn a_dump_of_a_program_whose_code_is_not_loaded_waits_for_that() -> Result {
+    let mut node = Node::start()?;
+    let (_, app, until_file) = restored_ahead(&mut node, REPLAYS_SLOWLY)?;
+    let image = node.dump_and_kill(app)?;
+    ensure!(log(&node)?.contains("the dump waits until its memory is loaded"));
+    let app = node.restore(&image)?;
+    fs::write(&until_file, "")?;
+    assert_eq!(app.finish()?, "steady ok\n");
+    node.finish()
+}
+
+#[test]
+fn code_that_does_not_load_ends_the_running_program_and_the_image_stays() -> Result {
+    let mut node = Node::start()?;
+    let fault = format!("{REPLAYS_SLOWLY},cuLibraryLoadData:1:2");
+    let (image, app, until_file) = restored_ahead(&mut node, &fault)?;
+    let before = image.app.progress.as_ref().map(fs::read_to_string).transpose()?;
+    app.was_killed(&image.tree)?;
+    let log = log(&node)?;
+    let why = log.lines().find(|line| line.contains("cannot be restored"));
+    ensure!(why.is_some_and(|it| it.contains("LIBRARY_LOAD")), "{why:?}\n{log}");
+    assert_eq!(image.app.progress.as_ref().map(fs::read_to_string).transpose()?, before);
+    node.stop_daemon()?;
+    node.start_daemon(&[])?;
+    let app = node.restore(&image)?;
+    fs::write(&until_file, "")?;
+    assert_eq!(app.finish()?, "steady ok\n");
+    node.finish()
+}
+
 #[test]
 fn programs_of_a_tree_wait_each_for_its_own_memory_and_one_that_ends_meanwhile_ends_no_other() -> Result {
     let arguments = ["--rounds", "40", "--words", "131072", "--sleep-us", "2000"];

@@ -283,6 +283,18 @@ pub enum WorkerRequest {
         #[serde(default)]
         takes_over: Option<Attach>,
     },
+    /// The process will run before `Load` is answered, of which the worker has said [`ASSURED`]. Comes with a copy of its connection,
+    /// from which on the worker needs no daemon. `Ahead` follows. Not answered. Only for workers of [`RUNS_AHEAD`] or later.
+    Comes {
+        /// The message with which the process would attach now.
+        attach: Box<Attach>,
+    },
+    /// A `Userfault`, `Pinned`, `Connect` or `Open` that is sent before `Load` is answered, with its descriptors, and is done after
+    /// that. Not answered: if it fails, `LoadProgress` tells the failure. Only for workers of [`RUNS_AHEAD`] or later.
+    Ahead {
+        /// What is to be done.
+        request: Box<WorkerRequest>,
+    },
     /// For `rekindle ps`.
     Describe,
     /// How often has the client asked for each driver call?
@@ -377,6 +389,13 @@ pub const LOAD_STEPS: [&str; 4] = ["code", "replay", "map", "content"];
 pub const MEMORY_MADE: &str = "made";
 /// See [`MEMORY_MADE`].
 pub const MEMORY_MAPPED: &str = "mapped";
+
+/// The name that `LoadStep` has for this: the worker will load the rest, as far as it can know, so that the process may run. Only after
+/// a `Load` with `early`, and before its answer.
+pub const ASSURED: &str = "assured";
+
+/// The first control version whose workers take a process that runs before its client is loaded: `Comes`, `Ahead`.
+pub const RUNS_AHEAD: u32 = 20;
 
 /// The first control version whose workers say how much memory they need, and what a suspension gives back: `Needs`,
 /// `Description.physical`.
@@ -514,7 +533,7 @@ pub enum WorkerReply {
     /// Sent before the answer to a `Load` that asks for it: the worker begins this step. Only [`MEMORY_MADE`] and [`MEMORY_MAPPED`]
     /// may come later.
     LoadStep {
-        /// One of [`LOAD_STEPS`], [`MEMORY_MADE`], [`MEMORY_MAPPED`], or a step of a later version.
+        /// One of [`LOAD_STEPS`], [`ASSURED`], [`MEMORY_MADE`], [`MEMORY_MAPPED`], or a step of a later version.
         step: String,
     },
     /// Sent unasked, after `Room { how_much: true }`.

@@ -112,17 +112,18 @@ pub(in crate::daemon) fn record(record: &Record) -> Result<(), CheckError> {
     state::check(record.worker_version).map_err(|why| CheckError::NotRead(name(record), why))
 }
 
-/// Compares the dump's GPUs with those of the workers, which are in the order of the clients that have one.
-pub(super) fn devices(manifest: &Manifest, workers: &[&Attached], allowed: Allowances) -> Result<(), CheckError> {
+/// Compares the dump's GPUs with those of the workers, which are in the order of the clients that have one. Returns whether all, and
+/// their driver, are the same.
+pub(super) fn devices(manifest: &Manifest, workers: &[&Attached], allowed: Allowances) -> Result<bool, CheckError> {
     devices_of(&manifest.host, attached(manifest).zip(workers.iter().copied()), allowed)
 }
 
-/// Compares the GPUs that clients had on a host with those of the workers that they are to have.
+/// Compares the GPUs that clients had on a host with those of the workers that they are to have. Returns whether they do not differ.
 pub(in crate::daemon) fn devices_of<'a>(
     host: &Host,
     pairs: impl Iterator<Item = (&'a Record, &'a Attached)>,
     allowed: Allowances,
-) -> Result<(), CheckError> {
+) -> Result<bool, CheckError> {
     let mut needed = BTreeMap::<u32, (u64, u64)>::new();
     // Differences that can be allowed come last, so that an operator does not allow one in vain.
     let mut different = Vec::new();
@@ -167,13 +168,14 @@ pub(in crate::daemon) fn devices_of<'a>(
         CheckError::Driver { .. } => allowed.other_driver,
         _ => allowed.other_gpu,
     };
+    let are_same = different.is_empty();
     for difference in different {
         if !is_allowed(&difference) {
             return Err(difference);
         }
         warn!("allowed: {difference}");
     }
-    Ok(())
+    Ok(are_same)
 }
 
 /// The error for another driver than at the dump. An image from before its version was recorded has CUDA's version alone.

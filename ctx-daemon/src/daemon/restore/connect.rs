@@ -1,6 +1,6 @@
 //! Connects restored processes with their workers, each by itself, when CRIU has completed the process.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::error::RestoreError;
 use super::phases::Part;
 use super::shared::{self, SharedMemory};
 use super::state::Restore;
-use crate::limit::{Deadline, Limit};
+use crate::limit::Deadline;
 
 impl Restore {
     /// A process is complete. If it is a client, connects it to its worker now. Returns whether it is a client.
@@ -48,9 +48,9 @@ impl Restore {
         let memory = shared::take(pid, &pinned);
         let memory = memory.map_err(|source| RestoreError::Shared { pid, source })?;
         self.phases().ends(Part::Connect);
-        self.wait_until_prepared(place)?;
+        let ahead = self.wait_until_it_may_run(place)?;
         self.phases().ends(Part::Wait);
-        self.connect(daemon, place, process, memory)?;
+        self.connect(daemon, place, process, memory, ahead)?;
         Ok(true)
     }
 
@@ -97,15 +97,16 @@ impl Restore {
         }
     }
 
-    fn wait_until_prepared(&self, place: usize) -> Result<(), RestoreError> {
+    /// Waits until a client's process may run. Returns whether it runs ahead: its worker is about to load the rest.
+    fn wait_until_it_may_run(&self, place: usize) -> Result<bool, RestoreError> {
         let mut state = lock(&self.state);
         loop {
             // The failure of any client fails the restore.
             if let Some((failed, error)) = state.failed_load() {
                 return Err(self.failure(failed, error));
             }
-            if state.is_prepared(place) {
-                return Ok(());
+            if let Some(ahead) = state.may_run(place) {
+                return Ok(ahead);
             }
             state = wait(&self.changed, state);
         }
@@ -117,6 +118,7 @@ impl Restore {
         place: usize,
         process: Process,
         memory: SharedMemory,
+        ahead: bool,
     ) -> Result<(), RestoreError> {
         let restored = &self.clients[place];
         let no_connection = || RestoreError::NoConnection(restored.name.clone());
@@ -135,15 +137,29 @@ impl Restore {
             Arc::clone(&restored.worker),
             ClientState::Restoring,
         );
-        let connection = self.connected(place, &client).ok_or_else(no_connection)?;
+        let connection = self.connected(place, &client, ahead).ok_or_else(no_connection)?;
         self.phases().connected(place, process.pid);
         self.reservation.fill(Arc::clone(&client));
         attach::forget_when_dead(daemon, &client);
         daemon.share(&client)?;
         daemon.clients.records.keep(restored.worker.process(), process, connection.as_fd());
-        let limit = daemon.config.timeouts.stall;
-        send_memory(&restored.worker, connection, None, memory, limit).map_err(|error| self.failure(place, error))
+        let worker = &restored.worker;
+        let sent = if ahead {
+            let attach = Box::new(client.attach.clone());
+            let comes = worker.say_with(&WorkerRequest::Comes { attach }, &[connection.as_raw_fd()]);
+            comes.and_then(|()| send_memory(connection, None, memory, |request, fds| say_ahead(worker, request, fds)))
+        } else {
+            // Pinning takes as long as there is memory, so the limit is how long the worker may do nothing.
+            let timeout = Timeout::WhileItWorks(daemon.config.timeouts.stall);
+            send_memory(connection, None, memory, |request, fds| worker.ask(&request, fds, timeout))
+        };
+        sent.map_err(|error| self.failure(place, error))
     }
+}
+
+/// Has a worker do something when it has loaded its client.
+pub(super) fn say_ahead(worker: &Worker, request: WorkerRequest, fds: &[RawFd]) -> Result<(), WorkerError> {
+    worker.say_with(&WorkerRequest::Ahead { request: Box::new(request) }, fds)
 }
 
 /// The message with which the process would attach now.
@@ -159,16 +175,14 @@ fn attach_of(record: &Record, cookie: u64) -> Attach {
     }
 }
 
-/// Hands a process's connection and memory to its worker, in as many messages as it takes. `keeper`: the process runs, and this
-/// worker takes it over from its keeper, to which the socket leads; with the message by which the process attached.
-///
-/// Pinning takes as long as there is memory, so the limit is how long the worker may do nothing.
+/// Hands a process's connection and memory to its worker, in as many messages as it takes, each of which `send` sends. `keeper`: the
+/// process runs, and this worker takes it over from its keeper, to which the socket leads; with the message by which the process
+/// attached.
 pub(in crate::daemon) fn send_memory(
-    worker: &Worker,
     connection: UnixStream,
     keeper: Option<(Attach, OwnedFd)>,
     memory: SharedMemory,
-    limit: Limit,
+    send: impl Fn(WorkerRequest, &[RawFd]) -> Result<(), WorkerError>,
 ) -> Result<(), WorkerError> {
     let (takes_over, keeper) = keeper.unzip();
     let mut fixed = vec![OwnedFd::from(connection)];
@@ -179,17 +193,16 @@ pub(in crate::daemon) fn send_memory(
     let in_last = pinned.len().min(MAX_FDS - fixed.len());
     let (first_pinned, last_pinned) = pinned.split_at(pinned.len() - in_last);
     let (first_files, last_files) = files.split_at(files.len() - in_last);
-    let timeout = Timeout::WhileItWorks(limit);
     if let Some(userfault) = &memory.userfault {
-        worker.ask(&WorkerRequest::Userfault, &[userfault.as_raw_fd()], timeout)?;
+        send(WorkerRequest::Userfault, &[userfault.as_raw_fd()])?;
     }
     let before = first_pinned.chunks(MAX_FDS).zip(first_files.chunks(MAX_FDS));
     for (pinned, files) in before {
         let pinned = pinned.to_vec();
-        worker.ask(&WorkerRequest::Pinned { pinned }, files, timeout)?;
+        send(WorkerRequest::Pinned { pinned }, files)?;
     }
     let mut fds = sys::raw(&fixed);
     fds.extend(last_files);
     let pinned = last_pinned.to_vec();
-    worker.ask(&WorkerRequest::Connect { pinned, takes_over }, &fds, timeout)
+    send(WorkerRequest::Connect { pinned, takes_over }, &fds)
 }

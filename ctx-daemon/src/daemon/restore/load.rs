@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use rekindle_images::{Client as Record, CodeHash, DataFile as DataFileName, HashKey, Image, Manifest};
 use rekindle_wire::control::{
-    DataFile, Failure, FailureKind, Learned, Limits, MEMORY_MAPPED, WorkerReply, WorkerRequest,
+    ASSURED, DataFile, Failure, FailureKind, Learned, Limits, MEMORY_MAPPED, WorkerReply, WorkerRequest,
 };
 use rekindle_wire::frame::MAX_FDS;
 use rekindle_wire::ipc::{PIECES_AT_A_TIME, PieceId};
@@ -108,8 +108,17 @@ pub(in crate::daemon) enum Mode {
     Whole,
     /// Last, after the answer: a process need not wait for it.
     Early,
+    /// The same, and the process need not even wait for the answer, if the worker says so.
+    Ahead,
     /// When a restore begins: until then there is no device memory.
     Warm,
+}
+
+impl Mode {
+    /// Whether the worker's answer may come before the content.
+    fn is_early(self) -> bool {
+        matches!(self, Self::Early | Self::Ahead)
+    }
 }
 
 /// What a worker of a restore has to do.
@@ -138,7 +147,11 @@ impl Work {
         how: How,
         to_copy: Option<ToCopy>,
     ) -> Result<Self, RestoreError> {
-        let mode = if worker.loads_beside() { how.mode } else { Mode::Whole };
+        let mode = match how.mode {
+            _ if !worker.loads_beside() => Mode::Whole,
+            Mode::Ahead if !worker.runs_ahead() => Mode::Early,
+            mode => mode,
+        };
         let blob = image.encoded_client(record.index)?.to_vec();
         let load = Load::new(image.manifest(), (record, blob), files, How { mode, ..how })?;
         Ok(Self::Load(Load { to_copy, ..load }))
@@ -161,12 +174,16 @@ impl Work {
         }
     }
 
+    /// Whether the process may run before this is done, if the worker says so.
+    fn may_run_ahead(&self) -> bool {
+        matches!(self, Self::Load(Load { how: How { mode: Mode::Ahead, .. }, .. }))
+    }
+
     /// Whether content is loaded when this is done, and whether the process may run meanwhile.
     fn then(&self, worker: &Worker) -> Then {
         match self {
-            Self::Load(Load { how: How { mode: Mode::Early, .. }, .. }) | Self::BringBack { early: true, .. } => {
-                Then::Beside
-            }
+            Self::Load(load) if load.how.mode.is_early() => Then::Beside,
+            Self::BringBack { early: true, .. } => Then::Beside,
             Self::BringBack { early: false, .. } => Then::Wait,
             // All is loaded when this is done, and a worker that can tells how long that took.
             Self::Load(_) if worker.loads_beside() => Then::Wait,
@@ -208,8 +225,12 @@ pub(super) fn start(
             let held_off = Arc::new(Mutex::new(Some(hold_off)));
             worker.on_load_step({
                 let (phases, promise, held_off) = (Arc::clone(phases), promise.clone(), Arc::clone(&held_off));
+                let (restore, may_run_ahead) = (Arc::clone(&restore), work.may_run_ahead());
                 move |step| {
                     promise.iter().for_each(|it| it.hears(step));
+                    if step == ASSURED && may_run_ahead {
+                        restore.assured(place);
+                    }
                     if step == MEMORY_MAPPED {
                         lock(&held_off).take();
                     }
@@ -337,7 +358,7 @@ impl Load {
             code: code.iter().map(|it| it.0.clone()).collect(),
             limits: self.how.limits,
             rehearsal: false,
-            early: self.how.mode == Mode::Early,
+            early: self.how.mode.is_early(),
             warm: self.how.mode == Mode::Warm,
             steps: true,
         };

@@ -286,7 +286,7 @@ impl Checking {
         let restoring =
             Restoring { daemon: Arc::clone(daemon), restore: Arc::new(restore), natives: Arc::new(natives) };
         let attached = restoring.restore.workers().map(|it| it.attached());
-        check::devices(manifest, &attached.collect::<Vec<_>>(), allowed)?;
+        let are_same = check::devices(manifest, &attached.collect::<Vec<_>>(), allowed)?;
         libraries::add_missing(&image, &daemon.builds)?;
         let limit = daemon.config.timeouts.stall;
         // Processes that are held are complete.
@@ -300,7 +300,12 @@ impl Checking {
             None => {
                 let shared = load::share(manifest, &workers, limit)?;
                 // An importer's commands would not wait for content that another worker loads.
-                let mode = if early && !shared { Mode::Early } else { Mode::Whole };
+                let mode = match early && !shared {
+                    // Elsewhere the log may not be replayed as it was recorded.
+                    true if are_same => Mode::Ahead,
+                    true => Mode::Early,
+                    false => Mode::Whole,
+                };
                 let how = load::How { limits: daemon.config.clients.limits, mode, limit };
                 let mut to_copy = preload::take(daemon, &image, &workers, &gpus).into_iter();
                 let clients = check::attached(manifest).zip(&workers);

@@ -3,16 +3,20 @@
 //!
 //! | from | to | what a client's worker has loaded |
 //! |---|---|---|
+//! | `Loading` | `Assured` | the code is read, and nothing is left that can fail but the driver: the process may be connected and run ahead |
 //! | `Loading` | `Prepared` | all but the content of device memory is in place: the process may be connected and run |
 //! | `Loading` | `Loaded` | all of the image's part is in place, and every hash is right |
 //! | `Loading` | `Failed` | the worker has refused or died; the next `Resume` tells why |
+//! | `Assured` | `Prepared` | as from `Loading` |
+//! | `Assured` | `Loaded` | the same |
+//! | `Assured` | `Failed` | the same, and as from `Prepared` |
 //! | `Prepared` | `Loaded` | the content is in place too |
 //! | `Prepared` | `Failed` | content is missing or wrong; the next `Resume` tells why, and if there is none, the processes are killed |
 //!
 //! | from | to | how far a client's process is |
 //! |---|---|---|
 //! | `Absent` | `Reattached` | `Reattach`: the process has made its connection |
-//! | `Reattached` | `Connected` | `Resume`: the worker, which has loaded, gets the connection and the process's memory |
+//! | `Reattached` | `Connected` | `Resume`: the worker gets the connection and the process's memory, which it takes when it has loaded |
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::unix::net::UnixStream;
@@ -28,6 +32,7 @@ use super::super::lock;
 use super::super::process::Process;
 use super::super::worker::{Worker, WorkerError};
 use super::check;
+use super::connect::say_ahead;
 use super::error::RestoreError;
 use super::made::{Made, Maker};
 use super::phases::Phases;
@@ -124,11 +129,14 @@ pub(super) struct State {
 struct Progress {
     content: Content,
     presence: Presence,
+    /// Whether the process runs ahead: what its worker is sent is done when the client is loaded, and is not answered.
+    ahead: bool,
 }
 
 /// The worker's machine: whether its client's state is in place.
 enum Content {
     Loading,
+    Assured,
     Prepared,
     Loaded,
     Failed(WorkerError),
@@ -142,10 +150,14 @@ enum Presence {
 }
 
 machine! {
-    enum ContentName names Content { Loading, Prepared, Loaded, Failed }
+    enum ContentName names Content { Loading, Assured, Prepared, Loaded, Failed }
+    Loading -> Assured,
     Loading -> Prepared,
     Loading -> Loaded,
     Loading -> Failed,
+    Assured -> Prepared,
+    Assured -> Loaded,
+    Assured -> Failed,
     Prepared -> Loaded,
     Prepared -> Failed,
 }
@@ -177,9 +189,13 @@ impl State {
         self.clients.get(place).is_some_and(|it| matches!(it.presence, Presence::Connected(_)))
     }
 
-    /// Whether the worker at a place has all that its client's process must have to be connected.
-    pub(super) fn is_prepared(&self, place: usize) -> bool {
-        self.clients.get(place).is_some_and(|it| matches!(it.content, Content::Prepared | Content::Loaded))
+    /// Whether the process at a place may run, and if so whether that is ahead of its worker.
+    pub(super) fn may_run(&self, place: usize) -> Option<bool> {
+        match self.clients.get(place)?.content {
+            Content::Assured => Some(true),
+            Content::Prepared | Content::Loaded => Some(false),
+            Content::Loading | Content::Failed(_) => None,
+        }
     }
 
     /// The client at a place, if it runs.
@@ -195,7 +211,7 @@ impl State {
         let mut clients = self.clients.iter().enumerate();
         clients.find_map(|(place, client)| match &client.content {
             Content::Failed(error) => Some((place, error.clone())),
-            Content::Loading | Content::Prepared | Content::Loaded => None,
+            Content::Loading | Content::Assured | Content::Prepared | Content::Loaded => None,
         })
     }
 }
@@ -210,7 +226,8 @@ impl Restore {
         reservation: Reservation,
         phases: Arc<Phases>,
     ) -> Self {
-        let progress = workers.iter().map(|_| Progress { content: Content::Loading, presence: Presence::Absent });
+        let progress = |_| Progress { content: Content::Loading, presence: Presence::Absent, ahead: false };
+        let progress = workers.iter().map(progress);
         let state = State { clients: progress.collect(), open: false };
         let clients = check::attached(image.manifest()).zip(workers);
         let attached: HashSet<u32> = check::attached(image.manifest()).map(|it| it.index).collect();
@@ -272,6 +289,14 @@ impl Restore {
     pub(super) fn is_nobody_there(&self) -> bool {
         let state = lock(&self.state);
         !state.clients.is_empty() && state.clients.iter().all(|it| matches!(it.presence, Presence::Absent))
+    }
+
+    /// A worker is about to load the rest, and knows of nothing that can fail.
+    pub(super) fn assured(&self, place: usize) {
+        if let Some(client) = lock(&self.state).clients.get_mut(place) {
+            self.content_is(place, client, Content::Assured);
+        }
+        self.changed.notify_all();
     }
 
     /// A worker has loaded everything but content.
@@ -362,10 +387,13 @@ impl Restore {
         self.changed.notify_all();
     }
 
-    /// A process is complete, so its client takes the place of its connection. Returns the connection, if it has arrived.
-    pub(super) fn connected(&self, place: usize, client: &Arc<Client>) -> Option<UnixStream> {
+    /// A process is complete, so its client takes the place of its connection, perhaps ahead of its worker. Returns the connection, if
+    /// it has arrived.
+    pub(super) fn connected(&self, place: usize, client: &Arc<Client>, ahead: bool) -> Option<UnixStream> {
         let mut state = lock(&self.state);
-        let presence = &mut state.clients.get_mut(place)?.presence;
+        let progress = state.clients.get_mut(place)?;
+        progress.ahead = ahead;
+        let presence = &mut progress.presence;
         let Presence::Reattached(_) = presence else { return None };
         let next = Presence::Connected(Arc::clone(client));
         match transition::replace(&self.clients[place].name, presence, next) {
@@ -384,19 +412,20 @@ impl Restore {
         let clients: Vec<_> = {
             let state = lock(&self.state);
             let connected = state.clients.iter().map(|it| match &it.presence {
-                Presence::Connected(client) => Some(Arc::clone(client)),
+                Presence::Connected(client) => Some((Arc::clone(client), it.ahead)),
                 _ => None,
             });
             let Some(connected) = connected.collect::<Option<Vec<_>>>() else { return Ok(false) };
             connected.into_iter().enumerate().collect()
         };
         let opened: Vec<_> = std::thread::scope(|scope| {
-            let open = |client: &Arc<Client>| {
-                let request = WorkerRequest::Open;
-                client.worker.ask(&request, &[], limit)
+            let open = |client: &Client, ahead| match ahead {
+                true => say_ahead(&client.worker, WorkerRequest::Open, &[]),
+                false => client.worker.ask(&WorkerRequest::Open, &[], limit),
             };
+            let clients = clients.iter();
             let asked: Vec<_> =
-                clients.iter().map(|(place, client)| (*place, scope.spawn(move || open(client)))).collect();
+                clients.map(|(place, (client, ahead))| (*place, scope.spawn(move || open(client, *ahead)))).collect();
             let joined = asked.into_iter();
             joined.map(|(place, it)| (place, it.join())).collect()
         });
@@ -411,7 +440,7 @@ impl Restore {
         }
         for progress in &state.clients {
             if let Presence::Connected(client) = &progress.presence {
-                let loading = matches!(progress.content, Content::Prepared);
+                let loading = matches!(progress.content, Content::Assured | Content::Prepared);
                 client.set_state(if loading { ClientState::Loading } else { ClientState::Running });
             }
         }

@@ -210,7 +210,10 @@ pub(super) fn bring(daemon: &Arc<Daemon>, process: Process) -> Result<(), MoveEr
     daemon.share(&moved)?;
     let copy = connection.try_clone()?;
     let keeper = Some((attach_of(&client), socket));
-    restore::connect(&worker, connection, keeper, memory, limit).map_err(MoveError::Worker)?;
+    // Pinning takes as long as there is memory, so the limit is how long the worker may do nothing.
+    let timeout = Timeout::WhileItWorks(limit);
+    restore::connect(connection, keeper, memory, |request, fds| worker.ask(&request, fds, timeout))
+        .map_err(MoveError::Worker)?;
     // Until here the client can stay where it is, also if its content cannot be loaded.
     wait_for_content(&worker, &client.to_string(), limit, |_, _| ()).map_err(MoveError::Worker)?;
     worker.forget_load_steps();
