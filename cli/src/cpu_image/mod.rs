@@ -6,8 +6,8 @@
 //! ```
 //! The messages are CRIU's (images/pagemap.proto, memfd.proto, mm.proto, vma.proto, fdinfo.proto, regfile.proto).
 
+mod dumped;
 mod entries;
-mod left;
 mod whole;
 
 use std::collections::HashMap;
@@ -18,9 +18,13 @@ use std::path::Path;
 use rekindle_wire::layout::{PINNED_NAME, SHARED_NAME, STAGING_NAME};
 use serde::Serialize;
 
+#[cfg(test)]
+pub(crate) use self::dumped::listed;
+pub(crate) use self::dumped::{
+    DumpedPages, From as PagesFrom, Part as PagesPart, list_name, list_of_present, pages_name,
+};
 use self::entries::Entry;
-pub(crate) use self::left::{From as PagesFrom, LeftPages, Part as PagesPart, take_left_pages};
-pub(crate) use self::whole::{check_pages, pages_of_processes};
+pub(crate) use self::whole::{PARENT, check_pages};
 use crate::output::size;
 
 const PAGE: u64 = 4096;

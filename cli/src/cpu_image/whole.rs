@@ -5,6 +5,7 @@
 //!   pstree.img ──► pagemap-PID.img, mm-PID.img ──┐
 //!   memfd.img ─────────────────────────────────► pagemap-shmem-ID.img
 //!   each: the first entry has the file's number, the others how many pages there are ──► pages-NUMBER.img
+//!                                                      or that they are in the parent ──► parent/pagemap-..., parent/pages-...
 //! ```
 
 use std::collections::BTreeSet;
@@ -23,41 +24,47 @@ const PRESENT: u64 = 1 << 2;
 /// `VMA_ANON_SHARED`, of a mapping's status.
 const ANON_SHARED: u64 = 1 << 8;
 
+/// The name by which CRIU finds the parent of an image, an earlier one, in its directory.
+pub(crate) const PARENT: &str = "parent";
+/// As many images may be parents of each other.
+const ANCESTORS: usize = 64;
+
 /// Fails if a file of pages has fewer than the image says. What cannot be read here is left to CRIU.
 pub(crate) fn check_pages(dir: &Path) -> Result<(), Failure> {
-    for name in pagemaps(dir) {
-        let entries = entries::read(&dir.join(name)).unwrap_or_default();
-        let Some((head, pages)) = entries.split_first() else { continue };
-        if pages.iter().any(is_left) {
-            return Err(Failure::bad_image(anyhow!(
-                "CRIU's part of the image in {} is not whole: `criu dump --lazy-pages` has left pages in the processes; dump without it",
-                dir.display()
-            )));
-        }
-        let pages: u64 = pages.iter().filter(|it| is_here(it)).map(|it| it.number(2).max(it.number(5))).sum();
-        let (name, needed) = (format!("pages-{}.img", head.number(1)), pages.saturating_mul(PAGE));
-        let there = fs::metadata(dir.join(&name)).map_or(0, |it| it.len());
-        if there < needed {
-            let said = format!(
-                "CRIU's part of the image in {} is not whole: {name} has {} of {}; dump or copy it again",
-                dir.display(),
-                size(there),
-                size(needed)
-            );
-            return Err(Failure::bad_image(anyhow!(said)));
-        }
-    }
-    Ok(())
+    pagemaps(dir).iter().try_for_each(|name| check_list(dir, name, ANCESTORS))
 }
 
-/// The files in which CRIU has the pages of each process, with the process's number in the image.
-pub(crate) fn pages_of_processes(dir: &Path) -> Vec<(String, u32)> {
-    let processes = entries::read(&dir.join("pstree.img")).unwrap_or_default();
-    let file = |process: u64| {
-        let pages = entries::read(&dir.join(format!("pagemap-{process}.img")))?;
-        Some((format!("pages-{}.img", pages.first()?.number(1)), u32::try_from(process).ok()?))
-    };
-    processes.iter().filter_map(|it| file(it.number(1))).collect()
+/// Checks the pages of one list, and those of its parents.
+fn check_list(dir: &Path, name: &str, ancestors: usize) -> Result<(), Failure> {
+    let entries = entries::read(&dir.join(name)).unwrap_or_default();
+    let Some((head, listed)) = entries.split_first() else { return Ok(()) };
+    if listed.iter().any(is_left) {
+        return Err(Failure::bad_image(anyhow!(
+            "CRIU's part of the image in {} is not whole: `criu dump --lazy-pages` has left pages in the processes; dump without it",
+            dir.display()
+        )));
+    }
+    let pages: u64 = listed.iter().filter(|it| is_here(it)).map(|it| it.number(2).max(it.number(5))).sum();
+    let (file, needed) = (format!("pages-{}.img", head.number(1)), pages.saturating_mul(PAGE));
+    let there = fs::metadata(dir.join(&file)).map_or(0, |it| it.len());
+    if there < needed {
+        let said = format!(
+            "CRIU's part of the image in {} is not whole: {file} has {} of {}; dump or copy it again",
+            dir.display(),
+            size(there),
+            size(needed)
+        );
+        return Err(Failure::bad_image(anyhow!(said)));
+    }
+    match ancestors.checked_sub(1) {
+        Some(left) if listed.iter().any(is_in_parent) => check_list(&dir.join(PARENT), name, left),
+        // CRIU finds out.
+        _ => Ok(()),
+    }
+}
+
+fn is_in_parent(pages: &Entry) -> bool {
+    pages.number(4) & IN_PARENT != 0 || pages.number(3) != 0
 }
 
 /// The image's lists of pages. A directory may have files of an earlier dump, of other processes and memory, too.

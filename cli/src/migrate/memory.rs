@@ -1,31 +1,31 @@
 //! The processes' own memory, sent while they run.
 //!
-//! CRIU dumps that memory when the processes stand still. Most of it is then what it was before, so the target has it already, and gets
-//! no more than the place.
+//! CRIU dumps that memory when the processes stand still. Most of it is then what it was before, so the target has it already.
 //!
 //! ```text
-//!   they run:          /proc/PID/mem ──┬── a page that is new ────────────────► its content, in memory/PID
-//!                                      └── known, or of zeros ────────────────► nothing
-//!   they stand still:  the last image ─┬── a page that is known ──────────────► where it is in memory/PID
-//!                                      ├── known, and at this place of a copy ► nothing
-//!                                      └── any other ─────────────────────────► its content
+//!   they run:          /proc/PID/mem ──┬── a page that is new ────────────────────► its content, in memory/pages-PID.img
+//!                                      └── known, or of zeros ────────────────────► nothing
+//!   they stand still:  the last image ─┬── what was at its address at first ──────► nothing: it is in the parent image
+//!                                      ├── another page that is known ────────────► where it is in memory/pages-PID.img
+//!                                      └── any other ─────────────────────────────► its content
 //! ```
 //!
-//! Pages of that image are read where CRIU has left them (`frozen.rs`), or, of a container, from CRIU's files (`pages-N.img`).
+//! The directory `memory` is the parent of the last image, as CRIU calls it: `memory/pagemap-PID.img` lists the pages that a process had at
+//! first, which lie in the order of their addresses in `memory/pages-PID.img`. What is new later comes behind. So nothing is copied that has not
+//! changed, and the target has memory once.
 //!
-//! CRIU's file of a process's pages has them in the order of their addresses. In memory/PID they lie so too: at first each page gets the
-//! place that it would have if all that is there now were dumped, and what is new later comes behind. The target has copied the first part
-//! before the processes stand still, and that copy becomes CRIU's file (`room.rs`): most pages are in their places then.
+//! Pages of the last image are read where CRIU has left them, or from CRIU's files (`frozen.rs`). The processes of a container have other
+//! numbers in their image, which has no parent.
 //!
 //! A page is known by a hash of 128 bits, seeded with a random number of the migration. So it does not matter when a page was written, whose
 //! it was, or whether CRIU dumps it at all: what was sent is only used where the content is the same.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rekindle_wire::window;
@@ -33,10 +33,11 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use super::stream::{self, Extent, PIECE, StreamError, is_zeros};
 use super::talk::{Directory, MEMORY};
+use crate::cpu_image::{list_name, list_of_present, pages_name};
 use crate::process::Process;
 
 /// The size of a page, in CRIU's images too.
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 /// The beginning of the names of files in which CRIU has pages.
 const PAGES: &str = "pages-";
 /// The bits of `/proc/PID/pagemap` (admin-guide/mm/pagemap): the page is in memory; it is of a file, or shared.
@@ -61,13 +62,6 @@ impl Place {
     }
 }
 
-/// A file of the target's that begins as a copy of a process's file: its first bytes. The others are zeros.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Base {
-    pub(super) pid: u32,
-    pub(super) bytes: u64,
-}
-
 /// A file of the target's.
 #[derive(Debug)]
 struct FileThere {
@@ -87,13 +81,25 @@ pub(super) struct Known {
     written: HashMap<u32, Vec<u128>>,
     /// The files there, by name.
     files: BTreeMap<String, FileThere>,
+    /// What the parent image has of each process: ranges of addresses, one behind the other in its file.
+    parent: BTreeMap<u32, Vec<InParent>>,
     /// The bytes for which the target still has room.
     room: AtomicU64,
+}
+
+/// Pages of the parent image.
+#[derive(Debug)]
+struct InParent {
+    addresses: Range<u64>,
+    /// Where they are in their file.
+    offset: u64,
 }
 
 /// What of some pages is to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
+    /// Nothing: the parent image has them.
+    Same,
     /// Their content.
     Content,
     /// That they are zeros.
@@ -104,18 +110,27 @@ pub(super) enum What {
 
 impl Known {
     pub(super) fn new(seed: u64) -> Self {
-        let (pages, written, files) = (HashMap::new(), HashMap::new(), BTreeMap::new());
-        Self { seed, pages, written, files, room: AtomicU64::new(0) }
+        let (pages, written, files, parent) = (HashMap::new(), HashMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { seed, pages, written, files, parent, room: AtomicU64::new(0) }
     }
 
-    /// The target has made files for these extents, and has room for so much in all of them.
-    pub(super) fn has_files_for(&mut self, extents: &[Extent]) {
-        self.room = AtomicU64::new(extents.iter().map(|it| it.length).sum());
-        for extent in extents {
+    /// The target has made files for this memory, and has room for so much in all of them.
+    pub(super) fn has_files_for(&mut self, own: &Own) {
+        self.room = AtomicU64::new(own.extents.iter().map(|it| it.length).sum());
+        for extent in &own.extents {
             let made = || FileThere { places: BTreeMap::new(), end: AtomicU64::new(0) };
             let file = self.files.entry(extent.name.clone()).or_insert_with(made);
             file.places.insert(extent.offset, *file.end.get_mut());
             *file.end.get_mut() += extent.length;
+        }
+        for (pid, ranges) in &own.private {
+            let mut offset = 0;
+            let in_parent = ranges.iter().map(|it| {
+                let begin = offset;
+                offset += it.end - it.start;
+                InParent { addresses: it.clone(), offset: begin }
+            });
+            self.parent.insert(*pid, in_parent.collect());
         }
     }
 
@@ -148,16 +163,31 @@ impl Known {
         self.add(vec![place]);
     }
 
-    /// What a file of the target's has in the place of a page, if it begins as a copy: a page's hash, 0 for zeros, or none if that is not known.
-    fn has_there(&self, base: Option<Base>, offset: u64) -> Option<u128> {
-        match base {
-            Some(base) if offset < base.bytes => {
-                let is_copied = offset + PAGE as u64 <= base.bytes;
-                let hash = self.written.get(&base.pid).and_then(|it| it.get(offset as usize / PAGE));
-                is_copied.then(|| hash.copied().unwrap_or_default())
-            }
-            _ => Some(0),
-        }
+    /// The target has room for so much.
+    #[cfg(test)]
+    pub(super) fn has_room(&mut self, bytes: u64) {
+        self.room = AtomicU64::new(bytes);
+    }
+
+    /// The parent image has these pages of a process at an address.
+    #[cfg(test)]
+    pub(super) fn has_parent(&mut self, pid: u32, address: u64, pages: &[&[u8]]) {
+        let (range, name) = (address..address + (pages.len() * PAGE) as u64, format!("{MEMORY}/{}", pages_name(pid)));
+        let (offset, length) = (range.start, range.end - range.start);
+        let extents = vec![Extent { name, path: PathBuf::new(), offset, length }];
+        self.has_files_for(&Own { extents, private: BTreeMap::from([(pid, vec![range])]) });
+        let places = (0..).step_by(PAGE).map(|offset| Place { pid, offset });
+        let hashes = pages.iter().map(|page| self.hash(page)).zip(places).collect();
+        self.add(hashes);
+    }
+
+    /// What the parent image has of a process at an address: a page's hash, 0 for one of zeros, or none.
+    pub(super) fn in_parent(&self, pid: u32, address: u64) -> Option<u128> {
+        let all = self.parent.get(&pid)?;
+        let InParent { addresses, offset } = all.get(all.partition_point(|it| it.addresses.end <= address))?;
+        let page = (offset + address.checked_sub(addresses.start)?) as usize / PAGE;
+        // What was not sent, since it was of zeros or has gone meanwhile, is a hole.
+        Some(self.written.get(&pid).and_then(|it| it.get(page)).copied().unwrap_or(0))
     }
 
     /// By what a page is known.
@@ -165,20 +195,17 @@ impl Known {
         xxh3_128_with_seed(page, self.seed)
     }
 
-    /// What is to be sent of a piece of pages, in ranges of bytes, for a file that begins as a copy, and has the piece at this offset: all that
-    /// it does not have already.
-    pub(super) fn split(&self, piece: &[u8], (base, offset): (Option<Base>, u64)) -> Vec<(Range<usize>, What)> {
+    /// What is to be sent of a piece of pages, in ranges of bytes. `in_parent` tells what the parent image has of the page with this number.
+    pub(super) fn split(&self, piece: &[u8], in_parent: impl Fn(usize) -> Option<u128>) -> Vec<(Range<usize>, What)> {
         let mut split: Vec<(Range<usize>, What)> = Vec::new();
         let mut at = 0;
         for page in piece.chunks(PAGE) {
             let (from, to) = (at, at + page.len());
             at = to;
             let hash = if is_zeros(page) { 0 } else { self.hash(page) };
-            if self.has_there(base, offset + from as u64) == Some(hash) && (hash == 0 || page.len() == PAGE) {
-                continue;
-            }
             let place = self.pages.get(&hash).filter(|_| page.len() == PAGE);
             let what = match hash {
+                hash if in_parent(from / PAGE) == Some(hash) && page.len() == PAGE => What::Same,
                 0 => What::Zeros,
                 _ => place.map_or(What::Content, |it| What::There(*it)),
             };
@@ -194,7 +221,7 @@ impl Known {
 /// Whether pages that begin so many bytes later are to be sent as one with those before.
 fn follows(before: &What, bytes: usize, what: &What) -> bool {
     match (before, what) {
-        (What::Content, What::Content) | (What::Zeros, What::Zeros) => true,
+        (What::Same, What::Same) | (What::Content, What::Content) | (What::Zeros, What::Zeros) => true,
         (What::There(first), What::There(next)) => {
             first.pid == next.pid && first.offset.checked_add(bytes as u64) == Some(next.offset)
         }
@@ -211,7 +238,7 @@ pub(super) fn send(
     known: &Known,
     new: &mut Vec<(u128, Place)>,
 ) -> Result<u64, StreamError> {
-    let pid = extent.name.rsplit('/').next().and_then(|it| it.parse().ok());
+    let pid = process_of(&extent.name);
     let there = known.files.get(&extent.name);
     let (Some(pid), Some(there), Ok(file)) = (pid, there, File::open(&extent.path)) else { return Ok(0) };
     let first = there.places.get(&extent.offset);
@@ -221,7 +248,7 @@ pub(super) fn send(
         if file.read_exact_at(piece, offset).is_err() {
             continue;
         }
-        let split = known.split(piece, (None, 0)).into_iter();
+        let split = known.split(piece, |_| None).into_iter();
         for (range, _) in split.filter(|(_, what)| *what == What::Content) {
             let from = range.start as u64;
             let part = &piece[range];
@@ -241,14 +268,13 @@ pub(super) fn send(
     Ok(sent)
 }
 
-/// Sends a part of a file with pages of memory, which begins as a copy at the receiver or as zeros; of those that the receiver knows, where
-/// they are. Returns the bytes of content that were sent.
+/// Sends a part of a file with pages of memory, which is of zeros at the receiver; of those that the receiver knows, where they are. Returns
+/// the bytes of content that were sent.
 pub(super) fn send_dumped(
     to: &mut impl Write,
     extent: &Extent,
     piece: &mut Vec<u8>,
     known: &Known,
-    base: Option<Base>,
 ) -> Result<u64, StreamError> {
     let failed = |source| StreamError::Read { path: extent.path.clone(), source };
     let file = File::open(&extent.path).map_err(failed)?;
@@ -256,14 +282,14 @@ pub(super) fn send_dumped(
     for offset in (extent.offset..extent.offset + extent.length).step_by(PIECE) {
         piece.resize((extent.offset + extent.length - offset).min(PIECE as u64) as usize, 0);
         file.read_exact_at(piece, offset).map_err(failed)?;
-        for (range, what) in known.split(piece, (base, offset)) {
+        for (range, what) in known.split(piece, |_| None) {
             let (at, part) = (offset + range.start as u64, &piece[range]);
             match what {
                 What::Content => {
                     stream::send_piece(to, &extent.name, at, part)?;
                     sent += part.len() as u64;
                 }
-                What::Zeros => stream::send_zeros(to, &extent.name, at, part.len() as u32)?,
+                What::Zeros | What::Same => {}
                 What::There(place) => {
                     stream::send_place(to, &extent.name, at, part.len() as u32, place.place())?;
                 }
@@ -273,27 +299,41 @@ pub(super) fn send_dumped(
     Ok(sent)
 }
 
-/// The directory of such memory at the target, with the bytes that each process has now.
-pub(super) fn directory(Own { extents, private }: &Own) -> Directory {
+/// The directory of such memory at the target, with the bytes that each process has now, and these lists.
+pub(super) fn directory(own: &Own, lists: &[(String, Vec<u8>)]) -> Directory {
     let mut files = BTreeMap::<String, u64>::new();
-    for Extent { name, length, .. } in extents {
-        let file = name.rsplit('/').next().unwrap_or_default();
-        *files.entry(file.to_owned()).or_default() += length;
+    for pid in own.private.keys() {
+        files.insert(pages_name(*pid), 0);
     }
-    let (files, copied) = (files.into_iter().collect(), private.clone());
-    Directory { name: MEMORY.to_owned(), files, links: Vec::new(), bases: Vec::new(), copied }
+    for Extent { name, length, .. } in &own.extents {
+        *files.entry(file_of(name).to_owned()).or_default() += length;
+    }
+    files.extend(lists.iter().map(|(name, list)| (file_of(name).to_owned(), list.len() as u64)));
+    Directory { name: MEMORY.to_owned(), files: files.into_iter().collect(), ..Directory::default() }
+}
+
+/// CRIU's lists of what the processes have, by their names on the streams.
+pub(super) fn lists(own: &Own) -> io::Result<Vec<(String, Vec<u8>)>> {
+    let list = |(pid, ranges): (&u32, &Vec<Range<u64>>)| {
+        let list = list_of_present(*pid, ranges.iter().cloned())?;
+        Ok((format!("{MEMORY}/{}", list_name(*pid)), list))
+    };
+    own.private.iter().map(list).collect()
+}
+
+/// The file in its directory that a name on the streams stands for.
+fn file_of(name: &str) -> &str {
+    name.rsplit('/').next().unwrap_or_default()
+}
+
+/// The process whose pages a file has, by its name on the streams.
+fn process_of(name: &str) -> Option<u32> {
+    file_of(name).strip_prefix(PAGES)?.strip_suffix(".img")?.parse().ok()
 }
 
 /// Whether an extent is of a file in which CRIU has pages.
 pub(super) fn has_pages(extent: &Extent) -> bool {
-    extent.name.rsplit('/').next().is_some_and(|file| file.starts_with(PAGES))
-}
-
-/// The parts of a file that begins as a copy at the receiver: all of it, since where it has a hole here it has none there.
-pub(super) fn whole(name: &str, path: &Path, size: u64, most: u64) -> Vec<Extent> {
-    let extent =
-        |offset| Extent { name: name.to_owned(), path: path.to_owned(), offset, length: most.min(size - offset) };
-    (0..size).step_by(most as usize).map(extent).collect()
+    file_of(&extent.name).starts_with(PAGES)
 }
 
 /// The memory of a tree's processes.
@@ -301,20 +341,27 @@ pub(super) fn whole(name: &str, path: &Path, size: u64, most: u64) -> Vec<Extent
 pub(super) struct Own {
     /// Of each process, what it alone has, and behind that what it may share.
     pub(super) extents: Vec<Extent>,
-    /// The bytes of what each process alone has: CRIU has them in the process's file, and others elsewhere.
-    pub(super) private: Vec<(u32, u64)>,
+    /// The addresses of what each process alone has: CRIU has that in the process's file, and other memory elsewhere.
+    pub(super) private: BTreeMap<u32, Vec<Range<u64>>>,
+}
+
+impl Own {
+    /// The bytes of what each process alone has.
+    pub(super) fn private_bytes(&self) -> u64 {
+        self.private.values().flatten().map(|it| it.end - it.start).sum()
+    }
 }
 
 /// The memory of a tree that CRIU would dump, no extent longer than `most` bytes. Of processes that end meanwhile there is none.
 pub(super) fn own(root: i32, most: u64) -> Own {
     let mut seen = BTreeSet::new();
     let pids = Process::trees_of(&[root]).unwrap_or_default();
-    let mut own = Own { extents: Vec::new(), private: Vec::new() };
+    let mut own = Own { extents: Vec::new(), private: BTreeMap::new() };
     for pid in pids {
-        let name = format!("{MEMORY}/{pid}");
+        let name = format!("{MEMORY}/{}", pages_name(pid.unsigned_abs()));
         let path = PathBuf::from(format!("/proc/{pid}/mem"));
         let (private, shared) = present(pid, &mut seen);
-        own.private.push((pid.unsigned_abs(), private.iter().map(|it| it.end - it.start).sum()));
+        own.private.insert(pid.unsigned_abs(), private.clone());
         for Range { start, end } in private.into_iter().chain(shared) {
             let mut offset = start;
             while offset < end {
@@ -420,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_told_from_what_is_not_and_zeros_are_passed_over() {
+    fn what_is_known_is_told_from_what_is_not_and_from_zeros() {
         let mut known = Known::new(5);
         let all = pages(&[1, 2, 3, 4]);
         let places = all.chunks(PAGE).enumerate();
@@ -429,8 +476,14 @@ mod tests {
         known.add(places);
         let piece = pages(&[2, 3, 9, 9, 0, 4, 1]);
         let at = |from: usize, to: usize| from * PAGE..to * PAGE;
-        let expected = [(at(0, 2), there(1)), (at(2, 4), What::Content), (at(5, 6), there(3)), (at(6, 7), there(0))];
-        let none = (None, 0);
+        let expected = [
+            (at(0, 2), there(1)),
+            (at(2, 4), What::Content),
+            (at(4, 5), What::Zeros),
+            (at(5, 6), there(3)),
+            (at(6, 7), there(0)),
+        ];
+        let none = |_| None;
         assert_eq!(known.split(&piece, none), expected);
         // The end of a file that is no page.
         assert_eq!(known.split(&piece[..PAGE + 10], none)[1..], [(PAGE..PAGE + 10, What::Content)]);
@@ -438,89 +491,37 @@ mod tests {
     }
 
     #[test]
-    fn what_a_copy_has_in_its_place_is_passed_over_and_zeros_are_told() {
+    fn what_the_parent_image_has_at_its_address_is_the_same_and_nothing_else() {
         let mut known = Known::new(5);
-        let pages_of = |all: &[u8]| pages(all);
-        // A page of zeros in the middle was not sent.
-        let sent = pages_of(&[1, 2, 0, 4]);
-        let place = |page: usize| Place { pid: 7, offset: (page * PAGE) as u64 };
-        let sent = sent.chunks(PAGE).enumerate().filter(|(_, page)| !is_zeros(page));
-        let sent = sent.map(|(at, page)| (known.hash(page), place(at))).collect();
-        known.add(sent);
-        let at = |from: usize, to: usize| from * PAGE..to * PAGE;
-        let base = Some(Base { pid: 7, bytes: 4 * PAGE as u64 });
-        assert!(known.split(&pages_of(&[1, 2, 0, 4, 0]), (base, 0)).is_empty());
-        let changed = pages_of(&[1, 0, 9, 1, 2]);
-        let expected = [(at(1, 2), What::Zeros), (at(2, 3), What::Content), (at(3, 5), there(0))];
-        assert_eq!(known.split(&changed, (base, 0)), expected);
-        // The piece is another part of the file, the copy is shorter, or of another process.
-        assert_eq!(known.split(&pages_of(&[2, 0, 0]), (base, PAGE as u64)), [(at(2, 3), What::Zeros)]);
-        let shorter = Some(Base { pid: 7, bytes: 2 * PAGE as u64 - 1 });
-        assert_eq!(known.split(&pages_of(&[1, 2, 0, 0]), (shorter, 0)), [(at(1, 2), there(1))]);
-        assert_eq!(
-            known.split(&pages_of(&[1, 0, 0, 0]), (shorter, 0)),
-            [(at(1, 2), What::Zeros)],
-            "it may have a part"
+        let at = |page: u64| 0x7000_0000 + page * PAGE as u64;
+        // A page of zeros in the middle is a hole.
+        known.has_parent(7, at(0), &[&pages(&[1]), &pages(&[2]), &pages(&[0])]);
+        let hash = |of: u8| known.hash(&pages(&[of]));
+        assert_eq!([at(0), at(1)].map(|it| known.in_parent(7, it)), [Some(hash(1)), Some(hash(2))]);
+        assert!(
+            [(7, at(0) - PAGE as u64), (7, at(3)), (8, at(0))].iter().all(|it| known.in_parent(it.0, it.1).is_none())
         );
-        let other = Some(Base { pid: 8, bytes: 4 * PAGE as u64 });
-        assert_eq!(known.split(&pages_of(&[1, 0]), (other, 0)), [(at(0, 1), there(0))]);
+        let split = |of: &[u8]| known.split(&pages(of), |page| known.in_parent(7, at(page as u64)));
+        let range = |from: usize, to: usize| from * PAGE..to * PAGE;
+        assert_eq!(split(&[1, 2]), [(range(0, 2), What::Same)]);
+        let expected = [
+            (range(0, 1), there(1)),
+            (range(1, 2), What::Same),
+            (range(2, 3), What::Content),
+            (range(3, 4), What::Zeros),
+        ];
+        assert_eq!(split(&[2, 2, 9, 0]), expected);
     }
 
-    proptest::proptest! {
-        /// Whatever is sent at first, and whatever is dumped then: the file at the target is the dumped one, however much of it was copied.
-        #[test]
-        fn a_file_that_begins_as_a_copy_ends_as_the_dumped_one(
-            first in proptest::collection::vec(0_u8..6, 1..40),
-            second in proptest::collection::vec(0_u8..9, 0..10),
-            dumped in proptest::collection::vec(0_u8..10, 1..50),
-            kept in 0_usize..40,
-            copied in 0_usize..45,
-        ) {
-            let (dir, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-            let extent = |file: &str, content: &[u8]| {
-                let path = dir.path().join(file);
-                fs::write(&path, pages(content)).unwrap();
-                let length = (content.len() * PAGE) as u64;
-                Extent { name: format!("{MEMORY}/7"), path, offset: 0, length }
-            };
-            let (first_extent, second_extent) = (extent("first", &first), extent("second", &second));
-            // Much of it stays in its place.
-            let dumped: Vec<u8> = first.iter().copied().take(kept).chain(dumped).collect();
-            let size = (dumped.len() * PAGE) as u64;
-            let path = extent("pages-1.img", &dumped).path;
-            for (dir, file) in [(MEMORY, "7"), ("last", "pages-1.img")] {
-                fs::create_dir(there.path().join(dir)).unwrap();
-                File::create(there.path().join(dir).join(file)).unwrap();
-            }
-            let mut known = Known::new(3);
-            known.has_files_for(std::slice::from_ref(&first_extent));
-            let (ours, theirs) = UnixStream::pair().unwrap();
-            std::thread::scope(|scope| {
-                let (theirs, to) = (theirs, there.path());
-                let receiver = scope.spawn(move || stream::receive(&mut &theirs, &mut &theirs, to));
-                for extent in [&first_extent, &second_extent] {
-                    let mut new = Vec::new();
-                    send_all(&ours, std::slice::from_ref(extent), |to, it, piece| {
-                        send(to, it, piece, &known, &mut new).unwrap()
-                    });
-                    known.add(new);
-                    if extent == &first_extent {
-                        let mut copy = fs::read(to.join(MEMORY).join("7")).unwrap();
-                        copy.truncate((copied.min(dumped.len()) * PAGE).min(first.len() * PAGE));
-                        fs::write(to.join("last/pages-1.img"), &copy).unwrap();
-                    }
-                }
-                let file = File::options().write(true).open(to.join("last/pages-1.img")).unwrap();
-                file.set_len(size).unwrap();
-                let bytes = (copied.min(dumped.len()).min(first.len()) * PAGE) as u64;
-                let base = Some(Base { pid: 7, bytes });
-                let whole = whole("last/pages-1.img", &path, size, 8 * PAGE as u64);
-                send_all(&ours, &whole, |to, it, piece| send_dumped(to, it, piece, &known, base).unwrap());
-                ours.shutdown(std::net::Shutdown::Write).unwrap();
-                receiver.join().unwrap().unwrap();
-            });
-            assert!(fs::read(there.path().join("last/pages-1.img")).unwrap() == pages(&dumped));
-        }
+    #[test]
+    fn zeros_that_the_parent_image_has_as_a_hole_are_the_same() {
+        let mut known = Known::new(5);
+        let (name, path) = (format!("{MEMORY}/{}", pages_name(7)), PathBuf::new());
+        let extents = vec![Extent { name, path, offset: 0, length: 2 * PAGE as u64 }];
+        known.has_files_for(&Own { extents, private: BTreeMap::from([(7, vec![0..2 * PAGE as u64])]) });
+        assert_eq!(known.in_parent(7, PAGE as u64), Some(0));
+        let split = known.split(&pages(&[0, 1]), |page| known.in_parent(7, (page * PAGE) as u64));
+        assert_eq!(split, [(0..PAGE, What::Same), (PAGE..2 * PAGE, What::Content)]);
     }
 
     #[test]
@@ -553,7 +554,8 @@ mod tests {
         let content = pages(&[1, 2, 3, 4, 5]);
         let Own { extents: found, private } = own(std::process::id() as i32, 3 * PAGE as u64);
         let all: u64 = found.iter().map(|it| it.length).sum();
-        assert!(private.len() == 1 && (1..=all).contains(&private[0].1), "{private:?} of {all}");
+        let alone: u64 = private.values().flatten().map(|it| it.end - it.start).sum();
+        assert!(private.len() == 1 && (1..=all).contains(&alone), "{private:?} of {all}");
         assert!(found.iter().all(|it| it.length <= 3 * PAGE as u64 && it.offset.is_multiple_of(PAGE as u64)));
         let middle = content.as_ptr() as u64 + 2 * PAGE as u64;
         assert!(found.iter().any(|it| (it.offset..it.offset + it.length).contains(&middle)));
@@ -591,24 +593,27 @@ mod tests {
         let mut own = own(pid, 1 << 20);
         own.extents.retain(is_content);
         let mut known = Known::new(3);
-        known.has_files_for(&own.extents);
+        known.has_files_for(&own);
         assert!(own.extents.iter().all(|it| known.takes(it)));
-        let directory = directory(&own);
+        let lists = lists(&own).unwrap();
+        let directory = directory(&own, &lists);
         let extents = own.extents;
-        assert_eq!(directory.files.len(), 1, "{directory:?}");
+        assert_eq!(directory.files.len(), 2, "{directory:?}");
         // What CRIU dumps: other pages, those that were sent in another order and at other offsets, and zeros.
         let mut dumped: Vec<u8> = (SENT..SENT + 10).flat_map(page).collect();
         dumped.extend((0..2 * PIECE / PAGE).rev().flat_map(page));
         dumped.extend(vec![0; 30 * PAGE]);
         dumped.extend((10..PIECE / PAGE).flat_map(page));
-        for (dir, file, size) in [(MEMORY, pid.to_string(), 0), ("last", "pages-1.img".to_owned(), dumped.len())] {
+        for (dir, file, size) in
+            [(MEMORY, pages_name(pid.unsigned_abs()), 0), ("last", "pages-1.img".to_owned(), dumped.len())]
+        {
             fs::create_dir(there.path().join(dir)).unwrap();
             File::create(there.path().join(dir).join(file)).unwrap().set_len(size as u64).unwrap();
         }
         let path = here.path().join("pages-1.img");
         fs::write(&path, &dumped).unwrap();
         let pages = stream::extents("last/pages-1.img", &path, 16 << 20).unwrap();
-        assert!(has_pages(&pages[0]) && !has_pages(&extents[0]));
+        assert!(has_pages(&pages[0]));
 
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (first, last) = std::thread::scope(|scope| {
@@ -618,7 +623,7 @@ mod tests {
             let mut new = Vec::new();
             let first = send_all(&ours, &extents, |to, it, piece| send(to, it, piece, &known, &mut new).unwrap());
             known.add(new);
-            let last = send_all(&ours, &pages, |to, it, piece| send_dumped(to, it, piece, &known, None).unwrap());
+            let last = send_all(&ours, &pages, |to, it, piece| send_dumped(to, it, piece, &known).unwrap());
             ours.shutdown(std::net::Shutdown::Write).unwrap();
             receiver.join().unwrap().unwrap();
             (first, last)

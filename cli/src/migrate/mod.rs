@@ -41,7 +41,6 @@ mod parent;
 mod place;
 mod preload;
 mod report;
-mod room;
 mod rounds;
 mod sending;
 mod settle;

@@ -1,6 +1,5 @@
 //! A directory's files, sent on several connections at a time.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
@@ -9,7 +8,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context, anyhow};
 
 use super::link::{Link, Output, Way};
-use super::memory::{self, Base};
 use super::stream::{self, Extent, StreamError};
 use super::talk::Directory;
 use crate::failure::Failure;
@@ -21,13 +19,7 @@ const DATA: &str = "rekindle-data-";
 
 /// The files and links of a directory, and what of the files is to be sent.
 pub(super) fn list(name: &str, dir: &Path) -> Result<(Directory, Vec<Extent>), Failure> {
-    let mut directory = Directory {
-        name: name.to_owned(),
-        files: Vec::new(),
-        links: Vec::new(),
-        bases: Vec::new(),
-        copied: Vec::new(),
-    };
+    let mut directory = Directory { name: name.to_owned(), ..Directory::default() };
     let mut extents = Vec::new();
     for entry in fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))? {
         let entry = entry.with_context(|| format!("cannot list {}", dir.display()))?;
@@ -49,27 +41,6 @@ pub(super) fn list(name: &str, dir: &Path) -> Result<(Directory, Vec<Extent>), F
         }
     }
     Ok((directory, extents))
-}
-
-/// Of the files of a directory, those that begin as copies at the target: of which process's memory, by their names on the streams. All of such
-/// a file is looked at. `wanted` is what was asked for, and `made` what the target has made.
-pub(super) fn begin_as_copies(
-    name: &str,
-    dir: &Path,
-    extents: &mut Vec<Extent>,
-    wanted: &[(String, u32)],
-    made: Vec<(String, u64)>,
-) -> Result<BTreeMap<String, Base>, Failure> {
-    let mut bases = BTreeMap::new();
-    for (file, bytes) in made {
-        let (sent, path) = (format!("{name}/{file}"), dir.join(&file));
-        let Some((_, pid)) = wanted.iter().find(|(of, _)| *of == file) else { continue };
-        let size = fs::metadata(&path).with_context(|| format!("cannot send {}", path.display()))?.len();
-        extents.retain(|it| it.name != sent);
-        extents.extend(memory::whole(&sent, &path, size, SHARE));
-        bases.insert(sent, Base { pid: *pid, bytes });
-    }
-    Ok(bases)
 }
 
 /// Sends parts of files on all streams. Returns the bytes of their content that were sent.

@@ -25,19 +25,19 @@ use rekindle_wire::control::{
 };
 
 use super::container::{self, Container};
-use super::frozen::{self, Pages};
+use super::frozen::{self, Changes, Pages};
 use super::leaving::{self, Leaving};
 use super::link::{Link, Way};
-use super::memory::{self, Base, Known};
+use super::memory::{self, Known};
 use super::options::{Options, Subject};
 use super::report::{Pause, Report, Round};
 use super::rounds::Rounds;
-use super::sending::{SHARE, begin_as_copies, forget_content, list, send_all};
+use super::sending::{SHARE, forget_content, list, send_all};
 use super::settle;
-use super::stream;
-use super::talk::{ARCHIVE, Begin, Directory, Remedy, Restore, Settle, ToSource, ToTarget, VERSION, What};
+use super::stream::{self, PIECE};
+use super::talk::{ARCHIVE, Begin, Directory, MEMORY, Remedy, Restore, Settle, ToSource, ToTarget, VERSION, What};
 use crate::checkpoint::base;
-use crate::cpu_image;
+use crate::cpu_image::{DumpedPages, PARENT};
 use crate::criu;
 use crate::daemon::{self, Session};
 use crate::failure::Failure;
@@ -207,10 +207,6 @@ impl<'a> Source<'a> {
                 expect(self.way, self.link.ask(&ToTarget::Preload { name }), &ToSource::Ready)?;
             }
             before = Some(dir);
-            if self.report.rounds.len() == 1 && self.known.is_some() {
-                // What is not copied there by then is written while the processes stand still.
-                expect(self.way, self.link.ask(&ToTarget::Room), &ToSource::Ready)?;
-            }
         }
         self.copy_memory()?;
         Ok(before)
@@ -220,17 +216,13 @@ impl<'a> Source<'a> {
     fn copy_memory(&mut self) -> Result<(), Failure> {
         let began = Instant::now();
         let own = memory::own(self.pid, SHARE);
-        self.own = own.private.iter().map(|(_, bytes)| bytes).sum();
+        self.own = own.private_bytes();
         if self.known.is_none() {
             return Ok(());
         }
         if self.report.memory.is_empty() {
-            let mut directory = memory::directory(&own);
-            if self.container.is_some() {
-                // Its processes have other numbers in its image.
-                directory.copied.clear();
-            }
-            match self.link.ask(&ToTarget::Directory(directory)) {
+            let lists = memory::lists(&own).context("cannot list the processes' memory")?;
+            match self.link.ask(&ToTarget::Directory(memory::directory(&own, &lists))) {
                 // Then all of it comes while the processes stand still.
                 Ok(ToSource::Failed { reason, .. }) => {
                     output::warn(format_args!(
@@ -239,9 +231,16 @@ impl<'a> Source<'a> {
                     ));
                     self.known = None;
                 }
-                answer => expect(self.way, answer, &ToSource::Made(Vec::new()))?,
+                answer => {
+                    expect(self.way, answer, &ToSource::Made)?;
+                    send_all(self.way, &mut self.streams, &lists, |to, (name, list), _| {
+                        let mut pieces = list.chunks(PIECE).zip((0..).step_by(PIECE));
+                        pieces.try_for_each(|(piece, at)| stream::send_piece(to, name, at, piece))?;
+                        Ok(list.len() as u64)
+                    })?;
+                }
             }
-            self.known.iter_mut().for_each(|it| it.has_files_for(&own.extents));
+            self.known.iter_mut().for_each(|it| it.has_files_for(&own));
         }
         let Some(known) = &mut self.known else { return Ok(()) };
         let mut extents = own.extents;
@@ -340,7 +339,13 @@ impl<'a> Source<'a> {
 
     /// Sends the last image, and podman's archive of a container. Returns the bytes of their content.
     fn send_last(&mut self) -> Result<u64, Failure> {
-        let sent = self.send(&self.last())?;
+        let last = self.last();
+        let mut sent = 0;
+        if self.sent.is_empty() && self.known.is_some() && self.container.is_none() && frozen::has_our_numbers(self.pid)
+        {
+            sent += self.send_memory(&self.dir.join(&last))?;
+        }
+        sent += self.send(&last)?;
         Ok(sent + if self.container.is_some() { self.send(ARCHIVE)? } else { 0 })
     }
 
@@ -411,27 +416,25 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Sends the pages of the last image, which CRIU has left in the processes. Returns the bytes of their content that were sent.
+    /// Sends the pages of the last image that the target does not have: CRIU has left them in the processes, or written them. Returns the
+    /// bytes of their content that were sent.
     fn send_memory(&mut self, dir: &Path) -> Result<u64, Failure> {
         let name = self.last();
-        let left = cpu_image::take_left_pages(dir)?;
-        let pages = left.into_iter().map(|it| Pages::open(it, &name, dir)).collect::<Result<Vec<_>, _>>()?;
-        let mut directory = Directory { name: name.clone(), ..Directory::default() };
-        for (file, process, bytes) in pages.iter().map(Pages::file) {
-            directory.files.push((file.to_owned(), bytes));
-            if self.known.is_some() {
-                directory.bases.push((file.to_owned(), process));
-            }
+        let dumped = DumpedPages::of_image(dir)?;
+        let pages = dumped.into_iter().map(|it| Pages::open(it, &name, dir)).collect::<Result<Vec<_>, _>>()?;
+        let nothing = Known::new(0);
+        let changes = frozen::changes(&pages, self.known.as_ref().unwrap_or(&nothing));
+        let changes = changes.map_err(|error| anyhow!(error))?;
+        let listed = changes.iter().try_for_each(|it| it.list(dir));
+        listed.with_context(|| format!("cannot write CRIU's lists of pages in {}", dir.display()))?;
+        let mut directory = Directory { name, ..Directory::default() };
+        directory.files = changes.iter().map(Changes::file).collect();
+        if changes.iter().any(Changes::have_parent) {
+            directory.links.push((PARENT.to_owned(), format!("../{MEMORY}")));
         }
         self.sent = directory.files.iter().map(|(file, _)| file.clone()).collect();
-        let made = self.makes(directory)?;
-        let process = |of: &str| pages.iter().map(Pages::file).find(|(file, ..)| *file == of).map(|(_, pid, _)| pid);
-        let base =
-            |(file, bytes): (String, u64)| Some((format!("{name}/{file}"), Base { pid: process(&file)?, bytes }));
-        let bases = made.into_iter().filter_map(base).collect();
-        let nothing = Known::new(0);
-        let known = self.known.as_ref().unwrap_or(&nothing);
-        let changed = frozen::differing(&pages, known, &bases).map_err(|error| anyhow!(error))?;
+        self.makes(directory)?;
+        let changed: Vec<_> = changes.into_iter().flat_map(Changes::changed).collect();
         send_all(self.way, &mut self.streams, &changed, |to, it, piece| it.send(to, piece))
     }
 
@@ -526,10 +529,10 @@ impl<'a> Source<'a> {
         make(&self.dir, name)
     }
 
-    /// Has the target make files. Returns those that begin as copies, and how much of each is copied.
-    fn makes(&mut self, directory: Directory) -> Result<Vec<(String, u64)>, Failure> {
+    /// Has the target make files.
+    fn makes(&mut self, directory: Directory) -> Result<(), Failure> {
         match self.link.ask(&ToTarget::Directory(directory)) {
-            Ok(ToSource::Made(made)) => Ok(made),
+            Ok(ToSource::Made) => Ok(()),
             answer => Err(refusal(self.way, answer)),
         }
     }
@@ -541,18 +544,10 @@ impl<'a> Source<'a> {
         let is_there = |file: &str| name == self.last() && self.sent.iter().any(|it| it == file);
         directory.files.retain(|(file, _)| !is_there(file));
         extents.retain(|it| !it.name.rsplit('/').next().is_some_and(is_there));
-        // The processes of a container have other numbers in its image.
-        if self.sent.is_empty() && self.known.is_some() && self.container.is_none() {
-            directory.bases = cpu_image::pages_of_processes(&dir);
-        }
-        let wanted = directory.bases.clone();
-        let made = self.makes(directory)?;
-        let bases = begin_as_copies(name, &dir, &mut extents, &wanted, made)?;
+        self.makes(directory)?;
         let known = self.known.as_ref();
         send_all(self.way, &mut self.streams, &extents, |to, extent, piece| match known {
-            Some(known) if memory::has_pages(extent) => {
-                memory::send_dumped(to, extent, piece, known, bases.get(&extent.name).copied())
-            }
+            Some(known) if memory::has_pages(extent) => memory::send_dumped(to, extent, piece, known),
             _ => stream::send(to, extent, piece),
         })
     }

@@ -3,13 +3,11 @@
 //! ```text
 //!   u16 length of the name | u64 offset | u32 length of the piece          | name, DIRECTORY/FILE | piece
 //!   u16 length of the name | u64 offset | u32 length of the piece + 2^31   | name, DIRECTORY/FILE | u32 process | u64 offset there
-//!   u16 length of the name | u64 offset | u32 length of the piece + 2^30   | name, DIRECTORY/FILE                  zeros
 //!   u16 0                                    all so far: the receiver answers with one byte
 //! ```
 //!
 //! Numbers are little endian. Holes and pieces of zeros are not sent: the receiver makes files of holes, with their sizes. The second kind
-//! of piece is of memory that was sent before (`memory.rs`): the receiver has its content in the file `memory/PROCESS`. The third kind is
-//! for files that begin as copies of such a file (`room.rs`).
+//! of piece is of memory that was sent before (`memory.rs`): the receiver has its content in the file `memory/pages-PROCESS.img`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -21,13 +19,12 @@ use rustix::fs::SeekFrom;
 use thiserror::Error;
 
 use super::talk::MEMORY;
+use crate::cpu_image::pages_name;
 
 /// The largest piece.
 pub(super) const PIECE: usize = 1 << 20;
 /// Added to the length of a piece whose content the receiver has.
 const THERE: u32 = 1 << 31;
-/// Added to the length of a piece of zeros.
-const ZEROS: u32 = 1 << 30;
 /// The receiver's answer to the mark.
 const ALL_WRITTEN: u8 = b'w';
 
@@ -134,11 +131,6 @@ pub(super) fn send_place(
     Ok(to.write_all(&there.to_le_bytes())?)
 }
 
-/// Sends a piece of zeros.
-pub(super) fn send_zeros(to: &mut impl Write, name: &str, offset: u64, length: u32) -> Result<(), StreamError> {
-    begin_piece(to, name, offset, length | ZEROS)
-}
-
 /// Sends a piece.
 pub(super) fn send_piece(to: &mut impl Write, name: &str, offset: u64, piece: &[u8]) -> Result<(), StreamError> {
     begin_piece(to, name, offset, piece.len() as u32)?;
@@ -180,8 +172,8 @@ pub(super) fn receive(from: &mut impl Read, to: &mut impl Write, dir: &Path) -> 
         from.read_exact(&mut offset)?;
         from.read_exact(&mut size)?;
         let size = u32::from_le_bytes(size);
-        let (is_there, is_zeros) = (size & THERE != 0, size & ZEROS != 0);
-        let size = (size & !(THERE | ZEROS)) as usize;
+        let is_there = size & THERE != 0;
+        let size = (size & !THERE) as usize;
         if size > PIECE {
             return Err(StreamError::Piece(size));
         }
@@ -190,8 +182,6 @@ pub(super) fn receive(from: &mut impl Read, to: &mut impl Write, dir: &Path) -> 
         from.read_exact(&mut name)?;
         if is_there {
             memory.read(from, dir, &mut piece)?;
-        } else if is_zeros {
-            piece.fill(0);
         } else {
             from.read_exact(&mut piece)?;
         }
@@ -219,7 +209,7 @@ impl Memory {
         from.read_exact(&mut pid)?;
         from.read_exact(&mut offset)?;
         let pid = u32::from_le_bytes(pid);
-        let path = dir.join(MEMORY).join(pid.to_string());
+        let path = dir.join(MEMORY).join(pages_name(pid));
         let failed = |source| StreamError::Read { path: path.clone(), source };
         if self.open.as_ref().is_none_or(|(before, _)| *before != pid) {
             let opened = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&path);

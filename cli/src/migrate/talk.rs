@@ -11,8 +11,6 @@
 //!   content on the streams ────────────────────────────► writes it, and says so there
 //!   Preload ──────────────────────────────────────────► begins to load a round
 //!         ◄──────────────────────────────────────── Ready
-//!   Room ──────────────────────────────────────────────► waits until the files for the last dump's pages are made
-//!         ◄──────────────────────────────────────── Ready
 //!   Restore ──────────────────────────────────────────► restores, and holds the processes
 //!         ◄──────────────────────────────────────── Held
 //!   Own ──────────────────────────────────────────────► the processes run        Abandon: they are killed
@@ -32,10 +30,11 @@ use thiserror::Error;
 use crate::network::address::Address;
 
 /// The version of these messages and of the streams. Both hosts must have the same.
-pub(super) const VERSION: u32 = 8;
+pub(super) const VERSION: u32 = 9;
 /// The directory of podman's archive of a container among a migration's, and the archive's name there.
 pub(super) const ARCHIVE: &str = "archive";
-/// The directory, among a migration's, of memory that was sent while its processes ran. No image has this name.
+/// The directory, among a migration's, of memory that was sent while its processes ran: what CRIU calls the parent of the last image. No
+/// image has this name.
 pub(super) const MEMORY: &str = "memory";
 /// The longest message: the list of the files of an image.
 const LONGEST: usize = 64 << 20;
@@ -52,8 +51,6 @@ pub(super) enum ToTarget {
         /// Its name.
         name: String,
     },
-    /// Answer when the files for pages of the last directory are made: while the processes run, there is time for that.
-    Room,
     /// Restore the last directory, and hold the processes.
     Restore(Restore),
     /// The source has decided that the processes go on at the target.
@@ -143,10 +140,6 @@ pub(super) struct Directory {
     pub(super) files: Vec<(String, u64)>,
     /// Its links, and where they lead.
     pub(super) links: Vec<(String, String)>,
-    /// Which of its files are to begin as copies of the memory of a process: the file's name, and the process.
-    pub(super) bases: Vec<(String, u32)>,
-    /// Of the processes' own memory: how many bytes of a process's file a file of the last image may begin with.
-    pub(super) copied: Vec<(u32, u64)>,
 }
 
 /// What the source has decided about a migration.
@@ -206,8 +199,8 @@ impl Restore {
 pub(super) enum ToSource {
     /// To `Begin`, `Preload` and `Stream`: go on.
     Ready,
-    /// To `Directory`: its files are made. Some begin as copies: the name of each, and the bytes that were copied. All other bytes are zero.
-    Made(Vec<(String, u64)>),
+    /// To `Directory`: its files are made, all of zeros.
+    Made,
     /// To `Restore`: the processes are complete, and wait.
     Held,
     /// To `Own`, `Runs` and `Ended`: the processes run, or have run to their end.

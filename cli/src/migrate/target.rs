@@ -13,8 +13,7 @@
 //! | | |
 //! |---|---|
 //! | `ID/0`, `ID/1`, ..., `ID/last` | images, each of which builds on the one before |
-//! | `ID/memory/PID` | a process's own memory as it was while it ran, for the last image |
-//! | `ID/room/PID` | a copy of that, which becomes the last image's file of the process's pages |
+//! | `ID/memory` | the processes' own memory as it was while they ran: the parent of the last image, for CRIU |
 //! | `ID/archive/archive` | podman's archive of a container |
 //! | `ID/restore` | how the last one is restored: all that is needed for that is here |
 //! | `ID/guard`, `ID/owned`, `ID/whole.GUARD`, `ID/killed.GUARD` | of processes that run before they have all pages of their own (`lazy_pages/moved.rs`) |
@@ -43,10 +42,10 @@ use super::imported::Imported;
 use super::options::Options;
 use super::place::Place;
 use super::preload::Preloads;
-use super::room::{ROOM, Room};
 use super::stream;
 use super::talk::{self, Directory, MEMORY, Remedy, Restore, Settle, TalkError, ToSource, ToTarget, VERSION};
 use super::told;
+use crate::cpu_image::PARENT;
 use crate::daemon;
 use crate::failure::Failure;
 use crate::lazy_pages::moved::{self, RUNNING};
@@ -172,14 +171,12 @@ struct Target {
     preloads: Option<Preloads>,
     /// The name of the directory that was made last.
     begun: Option<String>,
-    /// Copies of the processes' memory, for the last image.
-    room: Room,
     held: Option<Held>,
     /// The addresses, until the processes run.
     arriving: Option<Arriving>,
     /// The announcement of the addresses, which may go on when the answer has been given.
     announced: Option<Announced>,
-    /// Frees memory that came while the processes ran.
+    /// Frees memory that came while the processes ran, and that the last image does not refer to.
     freeing: Option<JoinHandle<()>>,
 }
 
@@ -209,7 +206,6 @@ impl Target {
             events,
             preloads,
             begun: None,
-            room: Room::default(),
             held: None,
             freeing: None,
             arriving: None,
@@ -239,10 +235,6 @@ impl Target {
                 Err(failure) => failed(&failure, false),
                 Ok(ToTarget::Directory(directory)) => self.make(&directory),
                 Ok(ToTarget::Preload { name }) => self.preload(&name),
-                Ok(ToTarget::Room) => {
-                    self.room.wait();
-                    ToSource::Ready
-                }
                 Ok(ToTarget::Restore(restore)) => self.hold(&restore),
                 Ok(ToTarget::Own) => self.own(),
                 Ok(ToTarget::Abandon) => self.abandon(),
@@ -263,14 +255,13 @@ impl Target {
 
     /// Makes the files of an image, without their content.
     fn make(&mut self, directory: &Directory) -> ToSource {
-        let mut made = || -> Result<Vec<(String, u64)>, Failure> {
+        let mut made = || -> Result<(), Failure> {
             if directory.name == MEMORY {
                 self.has_room_for(directory.files.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size)))?;
             }
             let name = |file: &str| {
                 let name = format!("{}/{file}", directory.name);
-                let path = stream::below(&self.dir, &name).filter(|_| directory.name != ROOM);
-                path.ok_or_else(|| anyhow!("{name} is no name of a file of an image"))
+                stream::below(&self.dir, &name).ok_or_else(|| anyhow!("{name} is no name of a file of an image"))
             };
             let dir = name("x")?.parent().map(Path::to_owned).unwrap_or_default();
             let is_begun = self.begun.replace(directory.name.clone()).is_some_and(|it| it == directory.name);
@@ -279,43 +270,24 @@ impl Target {
                 Err(error) if is_begun && error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => made.with_context(|| format!("cannot make {}", dir.display()))?,
             }
-            let base = |file: &str| directory.bases.iter().find(|(of, _)| of == file).map(|(_, pid)| *pid);
-            let mut copied = Vec::new();
             for (file, size) in &directory.files {
                 let path = name(file)?;
-                let made = match base(file) {
-                    None => File::create_new(&path).and_then(|it| it.set_len(*size)).map(|()| 0),
-                    base => self.room.make(&self.dir, &path, *size, base),
-                };
-                match made.with_context(|| format!("cannot make {}", path.display()))? {
-                    0 => {}
-                    bytes => copied.push((file.clone(), bytes)),
-                }
-            }
-            if !directory.bases.is_empty() {
-                // What is written now needs the rest.
-                std::mem::take(&mut self.room).remove(&self.dir);
+                let made = File::create_new(&path).and_then(|it| it.set_len(*size));
+                made.with_context(|| format!("cannot make {}", path.display()))?;
             }
             for (link, to) in &directory.links {
                 let path = name(link)?;
                 symlink(to, &path).with_context(|| format!("cannot make {}", path.display()))?;
             }
-            Ok(copied)
+            Ok(())
         };
         match made() {
-            Ok(copied) => {
-                // Only when all memory has come is another directory made.
-                match directory.name.as_str() {
-                    MEMORY => self.room.expect(&directory.copied),
-                    _ => self.room.begin(&self.dir),
-                }
-                ToSource::Made(copied)
-            }
+            Ok(()) => ToSource::Made,
             Err(failure) => failed(&failure, false),
         }
     }
 
-    /// Whether there is room for memory that comes while the processes run, once more for the image that then has it, and for GPU memory.
+    /// Whether there is room for memory that comes while the processes run, once more for the image if all of it changes, and for GPU memory.
     fn has_room_for(&self, memory: u64) -> Result<(), Failure> {
         let free = ImageDir::open(&self.dir)?.free_space()?;
         let needed = memory.saturating_mul(2).saturating_add(self.gpu_memory);
@@ -339,12 +311,11 @@ impl Target {
     /// Restores the processes, and holds them.
     fn hold(&mut self, restore: &Restore) -> ToSource {
         let _preloaded = self.preloads.take().map(Preloads::end);
-        // The image has its content by now. To free much memory takes long, and what cannot be removed goes with the migration's directory.
-        let (dir, room) = (self.dir.clone(), std::mem::take(&mut self.room));
-        self.freeing = Some(std::thread::spawn(move || {
-            let _ = fs::remove_dir_all(dir.join(MEMORY));
-            room.remove(&dir);
-        }));
+        if !self.dir.join(&restore.name).join(PARENT).is_symlink() {
+            // To free much memory takes long, and what cannot be removed goes with the migration's directory.
+            let memory = self.dir.join(MEMORY);
+            self.freeing = Some(std::thread::spawn(move || drop(fs::remove_dir_all(memory))));
+        }
         let held = write_restore(&self.dir, restore).and_then(|()| {
             self.arriving = Some(Arriving::begin(&restore.addresses, false)?);
             Held::restore(&self.dir, restore, &self.host, Attempt::First)
@@ -372,7 +343,6 @@ impl Target {
 
     /// Waits until nobody works in the migration's directory, which is about to be removed.
     fn freed(&mut self) {
-        std::mem::take(&mut self.room).remove(&self.dir);
         let _ = self.freeing.take().map(JoinHandle::join);
     }
 
