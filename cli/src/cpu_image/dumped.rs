@@ -26,10 +26,10 @@ use super::{IN_PARENT, PAGE};
 use crate::failure::Failure;
 
 /// `PE_LAZY` and `PE_PRESENT` (criu/include/image.h).
-const LAZY: u64 = 1 << 1;
-const PRESENT: u64 = 1 << 2;
+pub(super) const LAZY: u64 = 1 << 1;
+pub(super) const PRESENT: u64 = 1 << 2;
 /// The field of an entry that has them.
-const FLAGS: u32 = 4;
+pub(super) const FLAGS: u32 = 4;
 /// The words at the beginning of such a list (`IMG_COMMON_MAGIC` and `PAGEMAP_MAGIC` in criu/include/magic.h).
 const MAGICS: [u32; 2] = [0x5456_4319, 0x5608_4025];
 
@@ -142,17 +142,20 @@ impl DumpedPages {
         self.parts.iter().any(|it| it.from == From::Process)
     }
 
-    /// Writes the list anew: of all pages, these are in the parent image, and all others in the file, one behind the other.
+    /// Writes the list anew: of all pages, these are in the parent image, and all others in the file, one behind the other. Where there are
+    /// pages in the parent, CRIU restores no others when they are touched (`lazily.rs`).
     ///
     /// # Errors
     /// It cannot be written.
     pub(crate) fn list_again(&self, dir: &Path, in_parent: &[bool]) -> io::Result<()> {
+        let has_parent = in_parent.contains(&true);
         let mut pages = in_parent.iter().copied();
         let mut entries = Vec::new();
         for part in &self.parts {
-            let lazy = if part.is_lazy { LAZY } else { 0 };
             for page in 0..part.length / PAGE {
-                let flags = lazy | if pages.next().unwrap_or(false) { IN_PARENT } else { PRESENT };
+                let is_in_parent = pages.next().unwrap_or(false);
+                let is_lazy = part.is_lazy && is_in_parent == has_parent;
+                let flags = if is_lazy { LAZY } else { 0 } | if is_in_parent { IN_PARENT } else { PRESENT };
                 let address = part.address + page * PAGE;
                 match entries.last_mut() {
                     Some((from, count, before)) if *before == flags && *from + *count * PAGE == address => *count += 1,
@@ -181,7 +184,7 @@ pub(crate) fn listed(path: &Path) -> (u32, Vec<(u64, u64, u64)>) {
 }
 
 /// A list of pages: of each entry an address, the number of pages, and flags.
-fn list(number: u32, entries: impl IntoIterator<Item = (u64, u64, u64)>) -> io::Result<Vec<u8>> {
+pub(super) fn list(number: u32, entries: impl IntoIterator<Item = (u64, u64, u64)>) -> io::Result<Vec<u8>> {
     let mut list: Vec<u8> = MAGICS.into_iter().flat_map(u32::to_le_bytes).collect();
     write(&mut list, &[(1, number.into())])?;
     for (mut address, mut pages, flags) in entries {
@@ -259,14 +262,19 @@ mod tests {
             found[0].list_again(dir.path(), &in_parent).unwrap();
             let (number, listed) = listed(&at("pagemap-9.img"));
             let expected = [
-                (0x10_0000_0000, 1, LAZY | PRESENT),
+                (0x10_0000_0000, 1, PRESENT),
                 (0x10_0000_0000 + PAGE, 298, LAZY | IN_PARENT),
-                (0x10_0000_0000 + 299 * PAGE, 1, LAZY | PRESENT),
+                (0x10_0000_0000 + 299 * PAGE, 1, PRESENT),
                 (0x20_0000_0000, 1, PRESENT),
                 (0x20_0000_0000 + PAGE, 1, IN_PARENT),
                 (0x30_0000_0000, 1, LAZY | IN_PARENT),
             ];
             assert_eq!((number, &listed[..]), (5, &expected[..]));
+            // None is.
+            found[0].list_again(dir.path(), &[false; 303]).unwrap();
+            let (_, listed) = super::listed(&at("pagemap-9.img"));
+            let flags: Vec<_> = listed.iter().map(|it| it.2).collect();
+            assert_eq!(flags, [LAZY | PRESENT, PRESENT, LAZY | PRESENT]);
         }
     }
 

@@ -8,6 +8,7 @@
 
 mod dumped;
 mod entries;
+mod lazily;
 mod whole;
 
 use std::collections::HashMap;
@@ -24,6 +25,7 @@ pub(crate) use self::dumped::{
     DumpedPages, From as PagesFrom, Part as PagesPart, list_name, list_of_present, pages_name,
 };
 use self::entries::Entry;
+pub(crate) use self::lazily::make_served;
 pub(crate) use self::whole::{PARENT, check_pages};
 use crate::output::size;
 

@@ -34,6 +34,9 @@ pub(crate) struct Options {
     /// The criu program
     #[arg(long)]
     criu: PathBuf,
+    /// The directory of the image that the server reads, if it is another
+    #[arg(long)]
+    served: Option<PathBuf>,
     /// The directory of the migration that has brought the image
     #[arg(long)]
     migration: Option<PathBuf>,
@@ -92,10 +95,10 @@ fn stand_alone() {
 }
 
 fn guard(options: &Options) -> anyhow::Result<()> {
-    let Options { dir, criu, migration } = options;
+    let Options { dir, criu, served, migration } = options;
     let folder = Folder::make()?;
     let socket = UnixListener::bind(folder.path.join(lazy_pages::SOCKET)).context("cannot make the guard's socket")?;
-    let (server, ready) = Server::start(criu, dir, &folder.path, &folder.lock)?;
+    let (server, ready) = Server::start(criu, (served.as_ref().unwrap_or(dir), dir), &folder.path, &folder.lock)?;
     let guarded = Arc::new(Guarded::default());
     let kill = server.killer();
     let (path, shared) = (folder.path.clone(), Arc::clone(&guarded));

@@ -23,16 +23,21 @@ pub(crate) struct LazyPages {
 }
 
 impl LazyPages {
-    /// Starts the guard and its server, and waits until CRIU can begin. The guard also says in the directory of a migration, if there is
-    /// one, how it has ended.
-    pub(crate) fn start(criu: &Path, dir: &Path, migration: Option<&Path>) -> anyhow::Result<Self> {
+    /// Starts the guard and its server, and waits until CRIU can begin. The server reads the image in `served`, if that is another than the one
+    /// in `dir` that is restored. The guard also says in the directory of a migration, if there is one, how it has ended.
+    pub(crate) fn start(
+        criu: &Path,
+        dir: &Path,
+        served: Option<&Path>,
+        migration: Option<&Path>,
+    ) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("cannot tell where rekindle is")?;
         let criu = std::path::absolute(criu).context("cannot tell the current directory")?;
         let _ = std::fs::remove_file(dir.join(LOG));
         let mut command = Command::new(&program);
         command.args(["lazy-pages", "--criu"]).arg(criu).arg(dir).current_dir("/");
-        if let Some(migration) = migration {
-            command.arg("--migration").arg(migration);
+        for (option, value) in [("--served", served), ("--migration", migration)] {
+            value.map(|value| command.arg(option).arg(value));
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut guard = command.spawn().with_context(|| format!("cannot run {}", program.display()))?;

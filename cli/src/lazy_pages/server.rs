@@ -53,16 +53,21 @@ impl std::fmt::Display for Ending {
 }
 
 impl Server {
-    /// Starts a server whose socket is in `folder`, and traces it. It keeps `lock` open while it lives. The file says when CRIU can
-    /// connect: it has a byte then.
-    pub(super) fn start(criu: &Path, dir: &Path, folder: &Path, lock: &File) -> anyhow::Result<(Self, File)> {
+    /// Starts a server of the pages of an image, whose socket is in `folder`, and traces it. Its log is in `dir`. It keeps `lock` open while
+    /// it lives. The file says when CRIU can connect: it has a byte then.
+    pub(super) fn start(
+        criu: &Path,
+        (image, dir): (&Path, &Path),
+        folder: &Path,
+        lock: &File,
+    ) -> anyhow::Result<(Self, File)> {
         let (ready, told) = io::pipe().context("cannot make a pipe")?;
         // This process starts no other program.
         for shared in [told.as_fd(), lock.as_fd()] {
             rustix::io::fcntl_setfd(shared, FdFlags::empty()).context("cannot share a descriptor with CRIU")?;
         }
         let mut command = Command::new(criu);
-        command.args(["lazy-pages", "--images-dir"]).arg(dir).arg("--work-dir").arg(folder);
+        command.args(["lazy-pages", "--images-dir"]).arg(image).arg("--work-dir").arg(folder);
         command.arg("--log-file").arg(dir.join(LOG)).arg("--status-fd").arg(told.as_raw_fd().to_string());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = command.spawn().with_context(|| format!("cannot run {}", criu.display()))?;

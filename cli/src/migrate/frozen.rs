@@ -230,8 +230,12 @@ pub(super) struct Changed<'a> {
     what: What,
 }
 
-/// Looks what the target does not have of these pages. All cores look.
-pub(super) fn changes<'a>(pages: &'a [Pages], known: &Known) -> Result<Vec<Changes<'a>>, StreamError> {
+/// Looks what the target does not have of these pages, where the parent image counts for these processes. All cores look.
+pub(super) fn changes<'a>(
+    pages: &'a [Pages],
+    known: &Known,
+    has_parent: impl Fn(u32) -> bool + Sync,
+) -> Result<Vec<Changes<'a>>, StreamError> {
     let places = pages.iter().enumerate();
     let places = places.flat_map(|(of, it)| (0..it.dumped.bytes()).step_by(PIECE).map(move |at| (of, at)));
     let (places, next) = (&places.collect::<Vec<_>>(), &AtomicUsize::new(0));
@@ -242,8 +246,8 @@ pub(super) fn changes<'a>(pages: &'a [Pages], known: &Known) -> Result<Vec<Chang
             piece.resize((pages.dumped.bytes() - at).min(PIECE as u64) as usize, 0);
             pages.read(at, &mut piece)?;
             let in_parent = |page: usize| {
-                let address = pages.address(at + (page * PAGE) as u64)?;
-                known.in_parent(pages.dumped.process, address)
+                let (process, address) = (pages.dumped.process, pages.address(at + (page * PAGE) as u64)?);
+                has_parent(process).then(|| known.in_parent(process, address)).flatten()
             };
             found.push((of, at, known.split(&piece, in_parent)));
         }
@@ -282,6 +286,12 @@ impl<'a> Changes<'a> {
     /// The file's name in its directory, and the bytes that it is to have.
     pub(super) fn file(&self) -> (String, u64) {
         (self.pages.dumped.file(), self.bytes)
+    }
+
+    /// The process, if most of its pages are not in the parent image.
+    pub(super) fn of_changed_process(&self) -> Option<u32> {
+        let in_parent = self.in_parent.iter().filter(|it| **it).count();
+        (in_parent * 2 < self.in_parent.len()).then_some(self.pages.dumped.process)
     }
 
     /// Whether there are pages in the parent image.
@@ -400,6 +410,7 @@ mod tests {
             first in proptest::collection::vec(proptest::option::of(0_u8..5), 1..30),
             second in proptest::collection::vec(proptest::option::of(0_u8..7), 1..30),
             changed in proptest::collection::vec(proptest::option::weighted(0.3, proptest::option::of(0_u8..8)), 0..40),
+            is_used in proptest::bool::weighted(0.8),
         ) {
             let (dir, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
             // Much stays as it was.
@@ -441,7 +452,7 @@ mod tests {
                     known.add(new);
                 }
                 stream::mark(&mut output, &mut &ours).unwrap();
-                let changes = changes(&pages, &known).unwrap().remove(0);
+                let changes = changes(&pages, &known, |_| is_used).unwrap().remove(0);
                 changes.list(dir.path()).unwrap();
                 fs::copy(&list, last.join(list_name(7))).unwrap();
                 let (file, size) = changes.file();
@@ -506,7 +517,8 @@ mod tests {
 
         let pages = [pages];
         let whats = |known: &Known| {
-            let changes = changes(&pages, known).unwrap().remove(0);
+            let changes = changes(&pages, known, |_| true).unwrap().remove(0);
+            assert_eq!(changes.of_changed_process().is_some(), changes.in_parent.iter().filter(|it| **it).count() < 3);
             let (in_parent, bytes) = (changes.in_parent.clone(), changes.bytes as usize / PAGE);
             let changed = changes.changed().into_iter();
             let changed = changed.map(|it| (it.at as usize / PAGE, it.length / PAGE, it.to as usize / PAGE, it.what));

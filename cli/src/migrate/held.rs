@@ -17,16 +17,19 @@ use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, FailureKind, HELD_FILE,
 use super::imported::Imported;
 use super::place::Place;
 use super::stream;
-use super::talk::Restore;
+use super::talk::{MEMORY, Restore};
+use crate::cpu_image::{self, PARENT, make_served};
 use crate::daemon::{self, Session};
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::lazy_pages::{LazyPages, moved};
-use crate::{cpu_image, criu, span};
+use crate::{criu, span};
 
 /// CRIU's log, in the last image's directory, and what podman says, among the migration's files.
 const LOG: &str = "restore.log";
 const SAID: &str = "podman.log";
+/// The image that CRIU's server of pages reads, among the migration's files.
+const SERVED: &str = "served";
 /// The phase in which complete processes wait.
 const HELD: &str = "held";
 /// The pause between two looks at the progress of the restore.
@@ -167,7 +170,7 @@ fn by_criu(migration: &Path, restore: &Restore) -> Result<(Command, Option<LazyP
     let program = criu::program(None)?;
     let mut command = Command::new(&program);
     command.args(criu::restore(&dir, &log)?).arg("--restore-detached").args(&restore.options);
-    let lazy = restore.lazy.then(|| LazyPages::start(&program, &dir, Some(migration))).transpose()?;
+    let lazy = restore.lazy.then(|| serve_pages(&program, migration, &dir)).transpose()?;
     if let Some(lazy) = &lazy {
         moved::begin(migration, &lazy.guard())?;
         lazy.tell(&mut command);
@@ -178,6 +181,19 @@ fn by_criu(migration: &Path, restore: &Restore) -> Result<(Command, Option<LazyP
     }
     command.stderr(Stdio::null());
     Ok((command, lazy))
+}
+
+/// Starts the server of the processes' pages.
+fn serve_pages(program: &Path, migration: &Path, dir: &Path) -> Result<LazyPages, Failure> {
+    let served = migration.join(SERVED);
+    // An earlier attempt has left it.
+    let _ = fs::remove_dir_all(&served);
+    let has_parent = dir.join(PARENT).is_symlink();
+    if has_parent {
+        make_served(dir, &migration.join(MEMORY), &served)?;
+    }
+    let served = has_parent.then_some(served.as_path());
+    Ok(LazyPages::start(program, dir, served, Some(migration))?)
 }
 
 /// The command by which podman restores the container.

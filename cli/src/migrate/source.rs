@@ -10,6 +10,7 @@
 //! once, at `HandOver`; nothing that this command does or fails to do can make both go on. For a container read `podman container
 //! checkpoint`, which ends before the archive is sent.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::os::fd::AsRawFd;
@@ -423,8 +424,13 @@ impl<'a> Source<'a> {
         let dumped = DumpedPages::of_image(dir)?;
         let pages = dumped.into_iter().map(|it| Pages::open(it, &name, dir)).collect::<Result<Vec<_>, _>>()?;
         let nothing = Known::new(0);
-        let changes = frozen::changes(&pages, self.known.as_ref().unwrap_or(&nothing));
-        let changes = changes.map_err(|error| anyhow!(error))?;
+        let known = self.known.as_ref().unwrap_or(&nothing);
+        let mut changes = frozen::changes(&pages, known, |_| true).map_err(|error| anyhow!(error))?;
+        // Of a process that has a parent image, CRIU brings what is not there before the process runs.
+        let changed: BTreeSet<u32> = changes.iter().filter_map(Changes::of_changed_process).collect();
+        if self.options.lazy && !changed.is_empty() {
+            changes = frozen::changes(&pages, known, |it| !changed.contains(&it)).map_err(|error| anyhow!(error))?;
+        }
         let listed = changes.iter().try_for_each(|it| it.list(dir));
         listed.with_context(|| format!("cannot write CRIU's lists of pages in {}", dir.display()))?;
         let mut directory = Directory { name, ..Directory::default() };

@@ -14,6 +14,7 @@
 //! |---|---|
 //! | `ID/0`, `ID/1`, ..., `ID/last` | images, each of which builds on the one before |
 //! | `ID/memory` | the processes' own memory as it was while they ran: the parent of the last image, for CRIU |
+//! | `ID/served` | what CRIU's server of pages reads of both, for processes that run before they have all pages (`cpu_image/lazily.rs`) |
 //! | `ID/archive/archive` | podman's archive of a container |
 //! | `ID/restore` | how the last one is restored: all that is needed for that is here |
 //! | `ID/guard`, `ID/owned`, `ID/whole.GUARD`, `ID/killed.GUARD` | of processes that run before they have all pages of their own (`lazy_pages/moved.rs`) |

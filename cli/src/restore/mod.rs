@@ -191,7 +191,7 @@ fn run(options: &Options, dir: &Path) -> Result<Restored, Failed> {
     if options.restore_detached {
         command.arg("--restore-detached");
     }
-    let mut lazy = options.lazy.then(|| LazyPages::start(&criu, &dir, None)).transpose()?;
+    let mut lazy = options.lazy.then(|| LazyPages::start(&criu, &dir, None, None)).transpose()?;
     if let Some(lazy) = &lazy {
         lazy.tell(&mut command);
     }
