@@ -129,6 +129,8 @@ pub(super) struct State {
 struct Progress {
     content: Content,
     presence: Presence,
+    /// Whether the worker was `Assured`.
+    assured: bool,
     /// Whether the process runs ahead: what its worker is sent is done when the client is loaded, and is not answered.
     ahead: bool,
 }
@@ -189,11 +191,13 @@ impl State {
         self.clients.get(place).is_some_and(|it| matches!(it.presence, Presence::Connected(_)))
     }
 
-    /// Whether the process at a place may run, and if so whether that is ahead of its worker.
+    /// Whether the process at a place may run, and if so whether that is ahead of its worker. One that maps memory meanwhile is slow to
+    /// answer.
     pub(super) fn may_run(&self, place: usize) -> Option<bool> {
-        match self.clients.get(place)?.content {
-            Content::Assured => Some(true),
-            Content::Prepared | Content::Loaded => Some(false),
+        let client = self.clients.get(place)?;
+        match client.content {
+            Content::Assured | Content::Prepared if client.assured => Some(true),
+            Content::Assured | Content::Prepared | Content::Loaded => Some(false),
             Content::Loading | Content::Failed(_) => None,
         }
     }
@@ -226,7 +230,8 @@ impl Restore {
         reservation: Reservation,
         phases: Arc<Phases>,
     ) -> Self {
-        let progress = |_| Progress { content: Content::Loading, presence: Presence::Absent, ahead: false };
+        let progress =
+            |_| Progress { content: Content::Loading, presence: Presence::Absent, assured: false, ahead: false };
         let progress = workers.iter().map(progress);
         let state = State { clients: progress.collect(), open: false };
         let clients = check::attached(image.manifest()).zip(workers);
@@ -294,6 +299,7 @@ impl Restore {
     /// A worker is about to load the rest, and knows of nothing that can fail.
     pub(super) fn assured(&self, place: usize) {
         if let Some(client) = lock(&self.state).clients.get_mut(place) {
+            client.assured = true;
             self.content_is(place, client, Content::Assured);
         }
         self.changed.notify_all();
