@@ -30,6 +30,9 @@ pub(super) const LAZY: u64 = 1 << 1;
 pub(super) const PRESENT: u64 = 1 << 2;
 /// The field of an entry that has them.
 pub(super) const FLAGS: u32 = 4;
+/// The most pages of an entry, 64 MiB. CRIU's server of pages has a buffer for the longest one, and counts its bytes with 31 bits
+/// (`collect_iovs` in criu/uffd.c): it fails at an entry of 2 GiB. CRIU itself writes entries of what a pipe takes.
+const MOST: u64 = 16 << 10;
 /// The words at the beginning of such a list (`IMG_COMMON_MAGIC` and `PAGEMAP_MAGIC` in criu/include/magic.h).
 const MAGICS: [u32; 2] = [0x5456_4319, 0x5608_4025];
 
@@ -188,9 +191,8 @@ pub(super) fn list(number: u32, entries: impl IntoIterator<Item = (u64, u64, u64
     let mut list: Vec<u8> = MAGICS.into_iter().flat_map(u32::to_le_bytes).collect();
     write(&mut list, &[(1, number.into())])?;
     for (mut address, mut pages, flags) in entries {
-        // The field in which every CRIU looks has 32 bits.
         while pages > 0 {
-            let some = pages.min(u64::from(u32::MAX));
+            let some = pages.min(MOST);
             write(&mut list, &[(1, address), (2, some), (FLAGS, flags)])?;
             (address, pages) = (address + some * PAGE, pages - some);
         }
@@ -280,17 +282,16 @@ mod tests {
 
     #[test]
     fn a_list_is_one_that_criu_reads() {
-        let ranges = [0x1000..0x4000, 0x10_0000_0000..0x10_0000_0000 + (PAGE << 33)];
+        let ranges = [0x1000..0x4000, 0x10_0000_0000..0x10_0000_0000 + (2 * MOST + 2) * PAGE];
         let list = list_of_present(77, ranges).unwrap();
         assert_eq!(list[..8], [0x19, 0x43, 0x56, 0x54, 0x25, 0x40, 0x08, 0x56]);
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), &list).unwrap();
         let (number, pages) = listed(file.path());
         assert_eq!(number, 77);
-        let most = u64::from(u32::MAX);
         let at = |pages: u64| 0x10_0000_0000 + pages * PAGE;
         let expected =
-            [(0x1000, 3, PRESENT), (at(0), most, PRESENT), (at(most), most, PRESENT), (at(2 * most), 2, PRESENT)];
+            [(0x1000, 3, PRESENT), (at(0), MOST, PRESENT), (at(MOST), MOST, PRESENT), (at(2 * MOST), 2, PRESENT)];
         assert_eq!(pages, expected);
     }
 

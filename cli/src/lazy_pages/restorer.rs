@@ -82,14 +82,19 @@ impl LazyPages {
         if said == DONE { Ok(()) } else { Err(anyhow!("{}", said.strip_prefix(KILLED).unwrap_or(&said).to_owned())) }
     }
 
-    /// Why the processes were killed, if they were, after a CRIU that has failed: it knows only that they are dead.
-    pub(crate) fn killed_because(mut self) -> Option<String> {
+    /// Why a CRIU has failed, if that is the server's fault: CRIU knows only that its processes are dead, or that the guard's folder is gone.
+    pub(crate) fn failed_because(mut self) -> Option<String> {
+        // What the guard says from here on of a server that has brought nothing yet is because of this.
+        let was_first = self.has_said();
         drop(self.guard.stdin.take());
         let mut said = self.hear().ok()?;
         if said == GUARDED {
             said = self.hear().ok()?;
         }
-        said.strip_prefix(KILLED).map(str::to_owned)
+        match said.strip_prefix(KILLED) {
+            Some(why) => Some(why.to_owned()),
+            None => Some(said).filter(|said| was_first && said != DONE),
+        }
     }
 
     /// Waits until the guard and its server have ended. The processes have ended, or there are none.

@@ -97,7 +97,7 @@ impl Held {
                 return Ok(held);
             }
             if let Some(status) = held.restorer.try_wait().with_context(|| format!("cannot wait for {program}"))? {
-                let killed = held.lazy.take().and_then(LazyPages::killed_because);
+                let killed = held.lazy.take().and_then(LazyPages::failed_because);
                 let failure = match killed {
                     Some(why) => anyhow!("the processes cannot be restored: {why}").into(),
                     None => failure_of(dir, restore, &held, &format!("{program} ended with {status}")),

@@ -213,7 +213,7 @@ fn run(options: &Options, dir: &Path) -> Result<Restored, Failed> {
         info = failure_of(watch, info);
     }
     if let Some(lazy) = lazy.take_if(|_| !status.success())
-        && let Some(why) = lazy.killed_because()
+        && let Some(why) = lazy.failed_because()
     {
         return Err(anyhow!(why).into());
     }
