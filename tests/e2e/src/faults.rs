@@ -93,7 +93,16 @@ impl Bench {
     /// Starts a host whose copies are slow, for this program. An image of the program is begun with as many data files
     /// as there are cores.
     pub fn start_with(which: Program) -> Result<Self> {
-        let node = Node::configured("[image]\nfile_mib = 1\n", &SLOW)?;
+        Self::start_as(which, "")
+    }
+
+    /// The same, for the program `steady`, where restored processes wait for all of their GPU memory.
+    pub fn start_waiting() -> Result<Self> {
+        Self::start_as(Program::Steady, "[restore]\nrun_before_loaded = false\n")
+    }
+
+    fn start_as(which: Program, more: &str) -> Result<Self> {
+        let node = Node::configured(&format!("[image]\nfile_mib = 1\n{more}"), &SLOW)?;
         let dir = node.path("gate");
         fs::create_dir(&dir)?;
         let gate = Gate::start(&dir, node.socket())?;

@@ -5,7 +5,7 @@ use rekindle_e2e::random::repetitions;
 use rekindle_e2e::{Moment, Result};
 
 /// The moments, in the order of a restore, and whether the rings are open by then.
-const MOMENTS: [(Moment, bool); 11] = [
+const MOMENTS: [(Moment, bool); 10] = [
     // Neither a process nor a worker belongs to the restore yet.
     (Moment::Before("Restore"), false),
     // A worker loads the image.
@@ -19,14 +19,15 @@ const MOMENTS: [(Moment, bool); 11] = [
     // All processes exist, and are stopped.
     (Moment::Script("post-restore"), false),
     (Moment::Before("Resume"), false),
-    // The worker is about to take the process's memory.
-    (Moment::During("Resume"), false),
     // The ring is open.
     (Moment::After("Resume"), true),
     (Moment::Script("pre-resume"), true),
     // The program runs.
     (Moment::Script("post-resume"), true),
 ];
+
+/// The worker is about to take the process's memory, where the process waits for that.
+const WAITS: [(Moment, bool); 1] = [(Moment::During("Resume"), false)];
 
 fn can_be_killed(victim: Victim, moment: Moment) -> bool {
     match victim {
@@ -46,11 +47,15 @@ fn can_be_killed(victim: Victim, moment: Moment) -> bool {
 /// phase.
 const KILLS: u64 = 10;
 
-/// All restores use one image.
 fn killed_in_each_phase(victim: Victim) -> Result {
-    let mut bench = Bench::start()?;
+    killed_at(victim, Bench::start()?, &MOMENTS)?;
+    killed_at(victim, Bench::start_waiting()?, &WAITS)
+}
+
+/// All restores use one image.
+fn killed_at(victim: Victim, mut bench: Bench, moments: &[(Moment, bool)]) -> Result {
     let image = bench.image()?;
-    let moments: Vec<_> = MOMENTS.into_iter().filter(|it| can_be_killed(victim, it.0)).collect();
+    let moments: Vec<_> = moments.iter().copied().filter(|it| can_be_killed(victim, it.0)).collect();
     let kills = if repetitions() > 1 { (KILLS * repetitions()) as usize } else { moments.len() };
     for (moment, opens) in moments.into_iter().cycle().take(kills) {
         // The daemon completes the request, whether anybody waits for the answer or not.
