@@ -25,6 +25,7 @@ use crate::serve::keeper;
 use crate::serve::refusal::Refusal;
 use crate::serve::request_loop::{Answered, Server, done, or_failed};
 use crate::serve::state::{Connected, Lent, Loaded, Predecessor, Spare, State, Warm};
+use crate::serve::title;
 
 /// The number of a template's pieces, and some of them with their descriptors.
 type Exported = (usize, Vec<(TemplatePiece, OwnedFd)>);
@@ -248,8 +249,10 @@ impl Server {
             cookie: 0,
             settings: client.settings.into_iter().map(|s| (s.name, s.value)).collect(),
         };
-        // A process that runs ahead has come already.
-        if !self.is_ahead {
+        if self.is_ahead {
+            // The process has come already.
+            title::show(&attach.command);
+        } else {
             self.serve_client(connection, attach)?;
         }
         Ok(Connected { consumer, keeper: None })
