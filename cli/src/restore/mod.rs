@@ -215,7 +215,7 @@ fn run(options: &Options, dir: &Path) -> Result<Restored, Failed> {
     if let Some(lazy) = lazy.take_if(|_| !status.success())
         && let Some(why) = lazy.failed_because()
     {
-        return Err(anyhow!(why).into());
+        return Err(anyhow!("cannot restore the image in {}: {why}", dir.display()).into());
     }
     judge(&dir, status, info.as_ref(), &log)?;
     if let Some(lazy) = &mut lazy {
