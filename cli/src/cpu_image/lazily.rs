@@ -104,7 +104,7 @@ mod tests {
     use super::super::tests::{number, pages, write};
     use super::*;
 
-    fn lists(dumped: &[(u64, u64, u64)], parent: &[std::ops::Range<u64>]) -> Result<Vec<(u64, u64, u64)>, String> {
+    fn lists(dumped: &[(u64, u64, u64)], parent: &[(u64, u64)]) -> Result<Vec<(u64, u64, u64)>, String> {
         let dir = tempfile::tempdir().unwrap();
         let [image, memory, served] = ["last", "memory", "served"].map(|name| dir.path().join(name));
         fs::create_dir(&image).unwrap();
@@ -114,7 +114,7 @@ mod tests {
         fs::write(image.join("pagemap-9.img"), list(1, dumped).unwrap()).unwrap();
         fs::write(image.join("pages-1.img"), b"its own").unwrap();
         write(&image.join("pagemap-8.img"), &[number(1, 2), pages(0, 3)]);
-        let parent = parent.iter().map(|it| it.start * PAGE..it.end * PAGE);
+        let parent = parent.iter().map(|(start, end)| start * PAGE..end * PAGE);
         fs::write(memory.join("pagemap-9.img"), list_of_present(9, parent).unwrap()).unwrap();
         fs::write(memory.join("pages-9.img"), b"the parent's").unwrap();
         make_served(&image, &memory, &served).map_err(|failure| failure.to_string())?;
@@ -131,7 +131,7 @@ mod tests {
     fn the_server_has_lazy_pages_in_its_first_image_and_passes_over_others() {
         let there = LAZY | IN_PARENT;
         let dumped = [(8, 4, there), (12, 1, PRESENT), (13, 2, IN_PARENT), (20, 5, there), (30, 1, PRESENT)];
-        let found = lists(&dumped, &[8..16, 19..22, 22..40]).unwrap();
+        let found = lists(&dumped, &[(8, 16), (19, 22), (22, 40)]).unwrap();
         let expected = [
             (8, 4, LAZY | PRESENT),
             (12, 4, PRESENT),
@@ -145,9 +145,9 @@ mod tests {
 
     #[test]
     fn a_parent_that_lacks_pages_is_an_error() {
-        for parent in [vec![9..20], vec![8..11], vec![8..9, 10..20], vec![]] {
+        for parent in [vec![(9, 20)], vec![(8, 11)], vec![(8, 9), (10, 20)], vec![]] {
             assert!(lists(&[(8, 4, LAZY | IN_PARENT)], &parent).is_err(), "{parent:?}");
         }
-        assert!(lists(&[(8, 4, LAZY | IN_PARENT)], &[8..12]).is_ok());
+        assert!(lists(&[(8, 4, LAZY | IN_PARENT)], &[(8, 12)]).is_ok());
     }
 }

@@ -518,7 +518,8 @@ mod tests {
         let mut known = Known::new(5);
         let (name, path) = (format!("{MEMORY}/{}", pages_name(7)), PathBuf::new());
         let extents = vec![Extent { name, path, offset: 0, length: 2 * PAGE as u64 }];
-        known.has_files_for(&Own { extents, private: BTreeMap::from([(7, vec![0..2 * PAGE as u64])]) });
+        let private = BTreeMap::from([(7, std::iter::once(0..2 * PAGE as u64).collect())]);
+        known.has_files_for(&Own { extents, private });
         assert_eq!(known.in_parent(7, PAGE as u64), Some(0));
         let split = known.split(&pages(&[0, 1]), |page| known.in_parent(7, (page * PAGE) as u64));
         assert_eq!(split, [(0..PAGE, What::Same), (PAGE..2 * PAGE, What::Content)]);

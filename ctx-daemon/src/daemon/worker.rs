@@ -507,6 +507,11 @@ impl Worker {
         })
     }
 
+    /// Has it do something when it has loaded its client.
+    pub(crate) fn say_ahead(&self, request: WorkerRequest, fds: &[RawFd]) -> Result<(), WorkerError> {
+        self.say_with(&WorkerRequest::Ahead { request: Box::new(request) }, fds)
+    }
+
     /// Cuts a `Save` short.
     pub(crate) fn cancel(&self) {
         self.say(&WorkerRequest::Cancel);

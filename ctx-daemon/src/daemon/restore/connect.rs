@@ -13,7 +13,7 @@ use rekindle_wire::frame::MAX_FDS;
 use super::super::clients::{Client, ClientState};
 use super::super::grants::Uuid;
 use super::super::process::{self, Process};
-use super::super::worker::{Timeout, Worker, WorkerError};
+use super::super::worker::{Timeout, WorkerError};
 use super::super::{Daemon, attach, lock, sys, wait, wait_timeout};
 use super::error::RestoreError;
 use super::phases::Part;
@@ -147,7 +147,7 @@ impl Restore {
         let sent = if ahead {
             let attach = Box::new(client.attach.clone());
             let comes = worker.say_with(&WorkerRequest::Comes { attach }, &[connection.as_raw_fd()]);
-            comes.and_then(|()| send_memory(connection, None, memory, |request, fds| say_ahead(worker, request, fds)))
+            comes.and_then(|()| send_memory(connection, None, memory, |request, fds| worker.say_ahead(request, fds)))
         } else {
             // Pinning takes as long as there is memory, so the limit is how long the worker may do nothing.
             let timeout = Timeout::WhileItWorks(daemon.config.timeouts.stall);
@@ -155,11 +155,6 @@ impl Restore {
         };
         sent.map_err(|error| self.failure(place, error))
     }
-}
-
-/// Has a worker do something when it has loaded its client.
-pub(super) fn say_ahead(worker: &Worker, request: WorkerRequest, fds: &[RawFd]) -> Result<(), WorkerError> {
-    worker.say_with(&WorkerRequest::Ahead { request: Box::new(request) }, fds)
 }
 
 /// The message with which the process would attach now.

@@ -32,7 +32,6 @@ use super::super::lock;
 use super::super::process::Process;
 use super::super::worker::{Worker, WorkerError};
 use super::check;
-use super::connect::say_ahead;
 use super::error::RestoreError;
 use super::made::{Made, Maker};
 use super::phases::Phases;
@@ -426,7 +425,7 @@ impl Restore {
         };
         let opened: Vec<_> = std::thread::scope(|scope| {
             let open = |client: &Client, ahead| match ahead {
-                true => say_ahead(&client.worker, WorkerRequest::Open, &[]),
+                true => client.worker.say_ahead(WorkerRequest::Open, &[]),
                 false => client.worker.ask(&WorkerRequest::Open, &[], limit),
             };
             let clients = clients.iter();
