@@ -359,6 +359,11 @@ impl Registry {
         is_held(&lock(&self.inner), ancestry)
     }
 
+    /// Whether any tree is held.
+    pub(crate) fn is_anything_held(&self) -> bool {
+        !lock(&self.inner).holds.is_empty()
+    }
+
     /// Waits until a hold ends, at most for this time.
     pub(crate) fn wait(&self, time: Duration) {
         let inner = lock(&self.inner);

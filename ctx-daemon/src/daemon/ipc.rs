@@ -81,7 +81,8 @@ fn try_import(daemon: &Daemon, process: Process, token: &Token) -> Result<Reply,
         match once(daemon, importer, &clients, token)? {
             Some(reply) => return Ok(reply),
             None if daemon.is_stopping() => return Err(ImportError::Stopping),
-            None => daemon.clients.registry.wait(POLL_INTERVAL),
+            None if daemon.clients.registry.is_anything_held() => daemon.clients.registry.wait(POLL_INTERVAL),
+            None => std::thread::sleep(POLL_INTERVAL),
         }
     }
 }
@@ -101,7 +102,9 @@ fn once(
         return Ok(None);
     }
     let mut some_held = false;
-    for exporter in clients.iter().filter(|it| may_share(importer, it)) {
+    // One that a restore has not let run has exported nothing yet.
+    let may_export = |it: &&Arc<Client>| may_share(importer, it) && it.state() != ClientState::Restoring;
+    for exporter in clients.iter().filter(may_export) {
         if must_wait(exporter) {
             some_held = true;
             continue;
@@ -229,7 +232,9 @@ fn outside(
     let can = |other: &Arc<Client>| tree.iter().any(|it| are_together(&it.allowed, &other.allowed));
     let in_tree = |other: &Arc<Client>| tree.iter().any(|it| Arc::ptr_eq(it, other));
     let mut asked = daemon.clients.registry.clients();
-    asked.retain(|it| can(it) && !in_tree(it));
+    // Clients of one restore that share memory run when all of it is loaded.
+    let is_restored = |it: &Client| matches!(it.state(), ClientState::Loading | ClientState::Restoring);
+    asked.retain(|it| can(it) && !in_tree(it) && !is_restored(it));
     let answers = at_once(&asked, |it| it.worker.shares(deadline));
     for (other, shares) in asked.iter().zip(answers) {
         let (own, others) = match shares {

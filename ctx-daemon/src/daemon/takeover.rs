@@ -22,12 +22,12 @@ use super::clients::{Client, ClientState};
 use super::grants::{Allowed, GrantError};
 use super::process::{self, Process};
 use super::sys::{self, Credentials};
-use super::worker::{Worker, WorkerError};
+use super::worker::{Timeout, Worker, WorkerError};
 use super::worker_records::RecordError;
 use super::{Daemon, attach, message};
 use crate::limit::Limit;
 
-/// How long a worker may take to open its ring.
+/// How long a worker may take to describe itself.
 const OPEN_TIMEOUT: Limit = Limit::fixed(Duration::from_secs(30));
 
 #[derive(Debug, Error)]
@@ -76,9 +76,9 @@ pub(crate) struct Offer {
 }
 
 /// Has the worker go on serving its client.
-fn open(worker: &Worker) -> Result<(), WorkerError> {
-    // The worker has opened its ring when its daemon ended; otherwise the client would hang.
-    worker.ask(&WorkerRequest::Open, &[], OPEN_TIMEOUT)?;
+fn open(worker: &Worker, limit: Limit) -> Result<(), WorkerError> {
+    // The worker has opened its ring when its daemon ended, or does so when it has loaded its client; otherwise the client would hang.
+    worker.ask(&WorkerRequest::Open, &[], Timeout::WhileItWorks(limit))?;
     // It may only keep a client that is suspended deeply.
     worker.suspension(OPEN_TIMEOUT.begins()).map(drop)
 }
@@ -88,7 +88,7 @@ pub(crate) fn serve(daemon: &Arc<Daemon>, stream: UnixStream, peer: Credentials,
     let told = stream.try_clone();
     let command = offer.attach.command.clone();
     match take_over(daemon, stream, peer, from, offer) {
-        Ok(client) => match open(&client.worker) {
+        Ok(client) => match open(&client.worker, daemon.config.timeouts.stall) {
             Ok(()) => info!(pid = client.process.pid, command, worker = peer.pid, "taken over"),
             // The worker has its daemon, and hears nothing of this: what comes to it now are requests.
             Err(error) => {

@@ -330,6 +330,11 @@ impl Channel {
         }
     }
 
+    /// Whether the client has come, and its connection is read.
+    pub(crate) fn has_client(&self) -> bool {
+        self.client.lock().is_ok_and(|it| it.is_some())
+    }
+
     /// Remembers the client's connection.
     pub(crate) fn know_client(
         &self,

@@ -249,7 +249,7 @@ impl Server {
             cookie: 0,
             settings: client.settings.into_iter().map(|s| (s.name, s.value)).collect(),
         };
-        if self.is_ahead {
+        if self.is_ahead && self.channel.has_client() {
             // The process has come already.
             title::show(&attach.command);
         } else {

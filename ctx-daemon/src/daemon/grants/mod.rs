@@ -256,6 +256,12 @@ impl Grants {
         Ok(container)
     }
 
+    /// Whether a client's container has limits, which its clients share.
+    pub(crate) fn are_shared(&self, allowed: &Allowed) -> bool {
+        let limits = allowed.container.as_ref().map(|it| it.limits);
+        limits.is_some_and(|it| it.device_memory.is_some() || it.pinned_memory.is_some())
+    }
+
     /// Has a worker count its client's memory together with that of the other clients of the container, if the container has
     /// limits. `devices` are all devices, and the worker answers within the limit.
     pub(crate) fn share(
@@ -265,11 +271,8 @@ impl Grants {
         devices: &[Device],
         limit: Limit,
     ) -> Result<(), ShareError> {
-        let Some(container) = &allowed.container else { return Ok(()) };
+        let Some(container) = allowed.container.as_ref().filter(|_| self.are_shared(allowed)) else { return Ok(()) };
         let limits = container.limits;
-        if limits.device_memory.is_none() && limits.pinned_memory.is_none() {
-            return Ok(());
-        }
         let owner = Process::with_pid(worker.pid())?;
         let table = {
             // One worker at a time.

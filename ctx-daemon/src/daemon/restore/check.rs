@@ -151,8 +151,10 @@ pub(in crate::daemon) fn devices_of<'a>(
     let mut needed = BTreeMap::<u32, (u64, u64)>::new();
     // Differences that can be allowed come last, so that an operator does not allow one in vain.
     let mut different = Vec::new();
+    let mut is_unknown = false;
     for (record, worker) in pairs {
         let driver = other_driver(host, worker);
+        is_unknown |= host.driver_build != driver_build(worker);
         for used in &record.gpus {
             let device = worker.devices.get(used.ordinal as usize);
             let device = device.ok_or_else(|| CheckError::Count {
@@ -192,7 +194,7 @@ pub(in crate::daemon) fn devices_of<'a>(
         CheckError::Driver { .. } => allowed.other_driver,
         _ => allowed.other_gpu,
     };
-    let are_same = different.is_empty();
+    let are_same = different.is_empty() && !is_unknown;
     for difference in different {
         if !is_allowed(&difference) {
             return Err(difference);

@@ -18,7 +18,7 @@ use super::super::{Daemon, attach, lock, sys, wait, wait_timeout};
 use super::error::RestoreError;
 use super::phases::Part;
 use super::shared::{self, SharedMemory};
-use super::state::Restore;
+use super::state::{Restore, State};
 use crate::limit::Deadline;
 
 impl Restore {
@@ -48,9 +48,9 @@ impl Restore {
         let memory = shared::take(pid, &pinned);
         let memory = memory.map_err(|source| RestoreError::Shared { pid, source })?;
         self.phases().ends(Part::Connect);
-        let ahead = self.wait_until_it_may_run(place)?;
+        self.wait_until(|state| state.may_run(place))?;
         self.phases().ends(Part::Wait);
-        self.connect(daemon, place, process, memory, ahead)?;
+        self.connect(daemon, place, process, memory)?;
         Ok(true)
     }
 
@@ -97,16 +97,16 @@ impl Restore {
         }
     }
 
-    /// Waits until a client's process may run. Returns whether it runs ahead: its worker is about to load the rest.
-    fn wait_until_it_may_run(&self, place: usize) -> Result<bool, RestoreError> {
+    /// Waits until a worker has loaded so much.
+    fn wait_until(&self, has_loaded: impl Fn(&State) -> bool) -> Result<(), RestoreError> {
         let mut state = lock(&self.state);
         loop {
             // The failure of any client fails the restore.
             if let Some((failed, error)) = state.failed_load() {
                 return Err(self.failure(failed, error));
             }
-            if let Some(ahead) = state.may_run(place) {
-                return Ok(ahead);
+            if has_loaded(&state) {
+                return Ok(());
             }
             state = wait(&self.changed, state);
         }
@@ -118,7 +118,6 @@ impl Restore {
         place: usize,
         process: Process,
         memory: SharedMemory,
-        ahead: bool,
     ) -> Result<(), RestoreError> {
         let restored = &self.clients[place];
         let no_connection = || RestoreError::NoConnection(restored.name.clone());
@@ -137,7 +136,11 @@ impl Restore {
             Arc::clone(&restored.worker),
             ClientState::Restoring,
         );
-        let connection = self.connected(place, &client, ahead).ok_or_else(no_connection)?;
+        if daemon.grants.are_shared(&client.allowed) {
+            // The worker is asked to share them.
+            self.wait_until(|state| state.is_prepared(place))?;
+        }
+        let (connection, ahead) = self.connected(place, &client).ok_or_else(no_connection)?;
         self.phases().connected(place, process.pid);
         self.reservation.fill(Arc::clone(&client));
         attach::forget_when_dead(daemon, &client);

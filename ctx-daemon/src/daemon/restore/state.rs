@@ -190,15 +190,14 @@ impl State {
         self.clients.get(place).is_some_and(|it| matches!(it.presence, Presence::Connected(_)))
     }
 
-    /// Whether the process at a place may run, and if so whether that is ahead of its worker. One that maps memory meanwhile is slow to
-    /// answer.
-    pub(super) fn may_run(&self, place: usize) -> Option<bool> {
-        let client = self.clients.get(place)?;
-        match client.content {
-            Content::Assured | Content::Prepared if client.assured => Some(true),
-            Content::Assured | Content::Prepared | Content::Loaded => Some(false),
-            Content::Loading | Content::Failed(_) => None,
-        }
+    /// Whether the process at a place may be connected and run.
+    pub(super) fn may_run(&self, place: usize) -> bool {
+        self.is_prepared(place) || self.clients.get(place).is_some_and(|it| matches!(it.content, Content::Assured))
+    }
+
+    /// Whether the worker at a place has loaded all but content.
+    pub(super) fn is_prepared(&self, place: usize) -> bool {
+        self.clients.get(place).is_some_and(|it| matches!(it.content, Content::Prepared | Content::Loaded))
     }
 
     /// The client at a place, if it runs.
@@ -298,8 +297,11 @@ impl Restore {
     /// A worker is about to load the rest, and knows of nothing that can fail.
     pub(super) fn assured(&self, place: usize) {
         if let Some(client) = lock(&self.state).clients.get_mut(place) {
-            client.assured = true;
-            self.content_is(place, client, Content::Assured);
+            // Only a worker that loads can say it.
+            if matches!(client.content, Content::Loading) {
+                client.assured = true;
+                self.content_is(place, client, Content::Assured);
+            }
         }
         self.changed.notify_all();
     }
@@ -392,17 +394,18 @@ impl Restore {
         self.changed.notify_all();
     }
 
-    /// A process is complete, so its client takes the place of its connection, perhaps ahead of its worker. Returns the connection, if
-    /// it has arrived.
-    pub(super) fn connected(&self, place: usize, client: &Arc<Client>, ahead: bool) -> Option<UnixStream> {
+    /// A process is complete, so its client takes the place of its connection. Returns the connection, if it has arrived, and whether the
+    /// process runs ahead of its worker: one that was assured, and maps memory still, is slow to answer.
+    pub(super) fn connected(&self, place: usize, client: &Arc<Client>) -> Option<(UnixStream, bool)> {
         let mut state = lock(&self.state);
         let progress = state.clients.get_mut(place)?;
-        progress.ahead = ahead;
+        progress.ahead = progress.assured && matches!(progress.content, Content::Assured | Content::Prepared);
+        let ahead = progress.ahead;
         let presence = &mut progress.presence;
         let Presence::Reattached(_) = presence else { return None };
         let next = Presence::Connected(Arc::clone(client));
         match transition::replace(&self.clients[place].name, presence, next) {
-            Presence::Reattached(reattached) => Some(reattached.stream),
+            Presence::Reattached(reattached) => Some((reattached.stream, ahead)),
             Presence::Absent | Presence::Connected(_) => None,
         }
     }
@@ -417,7 +420,10 @@ impl Restore {
         let clients: Vec<_> = {
             let state = lock(&self.state);
             let connected = state.clients.iter().map(|it| match &it.presence {
-                Presence::Connected(client) => Some((Arc::clone(client), it.ahead)),
+                // One that has loaded all is asked for nothing more, and would not tell that it cannot take the process.
+                Presence::Connected(client) => {
+                    Some((Arc::clone(client), it.ahead && !matches!(it.content, Content::Loaded)))
+                }
                 _ => None,
             });
             let Some(connected) = connected.collect::<Option<Vec<_>>>() else { return Ok(false) };
