@@ -16,6 +16,7 @@
 
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, anyhow};
@@ -28,6 +29,8 @@ use crate::failure::Failure;
 /// `PE_LAZY` and `PE_PRESENT` (criu/include/image.h).
 pub(super) const LAZY: u64 = 1 << 1;
 pub(super) const PRESENT: u64 = 1 << 2;
+/// `VMA_EXT_PLUGIN`, of a mapping's status.
+const EXT_PLUGIN: u64 = 1 << 27;
 /// The field of an entry that has them.
 pub(super) const FLAGS: u32 = 4;
 /// The most pages of an entry, 64 MiB. CRIU's server of pages has a buffer for the longest one, and counts its bytes with 31 bits
@@ -55,6 +58,44 @@ pub(crate) struct DumpedPages {
     pub(crate) process: u32,
     /// All pages, by their addresses.
     pub(crate) parts: Vec<Part>,
+    pub(crate) mappings: Mappings,
+}
+
+/// What of a process's mappings decides about its parent image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mappings {
+    /// Addresses of which CRIU reads pages in the last image alone, whatever its list says (`premap_priv_vmas` and
+    /// `restore_priv_vma_content` in criu/mem.c): of huge pages, and of plugins.
+    pub(crate) without_parent: Vec<Range<u64>>,
+    /// The bytes of memory that may not be written, and that the kernel does not count before it may. Where there is a parent image, CRIU
+    /// maps it writable at first.
+    pub(crate) unwritable: u64,
+}
+
+impl Mappings {
+    /// Of a process, by its mm-PID.img. None if that cannot be read.
+    fn read(path: &Path) -> Option<Self> {
+        let mm = entries::read(path)?;
+        let mut found = Self::default();
+        for mapping in mm.first()?.entries(14) {
+            let (range, prot) = (mapping.number(1)..mapping.number(2), mapping.number(5));
+            let (flags, status) = (mapping.number(6), mapping.number(7));
+            let is = |flag: libc::c_int| flags & u64::from(flag.unsigned_abs()) != 0;
+            if is(libc::MAP_HUGETLB) || status & EXT_PLUGIN != 0 {
+                found.without_parent.push(range);
+            } else if is(libc::MAP_PRIVATE) && prot & 2 == 0 && !is(libc::MAP_NORESERVE) {
+                found.unwritable = found.unwritable.saturating_add(range.end.saturating_sub(range.start));
+            }
+        }
+        found.without_parent.sort_by_key(|it| it.start);
+        Some(found)
+    }
+
+    /// Whether the parent image counts for a page.
+    pub(crate) fn have_parent(&self, address: u64) -> bool {
+        let next = self.without_parent.partition_point(|it| it.end <= address);
+        self.without_parent.get(next).is_none_or(|it| address < it.start)
+    }
 }
 
 /// Pages that follow each other.
@@ -103,12 +144,13 @@ impl DumpedPages {
 
     /// The pages of a process, by their list.
     pub(crate) fn of_list(process: u32, path: &Path) -> Result<Self, Failure> {
-        let pages = entries::read(path).and_then(|entries| Self::of(process, &entries));
+        let mappings = Mappings::read(&path.with_file_name(format!("mm-{process}.img")));
+        let pages = entries::read(path).zip(mappings).and_then(|(entries, it)| Self::of(process, &entries, it));
         Ok(pages.ok_or_else(|| anyhow!("{}: CRIU's list of pages is not what was expected", path.display()))?)
     }
 
     /// From the entries of a list of pages. None if pages are in an earlier image.
-    fn of(process: u32, entries: &[Entry]) -> Option<Self> {
+    fn of(process: u32, entries: &[Entry], mappings: Mappings) -> Option<Self> {
         let (head, entries) = entries.split_first()?;
         let (mut at, mut written) = (0_u64, 0_u64);
         let mut parts = Vec::new();
@@ -127,7 +169,7 @@ impl DumpedPages {
                 written += length;
             }
         }
-        Some(Self { number: u32::try_from(head.number(1)).ok()?, process, parts })
+        Some(Self { number: u32::try_from(head.number(1)).ok()?, process, parts, mappings })
     }
 
     /// The name of the file of pages.
@@ -171,10 +213,7 @@ impl DumpedPages {
 }
 
 /// A list of pages that are in a file of this number, one behind the other: ranges of addresses.
-pub(crate) fn list_of_present(
-    number: u32,
-    ranges: impl IntoIterator<Item = std::ops::Range<u64>>,
-) -> io::Result<Vec<u8>> {
+pub(crate) fn list_of_present(number: u32, ranges: impl IntoIterator<Item = Range<u64>>) -> io::Result<Vec<u8>> {
     list(number, ranges.into_iter().map(|it| (it.start, (it.end - it.start) / PAGE, PRESENT)))
 }
 
@@ -214,8 +253,29 @@ fn write(list: &mut Vec<u8>, fields: &[(u32, u64)]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{number, write};
+    use super::super::tests::{mapping, number, with_flags, write};
     use super::*;
+
+    #[test]
+    fn mappings_that_are_not_restored_from_a_parent_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mm-9.img");
+        assert!(Mappings::read(&path).is_none());
+        let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let mm = [
+            with_flags(0x1000, 0x3000, 3, private),
+            with_flags(0x4000, 0x8000, 3, private | libc::MAP_HUGETLB),
+            with_flags(0x8000, 0x9000, 0, private),
+            with_flags(0x9000, 0xa000, 1, private | libc::MAP_NORESERVE),
+            mapping(0xb000, 0xc000, 0, EXT_PLUGIN),
+        ];
+        write(&path, &[mm.concat()]);
+        let found = Mappings::read(&path).unwrap();
+        let expected = Mappings { without_parent: vec![0x4000..0x8000, 0xb000..0xc000], unwritable: 0x1000 };
+        assert_eq!(found, expected);
+        let have = [0x1000, 0x3fff, 0x4000, 0x7fff, 0x8000, 0xb000, 0xc000].map(|at| found.have_parent(at));
+        assert_eq!(have, [true, true, false, false, true, false, true]);
+    }
 
     /// An entry as CRIU 4.2 writes it, and as earlier ones do.
     fn pages(at: u64, count: u64, flags: u64) -> Vec<u8> {
@@ -236,6 +296,9 @@ mod tests {
             let entries = entries.map(|(at, count, flags)| pages(at, count, flags));
             write(&at("pagemap-9.img"), &[vec![number(1, 5)], entries.to_vec()].concat());
             write(&at("pagemap-8.img"), &[number(1, 6), pages(0, 4, LAZY | PRESENT)]);
+            for mm in ["mm-9.img", "mm-8.img"] {
+                write(&at(mm), &[mapping(0, PAGE, 0, 0)]);
+            }
             let found = DumpedPages::of_image(dir.path()).unwrap();
             let part = |at: u64, count: u64, address, from, is_lazy| Part {
                 at: at * PAGE,
@@ -301,6 +364,7 @@ mod tests {
         let path = dir.path().join("pagemap-9.img");
         assert!(DumpedPages::of_image(dir.path()).is_err());
         write(&dir.path().join("pstree.img"), &[number(1, 9)]);
+        write(&dir.path().join("mm-9.img"), &[mapping(0, PAGE, 0, 0)]);
         for entry in [pages(0, 1, IN_PARENT), pages(0, 1, 0), pages(0, u64::MAX, LAZY), pages(0, 1, LAZY | 1 << 9)] {
             write(&path, &[number(1, 5), entry]);
             let before = fs::read(&path).unwrap();

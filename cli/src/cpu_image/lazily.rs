@@ -25,6 +25,14 @@ use crate::failure::Failure;
 /// Added to a process's number for that of its file of pages: CRIU counts its own files from 1.
 const OF_PARENT: u32 = 1 << 30;
 
+/// Whether processes of an image have pages in its parent that are to be restored when they are touched.
+pub(crate) fn has_lazy_parent(image: &Path) -> bool {
+    let processes = entries::read(&image.join("pstree.img")).unwrap_or_default();
+    let lists = processes.iter().filter_map(|it| u32::try_from(it.number(1)).ok());
+    let mut lists = lists.filter_map(|process| entries::read(&image.join(list_name(process))));
+    lists.any(|list| list.iter().skip(1).any(|it| it.number(FLAGS) & (LAZY | IN_PARENT) == LAZY | IN_PARENT))
+}
+
 /// Makes a directory for the server beside an image with its parent, on the same file system.
 ///
 /// # Errors
@@ -117,6 +125,7 @@ mod tests {
         let parent = parent.iter().map(|(start, end)| start * PAGE..end * PAGE);
         fs::write(memory.join("pagemap-9.img"), list_of_present(9, parent).unwrap()).unwrap();
         fs::write(memory.join("pages-9.img"), b"the parent's").unwrap();
+        assert!(has_lazy_parent(&image) && !has_lazy_parent(&memory));
         make_served(&image, &memory, &served).map_err(|failure| failure.to_string())?;
         let (number, found) = listed(&served.join("pagemap-9.img"));
         assert_eq!(fs::read(served.join(pages_name(number))).unwrap(), b"the parent's");

@@ -19,13 +19,15 @@ use std::path::Path;
 use rekindle_wire::layout::{PINNED_NAME, SHARED_NAME, STAGING_NAME};
 use serde::Serialize;
 
-#[cfg(test)]
-pub(crate) use self::dumped::listed;
 pub(crate) use self::dumped::{
     DumpedPages, From as PagesFrom, Part as PagesPart, list_name, list_of_present, pages_name,
 };
+#[cfg(test)]
+pub(crate) use self::dumped::{Mappings, listed};
 use self::entries::Entry;
-pub(crate) use self::lazily::make_served;
+pub(crate) use self::lazily::{has_lazy_parent, make_served};
+#[cfg(test)]
+pub(crate) use self::tests::write_mappings;
 pub(crate) use self::whole::{PARENT, check_pages};
 use crate::output::size;
 
@@ -205,6 +207,16 @@ mod tests {
 
     pub(super) fn mapping(start: u64, end: u64, file: u64, status: u64) -> Vec<u8> {
         bytes(14, &[number(1, start), number(2, end), number(4, file), number(7, status)].concat())
+    }
+
+    /// An mm-PID.img without mappings that matter.
+    pub(crate) fn write_mappings(path: &Path) {
+        write(path, &[mapping(0, 4096, 0, 0)]);
+    }
+
+    pub(super) fn with_flags(start: u64, end: u64, prot: u64, flags: i32) -> Vec<u8> {
+        let flags = u64::from(flags.unsigned_abs());
+        bytes(14, &[number(1, start), number(2, end), number(5, prot), number(6, flags), number(7, 0)].concat())
     }
 
     #[test]

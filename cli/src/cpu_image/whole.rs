@@ -57,7 +57,17 @@ fn check_list(dir: &Path, name: &str, ancestors: usize) -> Result<(), Failure> {
         return Err(Failure::bad_image(anyhow!(said)));
     }
     match ancestors.checked_sub(1) {
-        Some(left) if listed.iter().any(is_in_parent) => check_list(&dir.join(PARENT), name, left),
+        Some(left) if listed.iter().any(is_in_parent) => {
+            let parent = dir.join(PARENT);
+            if !parent.join(name).exists() {
+                return Err(Failure::bad_image(anyhow!(
+                    "CRIU's part of the image in {} is not whole: it has pages in its parent, and {name} is not in {}; copy that directory, too",
+                    dir.display(),
+                    parent.display()
+                )));
+            }
+            check_list(&parent, name, left)
+        }
         // CRIU finds out.
         _ => Ok(()),
     }
@@ -117,6 +127,12 @@ mod tests {
         fs::write(at("pages-1.img"), vec![0; 4 * PAGE as usize - 1]).unwrap();
         assert!(why().is_some());
         fs::write(at("pages-1.img"), vec![0; 4 * PAGE as usize]).unwrap();
+        // Its parent is missing, or is not whole.
+        assert!(why().is_some_and(|it| it.contains("pagemap-9.img is not in")), "{:?}", why());
+        fs::create_dir(at(PARENT)).unwrap();
+        write(&at(PARENT).join("pagemap-9.img"), &[number(1, 3), pages(0, 9)]);
+        assert!(why().is_some_and(|it| it.contains("pages-3.img has 0 B")), "{:?}", why());
+        fs::write(at(PARENT).join("pages-3.img"), vec![0; 9 * PAGE as usize]).unwrap();
         assert_eq!(why(), None);
         // Memory that processes share.
         for (file, entry) in [("mm-8.img", mapping(0x1000, 0x2000, 3, ANON_SHARED)), ("memfd.img", number(5, 3))] {

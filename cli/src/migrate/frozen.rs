@@ -247,7 +247,8 @@ pub(super) fn changes<'a>(
             pages.read(at, &mut piece)?;
             let in_parent = |page: usize| {
                 let (process, address) = (pages.dumped.process, pages.address(at + (page * PAGE) as u64)?);
-                has_parent(process).then(|| known.in_parent(process, address)).flatten()
+                let may = has_parent(process) && pages.dumped.mappings.have_parent(address);
+                may.then(|| known.in_parent(process, address)).flatten()
             };
             found.push((of, at, known.split(&piece, in_parent)));
         }
@@ -281,6 +282,11 @@ impl<'a> Changes<'a> {
             self.changed.push(Changed { pages: self.pages, at, length, to: self.bytes, what });
         }
         self.bytes += length as u64;
+    }
+
+    /// The bytes of the process's memory that CRIU would map writable at first if there were a parent image.
+    pub(super) fn unwritable(&self) -> u64 {
+        self.pages.dumped.mappings.unwritable
     }
 
     /// The file's name in its directory, and the bytes that it is to have.
@@ -337,7 +343,7 @@ mod tests {
     use super::super::memory::{self, Own};
     use super::super::stream::Extent;
     use super::super::talk::MEMORY;
-    use crate::cpu_image::{list_name, list_of_present, listed, pages_name};
+    use crate::cpu_image::{Mappings, list_name, list_of_present, listed, pages_name, write_mappings};
 
     use super::*;
 
@@ -436,6 +442,7 @@ mod tests {
             let (list, ranges) = (dir.path().join(list_name(7)), ranges(&dumped));
             fs::write(dir.path().join(pages_name(1)), content).unwrap();
             fs::write(&list, list_of_present(1, ranges).unwrap()).unwrap();
+            write_mappings(&dir.path().join("mm-7.img"));
             let expected = read_image(dir.path(), None);
             let pages = [Pages::open(DumpedPages::of_list(7, &list).unwrap(), "last", dir.path()).unwrap()];
 
@@ -499,7 +506,7 @@ mod tests {
             part(4, 1, 9 * PAGE as u64, PagesFrom::File(PAGE as u64)),
         ];
         let pages = Pages {
-            dumped: DumpedPages { number: 1, process, parts },
+            dumped: DumpedPages { number: 1, process, parts, mappings: Mappings::default() },
             name: "last/pages-1.img".into(),
             memory: Some(File::open("/proc/self/mem").unwrap()),
             memory_path: "/proc/self/mem".into(),

@@ -380,8 +380,12 @@ fn present(pid: i32, seen: &mut BTreeSet<String>) -> (Vec<Range<u64>>, Vec<Range
     let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
     let (mut private, mut shared): (Vec<Range<u64>>, Vec<Range<u64>>) = Default::default();
     let Ok(pagemap) = File::open(format!("/proc/{pid}/pagemap")) else { return (private, shared) };
+    let mut reached = 0;
     for line in String::from_utf8_lossy(&maps).lines() {
-        let Some(mapping) = Mapping::parse(line) else { continue };
+        let Some(mut mapping) = Mapping::parse(line) else { continue };
+        // The kernel lists a mapping that grows meanwhile again, from its beginning on. No page has two places.
+        mapping.range.start = mapping.range.start.max(reached);
+        reached = reached.max(mapping.range.end);
         if let Some(object) = mapping.object
             && !seen.insert(object.to_owned())
         {

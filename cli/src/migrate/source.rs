@@ -56,6 +56,9 @@ const HAND_OVER: &str = "hand-over";
 const STILL: [&str; 4] = ["freeze", "copy", "write", HAND_OVER];
 /// The pause between two looks at the progress of the dump.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// With more memory that may not be written, the last image has no parent: CRIU would map all of it writable at first, which a kernel may
+/// refuse. Libraries of frameworks are some gigabytes of it.
+const MOST_UNWRITABLE: u64 = 16 << 30;
 /// How long the daemon may take to notice that CRIU has ended.
 const NOTICE: Duration = Duration::from_secs(2);
 
@@ -428,7 +431,10 @@ impl<'a> Source<'a> {
         let mut changes = frozen::changes(&pages, known, |_| true).map_err(|error| anyhow!(error))?;
         // Of a process that has a parent image, CRIU brings what is not there before the process runs.
         let changed: BTreeSet<u32> = changes.iter().filter_map(Changes::of_changed_process).collect();
-        if self.options.lazy && !changed.is_empty() {
+        let unwritable = changes.iter().map(Changes::unwritable).fold(0, u64::saturating_add);
+        if unwritable > MOST_UNWRITABLE {
+            changes = frozen::changes(&pages, known, |_| false).map_err(|error| anyhow!(error))?;
+        } else if self.options.lazy && !changed.is_empty() {
             changes = frozen::changes(&pages, known, |it| !changed.contains(&it)).map_err(|error| anyhow!(error))?;
         }
         let listed = changes.iter().try_for_each(|it| it.list(dir));

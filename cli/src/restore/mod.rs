@@ -191,6 +191,12 @@ fn run(options: &Options, dir: &Path) -> Result<Restored, Failed> {
     if options.restore_detached {
         command.arg("--restore-detached");
     }
+    if options.lazy && cpu_image::has_lazy_parent(&dir) {
+        return Err(Failure::refused(anyhow!(
+            "{} was left by a migration with --lazy, and CRIU's server of pages does not read its parent: restore it without --lazy",
+            dir.display()
+        )).into());
+    }
     let mut lazy = options.lazy.then(|| LazyPages::start(&criu, &dir, None, None)).transpose()?;
     if let Some(lazy) = &lazy {
         lazy.tell(&mut command);
