@@ -156,6 +156,11 @@ impl Pages {
         Ok(Self { dumped, name, memory, memory_path, written, written_path })
     }
 
+    /// The bytes of the process's memory that CRIU would map writable at first if there were a parent image.
+    pub(super) fn unwritable(&self) -> u64 {
+        self.dumped.mappings.unwritable
+    }
+
     /// Reads the process's memory, also what it may not read itself.
     fn read_memory(&self, address: u64, into: &mut [u8]) -> io::Result<()> {
         let pid = self.dumped.process.cast_signed();
@@ -282,11 +287,6 @@ impl<'a> Changes<'a> {
             self.changed.push(Changed { pages: self.pages, at, length, to: self.bytes, what });
         }
         self.bytes += length as u64;
-    }
-
-    /// The bytes of the process's memory that CRIU would map writable at first if there were a parent image.
-    pub(super) fn unwritable(&self) -> u64 {
-        self.pages.dumped.mappings.unwritable
     }
 
     /// The file's name in its directory, and the bytes that it is to have.

@@ -428,13 +428,12 @@ impl<'a> Source<'a> {
         let pages = dumped.into_iter().map(|it| Pages::open(it, &name, dir)).collect::<Result<Vec<_>, _>>()?;
         let nothing = Known::new(0);
         let known = self.known.as_ref().unwrap_or(&nothing);
-        let mut changes = frozen::changes(&pages, known, |_| true).map_err(|error| anyhow!(error))?;
+        let unwritable = pages.iter().map(Pages::unwritable).fold(0, u64::saturating_add);
+        let mut changes =
+            frozen::changes(&pages, known, |_| unwritable <= MOST_UNWRITABLE).map_err(|error| anyhow!(error))?;
         // Of a process that has a parent image, CRIU brings what is not there before the process runs.
         let changed: BTreeSet<u32> = changes.iter().filter_map(Changes::of_changed_process).collect();
-        let unwritable = changes.iter().map(Changes::unwritable).fold(0, u64::saturating_add);
-        if unwritable > MOST_UNWRITABLE {
-            changes = frozen::changes(&pages, known, |_| false).map_err(|error| anyhow!(error))?;
-        } else if self.options.lazy && !changed.is_empty() {
+        if self.options.lazy && !changed.is_empty() && changes.iter().any(Changes::have_parent) {
             changes = frozen::changes(&pages, known, |it| !changed.contains(&it)).map_err(|error| anyhow!(error))?;
         }
         let listed = changes.iter().try_for_each(|it| it.list(dir));

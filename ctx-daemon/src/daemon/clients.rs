@@ -359,17 +359,14 @@ impl Registry {
         is_held(&lock(&self.inner), ancestry)
     }
 
-    /// Whether any tree is held.
-    pub(crate) fn is_anything_held(&self) -> bool {
-        !lock(&self.inner).holds.is_empty()
-    }
-
-    /// Waits until a hold ends, at most for this time.
-    pub(crate) fn wait(&self, time: Duration) {
+    /// Waits until a hold ends, at most for this time. Returns whether there was one.
+    pub(crate) fn wait(&self, time: Duration) -> bool {
         let inner = lock(&self.inner);
-        if !inner.holds.is_empty() {
+        let is_held = !inner.holds.is_empty();
+        if is_held {
             drop(wait_timeout(&self.changed, inner, time));
         }
+        is_held
     }
 }
 

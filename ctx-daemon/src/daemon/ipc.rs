@@ -81,7 +81,7 @@ fn try_import(daemon: &Daemon, process: Process, token: &Token) -> Result<Reply,
         match once(daemon, importer, &clients, token)? {
             Some(reply) => return Ok(reply),
             None if daemon.is_stopping() => return Err(ImportError::Stopping),
-            None if daemon.clients.registry.is_anything_held() => daemon.clients.registry.wait(POLL_INTERVAL),
+            None if daemon.clients.registry.wait(POLL_INTERVAL) => {}
             None => std::thread::sleep(POLL_INTERVAL),
         }
     }

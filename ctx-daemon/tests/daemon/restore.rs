@@ -245,8 +245,13 @@ fn content_that_was_changed_fails_when_the_process_is_resumed() {
 
 /// Restores a client to a running process whose content is still being loaded.
 fn running_before_loaded(daemon: &Daemon) -> (Restored, Session) {
+    running_while(daemon, "content", "stands still")
+}
+
+/// Restores a client to a process that runs while its worker does what this file says.
+fn running_while(daemon: &Daemon, file: &str, content: &str) -> (Restored, Session) {
     let mut restored = dumped(daemon, "app");
-    std::fs::write(daemon.dir.path().join("content"), "stands still").unwrap();
+    std::fs::write(daemon.dir.path().join(file), content).unwrap();
     let (session, restore) = begin(daemon, restored.dir.path());
     restored.process.ask("map");
     restored.process.ask(&format!("reattach {restore} 5"));
@@ -295,15 +300,9 @@ fn content_that_fails_after_the_process_runs_ends_the_process_and_the_log_says_w
 
 /// Restores a client to a process that runs, while its worker replays the log.
 fn running_ahead(daemon: &Daemon) -> (Restored, Session) {
-    let mut restored = dumped(daemon, "app");
-    std::fs::write(daemon.dir.path().join("assures"), "").unwrap();
-    let (session, restore) = begin(daemon, restored.dir.path());
-    restored.process.ask("map");
-    restored.process.ask(&format!("reattach {restore} 5"));
-    assert_eq!(session.ask(&Request::Resume { pid: restored.process.pid }), OPEN);
-    daemon.wait_for_state(&restored.process, Some("loading"));
+    let running = running_while(daemon, "assures", "");
     assert!(!daemon.events().iter().any(|it| it == "app Load 1"), "it is not loaded yet");
-    (restored, session)
+    running
 }
 
 #[test]

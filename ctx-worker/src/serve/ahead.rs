@@ -85,20 +85,15 @@ impl Server {
     /// Does a part of connecting a process that may run by now. Nobody waits for an answer: a failure leaves a failed worker, of which
     /// the daemon hears when it asks how far the load is.
     pub(super) fn goes_ahead(&mut self, state: State, message: Message<WorkerRequest>) -> State {
-        self.is_ahead = true;
         if matches!(state, State::Failed(_)) {
             return state;
         }
         let (state, answered) = self.request(state, message);
-        match (answered, state) {
-            (Ok(_), state) => state,
-            (Err(refusal), state) => {
-                error!("the restored process cannot be connected: {refusal}");
-                match state {
-                    State::Failed(failure) => State::Failed(failure),
-                    _ => State::Failed(Failure::new(refusal.kind(), refusal.to_string())),
-                }
-            }
+        let Err(refusal) = answered else { return state };
+        error!("the restored process cannot be connected: {refusal}");
+        match state {
+            State::Failed(failure) => State::Failed(failure),
+            _ => State::Failed(Failure::new(refusal.kind(), refusal.to_string())),
         }
     }
 }

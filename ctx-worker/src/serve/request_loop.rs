@@ -91,8 +91,6 @@ pub(super) struct Server {
     gpu_time: GpuTime,
     /// While threads of the client wait for pages of managed memory.
     faults: Option<Faults>,
-    /// Whether the restored process may have run before its client was loaded.
-    pub(super) is_ahead: bool,
 }
 
 /// The wait of threads for pages of managed memory.
@@ -169,7 +167,6 @@ impl Server {
             last_work: Instant::now(),
             first_command: None,
             faults: None,
-            is_ahead: false,
         }
     }
 
@@ -212,7 +209,7 @@ impl Server {
             },
             State::Suspended(suspended) => self.wait_suspended(suspended, events),
             State::Keeper(keeper) => self.wait_kept(keeper, events),
-            State::Failed(_) if self.is_ahead || self.executor.call.session.shared.is_some() => {
+            State::Failed(_) if self.channel.has_client() || self.executor.call.session.shared.is_some() => {
                 match events.recv_timeout(END_GRACE) {
                     Ok(event) => News::Event(event),
                     Err(RecvTimeoutError::Disconnected) => News::End,

@@ -249,8 +249,8 @@ impl Server {
             cookie: 0,
             settings: client.settings.into_iter().map(|s| (s.name, s.value)).collect(),
         };
-        if self.is_ahead && self.channel.has_client() {
-            // The process has come already.
+        if self.channel.has_client() {
+            // The process has come already (`ahead.rs`).
             title::show(&attach.command);
         } else {
             self.serve_client(connection, attach)?;

@@ -15,13 +15,11 @@ use tracing::warn;
 use rekindle_ctx_worker::failure;
 use rekindle_ctx_worker::state::{self, StateError};
 
+use super::super::at_once;
 use super::super::dump::{MOST_DATA_FILES, driver_build, driver_version, gpu, is_unattached};
 
 /// The most data files of a client: those of its own image and of each image that this one builds on.
 const MAX_DATA_FILES: usize = (MAX_ANCESTORS + 1) * MOST_DATA_FILES;
-
-/// The most threads that read code at once.
-const CODE_THREADS: usize = 16;
 
 /// Why an image cannot be restored here.
 #[derive(Debug, Error)]
@@ -56,8 +54,6 @@ pub(in crate::daemon) enum CheckError {
         describe(.was), describe(.is)
     )]
     Model { ordinal: u32, was: Box<Gpu>, is: Box<Gpu> },
-    #[error("a thread that read the image's code has ended unexpectedly")]
-    Thread,
     #[error("the image needs {needed} bytes on GPU {ordinal}, which has {found}: restore on a GPU with more memory")]
     Memory { ordinal: u32, needed: u64, found: u64 },
 }
@@ -68,7 +64,6 @@ impl Failing for CheckError {
             Self::NotServed(..) | Self::NotRead(..) => FailureKind::Version,
             Self::Image(error) => failure::of_image(error),
             Self::Files(_) | Self::TooManyFiles { .. } | Self::Socket(_) | Self::UnknownGpu(_) => FailureKind::BadImage,
-            Self::Thread => FailureKind::Internal,
             Self::Count { .. }
             | Self::Architecture { .. }
             | Self::Driver { .. }
@@ -111,21 +106,15 @@ pub(super) fn code(image: &Image) -> Result<(), CheckError> {
     // The largest come first: otherwise one thread would still read the largest when the others have nothing left.
     all.sort_by_key(|it| Reverse(it.size));
     let next = AtomicUsize::new(0);
-    let check = || -> Result<(), CheckError> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = vec![(); cores.min(all.len()).max(1)];
+    let checked = at_once(&threads, |()| {
         while let Some(code) = all.get(next.fetch_add(1, Relaxed)) {
             image.read_code(code.hash)?;
         }
         Ok(())
-    };
-    std::thread::scope(|scope| {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let others = all.len().min(cores).min(CODE_THREADS).saturating_sub(1);
-        // This thread reads too. A thread that cannot be started is no loss but of time.
-        let start = |_| std::thread::Builder::new().name("code".to_owned()).spawn_scoped(scope, check).ok();
-        let threads: Vec<_> = (0..others).filter_map(start).collect();
-        let own = check();
-        threads.into_iter().map(|it| it.join().unwrap_or(Err(CheckError::Thread))).fold(own, Result::and)
-    })
+    });
+    checked.into_iter().collect()
 }
 
 /// Checks that the client's commands are served, and its worker's state is read, by workers of this release.
