@@ -3,9 +3,13 @@
 // memory in turns, for which their streams wait for each other's events: the processors say that they have enqueued theirs,
 // not that it is done. From time to time the second closes everything and opens it again by what it was given at first.
 //
+// Before that, the second's stream waits for the first's event behind a host function that has not returned, when the first
+// records that event again: the wait is for the record that there was when it was called.
+//
 //   ipc [--rounds N] [--sleep-us N] [--progress FILE]      80, 0, none
 //
-// Prints "rules ok" and "digest D", the same in every run with the same numbers. FILE holds the rounds done.
+// Prints "rules ok" and "digest D", the same in every run with the same numbers. FILE holds the rounds done, and
+// 1 too when the second's wait, and a record behind it, are behind the host function.
 // `--role other` is the second process, which speaks with the first on descriptor 3.
 #include "driver.h"
 
@@ -138,6 +142,12 @@ struct Other {
     }
 };
 
+// Returns when the first says so.
+static void until_told(void *link) {
+    uint64_t word;
+    REQUIRE(receive(*(int *)link, &word, sizeof word));
+}
+
 static int other() {
     const int link = 3;
     Other it;
@@ -149,6 +159,12 @@ static int other() {
     CHECK(cudaIpcGetEventHandle(&handle, done));
     send(link, &handle, sizeof handle);
     FAILS(CUDA_ERROR_INVALID_VALUE, cuMemFree, (CUdeviceptr)it.large);
+    CHECK(cudaLaunchHostFunc(stream, until_told, (void *)&link));
+    CHECK(cudaStreamWaitEvent(stream, it.turned, 0));
+    CHECK(cudaEventRecord(done, stream));
+    uint64_t behind = 1;
+    send(link, &behind, sizeof behind);
+    CHECK(cudaStreamSynchronize(stream));
     uint64_t token = 0, turns = 0;
     while (receive(link, &token, sizeof token)) {
         if (++turns % 16 == 0) {
@@ -225,6 +241,7 @@ int main(int argc, char **argv) {
     CHECK(cudaMemset((void *)mapped.at, 3, GRANULE));
     int file = -1;
     CU(cuMemExportToShareableHandle, &file, piece, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    CHECK(cudaEventRecord(turned, stream));
     CHECK(cudaDeviceSynchronize());
     pass(link, &handles, file);
     close(file);
@@ -232,6 +249,13 @@ int main(int argc, char **argv) {
     cudaEvent_t done;
     REQUIRE(receive(link, &handle, sizeof handle));
     CHECK(cudaIpcOpenEventHandle(&done, handle));
+    uint64_t behind;
+    REQUIRE(receive(link, &behind, sizeof behind));
+    progress(progress_file, 1);
+    CHECK(cudaStreamWaitEvent(stream, done, 0));
+    CHECK(cudaEventRecord(turned, stream));
+    REQUIRE(cudaStreamQuery(stream) == cudaErrorNotReady);
+    send(link, &behind, sizeof behind);
 
     uint64_t token = 1;
     for (uint64_t round = 1; round <= rounds; round++) {

@@ -27,6 +27,15 @@ pub fn are_of_one(one: &[u8; 16], other: &[u8; 16]) -> bool {
     one[8..] == other[8..]
 }
 
+/// Whether of the pairs, a device that was and the one in its place, those that were virtual ones of one GPU are so again, and no
+/// others: the driver places code of virtual GPUs of one GPU at other addresses than that of several.
+pub fn are_cut_alike(pairs: &[([u8; 16], [u8; 16])]) -> bool {
+    let is_alike = |one: &([u8; 16], [u8; 16])| {
+        pairs.iter().all(|other| are_of_one(&one.0, &other.0) == are_of_one(&one.1, &other.1))
+    };
+    pairs.iter().all(is_alike)
+}
+
 /// Which of these devices a word names: a number, or a UUID that may be cut short as long as it is one device's.
 pub fn find(word: &str, devices: &[Device]) -> Option<usize> {
     if let Ok(number) = word.parse::<usize>() {
@@ -55,6 +64,16 @@ mod tests {
             part_of: None,
         };
         [0xa0, 0xa1, 0xb0].map(device).to_vec()
+    }
+
+    #[test]
+    fn virtual_gpus_of_one_gpu_are_so_again() {
+        let part = |number: u8, gpu: u8| std::array::from_fn(|at| if at < 8 { number } else { gpu });
+        let (one, other) = (part(1, 1), part(2, 1));
+        assert!(are_cut_alike(&[]) && are_cut_alike(&[(one, part(1, 7))]));
+        assert!(are_cut_alike(&[(one, part(3, 2)), (other, part(1, 2)), (part(1, 5), part(1, 1))]));
+        assert!(!are_cut_alike(&[(one, part(1, 2)), (other, part(1, 3))]), "one GPU became two");
+        assert!(!are_cut_alike(&[(part(1, 5), one), (part(1, 6), other)]), "two became one");
     }
 
     #[test]

@@ -17,13 +17,5 @@ pub(crate) fn obstacles(session: &Session, memory: &Memory, code: &Code) -> Vec<
         found.push(format!("its context is broken by an earlier error ({})", result_name(sticky)));
     }
     found.extend(cannot_be_placed_again(session, code, true));
-    found.extend(deferred_for_others(memory).map(str::to_owned));
     found
-}
-
-/// Why a client with a deferred record of a shared event cannot be saved: the process that saves the event's page knows only
-/// its own records.
-pub(crate) fn deferred_for_others(memory: &Memory) -> Option<&'static str> {
-    let why = "an event that other processes have is recorded behind a callback that has not returned";
-    memory.ipc_events.has_deferred().then_some(why)
 }

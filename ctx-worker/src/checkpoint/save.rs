@@ -11,7 +11,6 @@ use rekindle_wire::layout;
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::background::Begin;
-use crate::checkpoint::check::deferred_for_others;
 use crate::checkpoint::copying::error::CopyError;
 use crate::checkpoint::copying::guard::Guard;
 use crate::checkpoint::copying::{Cancel, Copying, Place, Preservation, Task};
@@ -69,9 +68,6 @@ impl Checkpoint {
         layers.call.session.objects.settle();
         if let Some(why) = cannot_be_placed_again(&layers.call.session, layers.code, wanted.rehearses) {
             return Err(SaveError::Unsavable(why));
-        }
-        if let Some(why) = deferred_for_others(layers.memory) {
-            return Err(SaveError::NotNow(why));
         }
         self.discard_finished(layers.memory);
         if self.copying.background.is_some() {

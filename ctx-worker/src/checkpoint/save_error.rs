@@ -12,8 +12,6 @@ use crate::session::state::StateError;
 pub(crate) enum SaveError {
     #[error("it cannot be checkpointed: {0}")]
     Unsavable(String),
-    #[error("it cannot be checkpointed now: {0}; the next dump may find that it has")]
-    NotNow(&'static str),
     #[error(transparent)]
     Copy(#[from] CopyError),
     #[error(transparent)]
@@ -29,7 +27,7 @@ pub(crate) enum SaveError {
 impl Failing for SaveError {
     fn kind(&self) -> FailureKind {
         match self {
-            Self::Unsavable(_) | Self::NotNow(_) => FailureKind::Refused,
+            Self::Unsavable(_) => FailureKind::Refused,
             Self::Copy(error) => error.kind(),
             Self::State(error) => error.kind(),
             Self::Array(_) | Self::NoCode | Self::NoContext => FailureKind::Internal,

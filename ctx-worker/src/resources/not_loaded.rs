@@ -57,7 +57,7 @@ pub(crate) enum NotLoaded {
     ReadCode { hash: String, source: io::Error },
     #[error("code image {hash}: {why}")]
     BrokenCode { hash: String, why: BrokenImage },
-    #[error("code image {0} does not have the content that its name says")]
+    #[error("{0} is corrupt: content does not match its hash")]
     CodeContent(String),
     #[error("{call} of object {handle:#x} failed: {why}")]
     Replay { call: String, handle: u64, why: Why },

@@ -59,7 +59,7 @@ impl Scheduler {
         let header = CommandHeader { call: destroy, context: object.context, ..Default::default() };
         let parameters = aside.to_le_bytes().to_vec();
         let dependencies = self.dependencies(&call.session, memory, &header, &parameters);
-        self.deferred.add(header, parameters, dependencies, Progress::Queued);
+        self.deferred.add(header, parameters, dependencies, Progress::Queued, None);
         self.deferred.changed = true;
         Ok(())
     }
@@ -86,7 +86,7 @@ impl DeferredCommands {
             let destination = device.wrapping_add(offset as u64);
             CopyBytes { destination, stream, bytes: copied }.write(&mut args);
             let header = CommandHeader { call: command::COPY_BYTES, ..header };
-            self.add(header, args.into_bytes(), dependencies.clone(), Progress::Queued);
+            self.add(header, args.into_bytes(), dependencies.clone(), Progress::Queued, None);
         }
         chunk_is_free(session, chunk);
         Ok(true)
@@ -120,7 +120,7 @@ impl DeferredCommands {
             let (size, stream) = (part.size, copy.stream);
             CopyBoxBytes { first: 0, second: 0, end, size, stream, bytes: copied }.write(&mut args);
             let header = CommandHeader { call: command::COPY_BOX_BYTES, ..header };
-            self.add(header, args.into_bytes(), dependencies.clone(), Progress::Queued);
+            self.add(header, args.into_bytes(), dependencies.clone(), Progress::Queued, None);
         }
         chunk_is_free(session, chunk);
         Ok(true)

@@ -45,7 +45,7 @@ impl DeferredFrees for DeferredCommands {
             return false;
         }
         let dependencies = Dependencies { context: header.context, ..Default::default() };
-        self.add(header, parameters.to_vec(), dependencies, Progress::Queued);
+        self.add(header, parameters.to_vec(), dependencies, Progress::Queued, None);
         true
     }
 }

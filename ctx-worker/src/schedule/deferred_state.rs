@@ -6,6 +6,7 @@ use rekindle_wire::codec::Malformed;
 use rekindle_wire::ring::CommandHeader;
 
 use crate::resources::Memory;
+use crate::resources::ipc::events::Turned;
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::saved::{Part, Saved};
 use crate::schedule::Scheduler;
@@ -55,6 +56,7 @@ impl DeferredCommands {
                 status,
                 parameters: entry.parameters.clone(),
                 settings: entry.settings.iter().map(|setting| setting.saved()).collect(),
+                turned: entry.turned.map(Turned::saved).into(),
                 ..DeferredCommand::default()
             }
         };
@@ -112,6 +114,7 @@ impl Scheduler {
             };
             let dependencies = self.dependencies(session, memory, &header, &it.parameters);
             let settings = it.settings.iter().map(Setting::restored).collect();
+            let turned = it.turned.as_ref().map(Turned::restored).transpose()?;
             self.deferred.restore(Entry {
                 id: it.id,
                 header,
@@ -119,6 +122,7 @@ impl Scheduler {
                 dependencies,
                 progress,
                 settings,
+                turned,
             });
         }
         Ok(())

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::Read;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use rekindle_images::CodeHash;
+use rekindle_images::{CodeHash, code_name};
 
 use crate::checkpoint::engine::small_thread;
 use crate::cores::cores;
@@ -61,8 +61,9 @@ impl CodeFile {
         let mut bytes = Vec::with_capacity(usize::try_from(self.bytes).unwrap_or(0).saturating_add(Image::EXTRA));
         (&self.file).read_to_end(&mut bytes).map_err(failed)?;
         let hash = CodeHash::of(&bytes);
-        if hash.to_string() != self.hash {
-            return Err(NotLoaded::CodeContent(self.hash.clone()));
+        let wanted = self.hash.parse();
+        if wanted != Ok(hash) {
+            return Err(NotLoaded::CodeContent(wanted.map_or_else(|_| self.hash.clone(), code_name)));
         }
         Image::new(hash, bytes, capability).map_err(|why| NotLoaded::BrokenCode { hash: self.hash.clone(), why })
     }

@@ -13,6 +13,7 @@ use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::{self, CallbackNext, HeldRoom, HostFunc};
 use rekindle_wire::ring::CommandHeader;
 
+use crate::resources::ipc::events::Turned;
 use crate::schedule::deferred::{Entry, Next, Progress};
 use crate::schedule::deferred_settings::{set_as_made, set_back};
 use crate::schedule::dependencies::{Dependencies, Turn};
@@ -69,7 +70,7 @@ impl Executor {
             self.answer(header.reply, CUDA_ERROR_NOT_READY, &[]);
             return Ok(());
         }
-        self.memory.ipc_events.defer(header.call, parameters);
+        let turned = self.memory.ipc_events.defer(header.call, parameters);
         let (driver, waiting) = (self.call.gpu.driver, &mut self.call.session.waiting);
         self.scheduler.deferred.note_lack(driver, waiting, &dependencies);
         // The event's stream continues: deferred commands mean the event as it was before.
@@ -78,7 +79,7 @@ impl Executor {
                 self.scheduler.set_event_aside(&mut self.call, &self.memory, *event)?;
             }
             self.scheduler.deferred.count_step(&dependencies);
-            self.perform(header, parameters)?;
+            self.perform_turned(header, parameters, turned)?;
             self.tick(&dependencies);
             return Ok(());
         }
@@ -99,7 +100,7 @@ impl Executor {
                     Err(refused) => return Err(refused),
                 }
                 let header = CommandHeader { reply: 0, ..header };
-                self.scheduler.deferred.add(header, parameters.to_vec(), dependencies, Progress::Queued);
+                self.scheduler.deferred.add(header, parameters.to_vec(), dependencies, Progress::Queued, None);
             }
             command::COPY_FROM_CHUNK => {
                 if !self.scheduler.deferred.defer_chunk(&self.call.session, header, parameters, &dependencies)? {
@@ -111,7 +112,7 @@ impl Executor {
                     self.perform(header, parameters)?;
                 }
             }
-            _ => self.scheduler.deferred.add(header, parameters.to_vec(), dependencies, Progress::Queued),
+            _ => self.scheduler.deferred.add(header, parameters.to_vec(), dependencies, Progress::Queued, turned),
         }
         if self.scheduler.deferred.is_too_much() {
             self.give_up(&"it sends more and more behind what it holds up itself");
@@ -160,7 +161,7 @@ impl Executor {
             }
             Next::Goes => {
                 if entry.settings.is_empty() {
-                    self.perform(entry.header, &entry.parameters)?;
+                    self.perform_turned(entry.header, &entry.parameters, entry.turned)?;
                 } else {
                     self.perform_as_set(entry)?;
                 }
@@ -169,6 +170,19 @@ impl Executor {
             }
             Next::Ends => Ok(true),
         }
+    }
+
+    /// Executes a command for whom an event of other processes is as it was when the command was deferred.
+    fn perform_turned(
+        &mut self,
+        header: CommandHeader,
+        parameters: &[u8],
+        turned: Option<Turned>,
+    ) -> Result<(), Refused> {
+        self.memory.ipc_events.turned = turned;
+        let performed = self.perform(header, parameters);
+        self.memory.ipc_events.turned = None;
+        performed
     }
 
     fn wait_on_device(&mut self, entry: &Entry) -> Result<(), CUresult> {

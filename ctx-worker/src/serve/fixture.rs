@@ -172,5 +172,5 @@ pub(crate) fn access_of(worker: &mut Executor, header: CommandHeader, parameters
 
 /// A deferred command whose turn has not come.
 pub(crate) fn entry(id: u64, header: CommandHeader, parameters: Vec<u8>, dependencies: Dependencies) -> Entry {
-    Entry { id, header, parameters, dependencies, progress: Progress::Queued, settings: Vec::new() }
+    Entry { id, header, parameters, dependencies, progress: Progress::Queued, settings: Vec::new(), turned: None }
 }

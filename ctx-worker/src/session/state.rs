@@ -21,14 +21,15 @@ mod proto {
 }
 
 pub(crate) use proto::state::{
-    Access, Cut, DeferredCommand, DeferredCommands, DeferredProgress, Device, EventCount, EventPage, FormerAttribute,
-    Graph, Graphs, KernelHeap, ManagedMemory, ManagedVariable, Mapped, Mapping, Named, Piece, PinnedMemory, Pool,
-    RecordedEvent, Reservation, Segment, SharedEvent, SharedEvents, SharedPiece, Sharing, State, WaitingForRoom,
+    Access, Cut, DeferredCommand, DeferredCommands, DeferredProgress, Device, EventCount, EventPage, EventTurn,
+    FormerAttribute, Graph, Graphs, KernelHeap, ManagedMemory, ManagedVariable, Mapped, Mapping, Named, Piece,
+    PinnedMemory, Pool, RecordedEvent, Reservation, Segment, SharedEvent, SharedEvents, SharedPiece, Sharing, State,
+    WaitingForRoom,
 };
 
 /// The version in which this worker writes [`rekindle_images::Client::worker_state`], the content of the worker's blobs,
 /// and the object log.
-pub(crate) const STATE_VERSION: u32 = 18;
+pub(crate) const STATE_VERSION: u32 = 19;
 
 /// The oldest version that this worker reads. Images stay readable, so this number never rises.
 pub(crate) const OLDEST_STATE: u32 = 9;

@@ -134,12 +134,5 @@ pub(crate) unsafe fn cuStreamQuery(stream: CUstream) -> CUresult {
 }
 
 pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> CUresult {
-    code(event::check_handle(event).and_then(|()| {
-        let events = &client::get()?.events;
-        check(match hook::wait(stream, event, flags, || events.is_recorded(event)) {
-            Some(answer) => answer,
-            // SAFETY: no pointers.
-            None => unsafe { remote::cuStreamWaitEvent(stream, event, flags) },
-        })
-    }))
+    code(event::wait(event, stream, flags))
 }

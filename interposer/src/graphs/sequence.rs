@@ -231,8 +231,7 @@ impl Sequence {
             Task::Host(host) => {
                 callback::enqueue(stream, host.function as *mut c_void, host.data as *mut c_void, HOST_FUNCTION)
             }
-            // SAFETY: no pointers.
-            Task::Wait(event) => check(unsafe { remote::cuStreamWaitEvent(stream, *event, 0) }),
+            Task::Wait(event) => event::wait_in_stream(*event, stream, 0),
             Task::Record(event) => event::record(*event, stream, 0),
             Task::Words(list) => {
                 let list: Vec<_> = list.operations.iter().map(words::operation).collect();

@@ -6,7 +6,7 @@ use rekindle_wire::command::{EVENT_FENCE, EventFence, Kind};
 
 use super::stream;
 use crate::call::{perform, remote};
-use crate::state::client;
+use crate::state::client::{self, Client};
 
 /// Checks that a handle is an event's.
 pub(crate) fn check_handle(event: CUevent) -> Result<(), CUresult> {
@@ -30,5 +30,29 @@ pub(crate) fn record(event: CUevent, stream: CUstream, flags: u32) -> Result<(),
     // SAFETY: no pointers.
     check(unsafe { remote::cuEventRecord(event, stream) })?;
     // A process that learns of the record afterwards must find it recorded.
+    fence(client, event)
+}
+
+/// Has a stream, or the graph that it captures, wait for an event's last record.
+pub(crate) fn wait(event: CUevent, stream: CUstream, flags: u32) -> Result<(), CUresult> {
+    check_handle(event)?;
+    let events = &client::get()?.events;
+    match hook::wait(stream, event, flags, || events.is_recorded(event)) {
+        Some(answer) => check(answer),
+        None => wait_in_stream(event, stream, flags),
+    }
+}
+
+/// Has a stream wait for an event's last record.
+pub(crate) fn wait_in_stream(event: CUevent, stream: CUstream, flags: u32) -> Result<(), CUresult> {
+    let client = client::get()?;
+    // SAFETY: no pointers.
+    check(unsafe { remote::cuStreamWaitEvent(stream, event, flags) })?;
+    // A process that learns of the wait afterwards may record the event again, and this wait must not be for that record.
+    fence(client, event)
+}
+
+/// Waits until the worker has taken all commands about an event that other processes may have.
+fn fence(client: &Client, event: CUevent) -> Result<(), CUresult> {
     if client.events.is_shared(event) { perform(EVENT_FENCE, &EventFence {}) } else { Ok(()) }
 }

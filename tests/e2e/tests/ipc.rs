@@ -117,3 +117,16 @@ fn one_of_two_that_share_a_pool_cannot_be_dumped() -> Result {
     assert_eq!(app.finish()?, expected, "running");
     node.finish()
 }
+
+/// The page that the record goes to is in the second's part of the image, and the first's wait, after the restore, is for it.
+#[test]
+fn a_shared_event_that_is_recorded_behind_a_host_function_is_so_after_a_restore() -> Result {
+    let arguments = ["--rounds", "20"];
+    let expected = undisturbed("ipc", &arguments)?;
+    let node = Node::start()?;
+    let app = node.run_held("ipc", &arguments, Some(1))?;
+    app.reaches(1)?;
+    let image = node.dump_and_kill(app)?;
+    assert_eq!(node.restore(&image)?.finish()?, expected);
+    node.finish()
+}

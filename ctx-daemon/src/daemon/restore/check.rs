@@ -8,7 +8,7 @@ use rekindle_images::limits::MAX_ANCESTORS;
 use rekindle_images::{Client as Record, CodeHash, Gpu, Host, Image, ImageError, Manifest};
 use rekindle_wire::attach::Attached;
 use rekindle_wire::control::{Allowances, Failing, FailureKind};
-use rekindle_wire::{Dialect, NotServed};
+use rekindle_wire::{Dialect, NotServed, gpus};
 use thiserror::Error;
 use tracing::warn;
 
@@ -73,7 +73,7 @@ impl Failing for CheckError {
     }
 }
 
-/// Checks the image by itself. [`code`] compares code with its hashes, and a load the content of memory.
+/// Checks the image by itself. A load compares its code and the content of its memory with their hashes.
 pub(super) fn image(image: &Image) -> Result<(), CheckError> {
     let (mut sockets, mut owners) = (BTreeSet::new(), BTreeMap::new());
     for record in &image.manifest().clients {
@@ -99,8 +99,8 @@ pub(super) fn image(image: &Image) -> Result<(), CheckError> {
     Ok(())
 }
 
-/// Compares the image's code with its hashes, on several cores: libraries have hundreds of megabytes of it, and no process is made
-/// before the end of this.
+/// Compares the image's code with its hashes, on several cores, for an image that is kept: whoever keeps it hears now that it is bad.
+/// A restore leaves this to its workers.
 pub(super) fn code(image: &Image) -> Result<(), CheckError> {
     let mut all: Vec<_> = image.manifest().code.iter().collect();
     // The largest come first: otherwise one thread would still read the largest when the others have nothing left.
@@ -126,7 +126,7 @@ pub(in crate::daemon) fn record(record: &Record) -> Result<(), CheckError> {
 }
 
 /// Compares the dump's GPUs with those of the workers, which are in the order of the clients that have one. Returns whether all, and
-/// their driver, are the same.
+/// their driver, are the same, so that the driver places code as it did.
 pub(super) fn devices(manifest: &Manifest, workers: &[&Attached], allowed: Allowances) -> Result<bool, CheckError> {
     devices_of(&manifest.host, attached(manifest).zip(workers.iter().copied()), allowed)
 }
@@ -140,10 +140,11 @@ pub(in crate::daemon) fn devices_of<'a>(
     let mut needed = BTreeMap::<u32, (u64, u64)>::new();
     // Differences that can be allowed come last, so that an operator does not allow one in vain.
     let mut different = Vec::new();
-    let mut is_unknown = false;
+    let (mut is_unknown, mut is_cut_otherwise) = (false, false);
     for (record, worker) in pairs {
         let driver = other_driver(host, worker);
         is_unknown |= host.driver_build != driver_build(worker);
+        let mut pairs = Vec::new();
         for used in &record.gpus {
             let device = worker.devices.get(used.ordinal as usize);
             let device = device.ok_or_else(|| CheckError::Count {
@@ -167,7 +168,9 @@ pub(in crate::daemon) fn devices_of<'a>(
                 different.push(CheckError::Model { ordinal: used.ordinal, was, is });
             }
             needed.entry(used.ordinal).or_default().1 = device.memory;
+            pairs.push((used.uuid, device.uuid));
         }
+        is_cut_otherwise |= !gpus::are_cut_alike(&pairs);
         different.extend(driver);
         for allocation in &record.allocations {
             let sum = &mut needed.entry(allocation.device).or_default().0;
@@ -183,7 +186,7 @@ pub(in crate::daemon) fn devices_of<'a>(
         CheckError::Driver { .. } => allowed.other_driver,
         _ => allowed.other_gpu,
     };
-    let are_same = different.is_empty() && !is_unknown;
+    let are_same = different.is_empty() && !is_unknown && !is_cut_otherwise;
     for difference in different {
         if !is_allowed(&difference) {
             return Err(difference);

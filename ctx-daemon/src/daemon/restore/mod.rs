@@ -250,10 +250,8 @@ impl Checking {
         image.check_companion()?;
         let manifest = image.manifest();
         check::image(&image)?;
+        // The workers compare code with its hashes, beside CRIU: no process runs before that.
         let warm = daemon.warm.find(&image).map(|it| it.begin());
-        if warm.is_none() {
-            check::code(&image)?;
-        }
         let natives = Natives::check(&daemon.native, manifest, allowed, wire)?;
         phases.ends(Part::Check);
         let reservation = reserve(daemon, check::attached(manifest).count())?;

@@ -31,12 +31,9 @@ pub(in crate::daemon) fn choose(
         let was = host.gpus.iter().find(|it| it.uuid == recorded[at].uuid);
         let free =
             here.iter().filter(|it| !chosen.contains(&Some(it.uuid)) && was.is_some_and(|was| is_like(was, &gpu(it))));
-        // Virtual GPUs that were one GPU's are again, and no others: code of one GPU lies at other addresses than that of several.
         let are_cut_alike = |it: &Device| {
             let others = recorded.iter().zip(&chosen).filter_map(|(had, has)| Some((had.uuid, (*has)?)));
-            others
-                .into_iter()
-                .all(|(had, has)| gpus::are_of_one(&recorded[at].uuid, &had) == gpus::are_of_one(&it.uuid, &has))
+            gpus::are_cut_alike(&others.chain([(recorded[at].uuid, it.uuid)]).collect::<Vec<_>>())
         };
         // A GPU of the same model, and in the same slot if there is a choice: machines of one kind are built alike.
         let best = free.rev().max_by_key(|it| {

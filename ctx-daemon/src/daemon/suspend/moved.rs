@@ -389,11 +389,9 @@ fn find_room(daemon: &Daemon, client: &Client, needs: &[u64]) -> Result<Option<V
     };
     let had: Vec<Uuid> = had.iter().map(|it| it.uuid).collect();
     let chosen = spot::choose(&had, needs, &spots, is_like);
-    // Code of virtual GPUs of one GPU lies at other addresses than that of virtual GPUs of several.
     let are_cut_alike = |chosen: &Vec<Uuid>| {
-        let all = had.iter().zip(chosen);
-        let mut pairs = all.clone().flat_map(|one| all.clone().map(move |other| (one, other)));
-        pairs.all(|(one, other)| gpus::are_of_one(one.0, other.0) == gpus::are_of_one(one.1, other.1))
+        let pairs: Vec<_> = had.iter().copied().zip(chosen.iter().copied()).collect();
+        gpus::are_cut_alike(&pairs)
     };
     let chosen = chosen.filter(are_cut_alike);
     chosen.map(Some).ok_or_else(|| MoveError::NoRoom { bytes: needs.iter().sum() })

@@ -9,8 +9,11 @@
 //! place. A waiter looks how far the event is recorded now, and waits (a stream, on the device) until that slot has reached
 //! that value. A record whose slot has not reached its last value waits for that value: no value is overwritten by an
 //! earlier one. So no process has to know which others have the event, and no process needs rights over another.
+//!
+//! "Now" is when the application calls, also for commands that are deferred ([`Turned`]): another process may record the event again
+//! before a deferred wait is executed, and that record may wait for what comes after this wait.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire};
 
@@ -54,12 +57,18 @@ pub(super) struct Page {
 }
 
 /// The place of an event.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) page: PieceId,
-    pub(super) index: u64,
-    /// The values that deferred records have counted up to.
-    pub(super) deferred: VecDeque<u64>,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) page: PieceId,
+    pub(crate) index: u64,
+}
+
+/// Which record of an event a deferred command is about: the one that it makes, or waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Turned {
+    pub(crate) place: Place,
+    /// The value that the record has counted up to.
+    pub(crate) count: u64,
 }
 
 /// All events that other processes have, or may have.
@@ -68,6 +77,8 @@ pub(crate) struct IpcEvents {
     pub(super) pages: BTreeMap<PieceId, Page>,
     pub(super) by_handle: BTreeMap<u64, Place>,
     pub(super) exported: BTreeMap<Token, u64>,
+    /// What the command under way is about, if it was deferred.
+    pub(crate) turned: Option<Turned>,
     record: Option<u16>,
     wait: Option<u16>,
     query: Option<u16>,
@@ -86,6 +97,11 @@ impl Page {
 
     fn slot(&self, index: u64, count: u64) -> &AtomicU64 {
         self.word(index, 1 + count % SLOTS)
+    }
+
+    /// What all slots of an event have reached.
+    pub(super) fn slots(&self, index: u64) -> Vec<u64> {
+        (0..SLOTS).map(|slot| self.word(index, 1 + slot).load(Acquire)).collect()
     }
 }
 
@@ -138,20 +154,21 @@ impl IpcEvents {
         self.pages.iter_mut().for_each(|(id, page)| page.elsewhere = elsewhere.contains(id));
     }
 
-    /// Whether a record is deferred.
-    pub(crate) fn has_deferred(&self) -> bool {
-        self.by_handle.values().any(|place| !place.deferred.is_empty())
-    }
-
-    /// Notes that an event's record is deferred.
-    pub(crate) fn defer(&mut self, call: u16, parameters: &[u8]) {
-        let event = Reader::new(parameters).word().ok();
-        if Some(call) == self.record
-            && let Some(place) = event.and_then(|handle| self.by_handle.get_mut(&handle))
-            && let Some(page) = self.pages.get(&place.page)
-        {
-            place.deferred.push_back(page.recorded(place.index).fetch_add(1, AcqRel) + 1);
-        }
+    /// Has a command that is about to be deferred count now, if it is about a shared event.
+    pub(crate) fn defer(&self, call: u16, parameters: &[u8]) -> Option<Turned> {
+        let mut reader = Reader::new(parameters);
+        let (first, second) = (reader.word().ok(), reader.word().ok());
+        let is_record = Some(call) == self.record;
+        let event = match call {
+            command::EVENT_SYNC => first,
+            _ if is_record => first,
+            _ if Some(call) == self.wait => second,
+            _ => None,
+        };
+        let place = *self.by_handle.get(&event?)?;
+        let recorded = self.pages.get(&place.page)?.recorded(place.index);
+        let count = if is_record { recorded.fetch_add(1, AcqRel) + 1 } else { recorded.load(Acquire) };
+        Some(Turned { place, count })
     }
 
     /// Executes a command about shared events.
@@ -169,7 +186,7 @@ impl IpcEvents {
                 let OfEvent { event: handle } = OfEvent::read(args)?;
                 call.session.object(handle, &[Kind::Event])?;
                 let (page, index) = self.free_event(call, primary).map_err(Refused::Code)?;
-                self.by_handle.insert(handle, Place { page, index, deferred: VecDeque::new() });
+                self.by_handle.insert(handle, Place { page, index });
             }
             command::EVENT_EXPORT => {
                 let OfEvent { event: handle } = OfEvent::read(args)?;
@@ -195,7 +212,7 @@ impl IpcEvents {
                     return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE));
                 };
                 self.open_page(call, primary, piece.id, file, true).map_err(Refused::Code)?;
-                let place = Place { page: piece.id, index: shared.offset, deferred: VecDeque::new() };
+                let place = Place { page: piece.id, index: shared.offset };
                 self.by_handle.insert(handle, place);
             }
             // All commands before this one have been executed, or are deferred.
@@ -286,7 +303,7 @@ impl IpcEvents {
 
     /// Completes a call about a shared event, after the driver has executed it.
     pub(crate) fn after_call(&mut self, call: &mut Call, number: u16, parameters: &[u8]) -> Result<CUresult, Refused> {
-        if self.by_handle.is_empty() {
+        if self.pages.is_empty() {
             return Ok(CUDA_SUCCESS);
         }
         let mut reader = Reader::new(parameters);
@@ -307,10 +324,13 @@ impl IpcEvents {
     }
 
     fn write_record(&mut self, call: &mut Call, event: u64, stream: u64) -> Result<(), Refused> {
-        let Some(place) = self.by_handle.get_mut(&event) else { return Ok(()) };
+        let turned = self.turned.take();
+        let Some(place) = turned.map(|it| it.place).or_else(|| self.by_handle.get(&event).copied()) else {
+            return Ok(());
+        };
         let Some(page) = self.pages.get(&place.page) else { return Ok(()) };
-        let count = match place.deferred.pop_front() {
-            Some(count) => count,
+        let count = match turned {
+            Some(turned) => turned.count,
             None => page.recorded(place.index).fetch_add(1, AcqRel) + 1,
         };
         let slot = page.slot(place.index, count);
@@ -326,11 +346,12 @@ impl IpcEvents {
         check(stream_op(call.driver(), real, [WRITE, address, count]))
     }
 
-    /// The slot and the value that it must reach before the event is as far as it is recorded now; None if it is.
+    /// The slot and the value that it must reach before the event is as far as it was recorded when the command was made; None if it
+    /// is.
     fn waits_for(&self, event: u64) -> Option<(u64, u64)> {
-        let place = self.by_handle.get(&event)?;
+        let place = self.turned.map(|it| it.place).or_else(|| self.by_handle.get(&event).copied())?;
         let page = self.pages.get(&place.page)?;
-        let count = page.recorded(place.index).load(Acquire);
+        let count = self.turned.map_or_else(|| page.recorded(place.index).load(Acquire), |it| it.count);
         let slot = page.slot(place.index, count);
         (!has_come(slot, count)).then_some((std::ptr::from_ref(slot) as u64, count))
     }
@@ -382,4 +403,49 @@ fn stream_op(driver: &Driver, stream: CUstream, [operation, address, value]: [u6
     // SAFETY: one structure of the driver's layout, which it has read when it returns; the word lies in a page that is
     // mapped and registered until nothing uses it.
     unsafe { (driver.cuStreamBatchMemOp_v2)(stream, 1, operation.as_mut_ptr().cast(), 0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EVENT_OF_OTHERS: u64 = 7;
+
+    /// Events with one that processes share, at index 3 of its page.
+    fn shared() -> IpcEvents {
+        let file = page_file().unwrap();
+        // SAFETY: maps new memory, at an address of the kernel's choice.
+        let at = unsafe {
+            let (access, fd) = (libc::PROT_READ | libc::PROT_WRITE, file.as_raw_fd());
+            libc::mmap(std::ptr::null_mut(), PAGE as usize, access, libc::MAP_SHARED, fd, 0)
+        };
+        assert_ne!(at, libc::MAP_FAILED);
+        let page = Page { file, at: at as u64, came: true, elsewhere: false, used: PER_PAGE };
+        let mut events = IpcEvents { record: Some(1), wait: Some(2), query: Some(3), ..IpcEvents::default() };
+        events.pages.insert([1; 16], page);
+        events.by_handle.insert(EVENT_OF_OTHERS, Place { page: [1; 16], index: 3 });
+        events
+    }
+
+    #[test]
+    fn a_deferred_command_is_about_the_record_that_there_is_when_it_is_made() {
+        let mut events = shared();
+        let bytes = |words: [u64; 2]| words.map(u64::to_le_bytes).concat();
+        let count = |events: &IpcEvents, call, words| events.defer(call, &bytes(words)).map(|it| it.count);
+        // In which stream does not matter.
+        assert_eq!(count(&events, 1, [EVENT_OF_OTHERS, 9]), Some(1));
+        let wait = events.defer(2, &bytes([9, EVENT_OF_OTHERS])).unwrap();
+        assert_eq!(wait.count, 1);
+        // Recorded again, here or in another process.
+        assert_eq!(count(&events, 1, [EVENT_OF_OTHERS, 8]), Some(2));
+        assert_eq!(count(&events, command::EVENT_SYNC, [EVENT_OF_OTHERS, 0]), Some(2));
+        let slot = |count: u64| events.pages[&[1; 16]].slot(3, count);
+        slot(1).store(1, std::sync::atomic::Ordering::Release);
+        assert_eq!(events.waits_for(EVENT_OF_OTHERS), Some((std::ptr::from_ref(slot(2)) as u64, 2)));
+        // Deferred commands may name an event by another handle by now.
+        events.turned = Some(wait);
+        assert_eq!(events.waits_for(EVENT_OF_OTHERS + 1), None, "the first record has come");
+        // An event of the process alone.
+        assert_eq!(count(&events, 1, [5, 9]), None);
+    }
 }

@@ -9,19 +9,25 @@ use rekindle_wire::codec::Malformed;
 use rekindle_wire::ipc::{PieceId, Token};
 
 use super::Arrived;
-use super::events::{EVENT, IpcEvents, PER_PAGE, Page, Place, SLOTS, page_file};
+use super::events::{EVENT, IpcEvents, PER_PAGE, Page, Place, SLOTS, Turned, page_file};
 use crate::resources::not_loaded::NotLoaded;
 use crate::session::call::Call;
 use crate::session::state;
 
 impl IpcEvents {
-    /// Writes the events for the image. No record is under way, so an event's count is its whole state.
+    /// Writes the events for the image. All devices are at rest, so a slot has not reached the value of a record only where that is
+    /// deferred, in this process or another.
     pub(crate) fn write(&self) -> state::SharedEvents {
         let page = |(id, page): (&PieceId, &Page)| {
-            let used: BTreeSet<u64> = self.by_handle.values().filter(|p| p.page == *id).map(|p| p.index).collect();
+            // Another process may have events that this one has destroyed.
+            let used: BTreeSet<u64> = match page.came {
+                false => (0..page.used.min(PER_PAGE)).collect(),
+                true => self.by_handle.values().filter(|p| p.page == *id).map(|p| p.index).collect(),
+            };
             let count = |index: u64| state::EventCount {
                 index,
                 recorded: page.recorded(index).load(Acquire),
+                slots: page.slots(index),
                 ..Default::default()
             };
             state::EventPage {
@@ -37,7 +43,6 @@ impl IpcEvents {
             handle,
             page: place.page.to_vec(),
             index: place.index,
-            held: place.deferred.iter().copied().collect(),
             ..Default::default()
         };
         state::SharedEvents {
@@ -75,6 +80,20 @@ impl IpcEvents {
     }
 }
 
+impl Turned {
+    /// The form in which an image keeps it.
+    pub(crate) fn saved(self) -> state::EventTurn {
+        let Self { place: Place { page, index }, count } = self;
+        state::EventTurn { page: page.to_vec(), index, count, ..Default::default() }
+    }
+
+    /// Restores the result of [`Turned::saved`].
+    pub(crate) fn restored(saved: &state::EventTurn) -> Result<Self, Malformed> {
+        let place = Place { page: state::name(&saved.page)?, index: saved.index };
+        Ok(Self { place, count: saved.count })
+    }
+}
+
 /// A page of events in an image.
 #[derive(Debug)]
 pub(crate) struct SavedPage {
@@ -82,7 +101,7 @@ pub(crate) struct SavedPage {
     came: bool,
     pub(crate) elsewhere: bool,
     used: u64,
-    counts: Vec<(u64, u64)>,
+    counts: Vec<state::EventCount>,
 }
 
 /// The events that [`IpcEvents::write`] wrote.
@@ -97,13 +116,15 @@ impl SavedEvents {
     pub(crate) fn read(state: &state::SharedEvents) -> Result<Self, Malformed> {
         let mut saved = Self::default();
         for it in &state.pages {
-            let counts = it.counts.iter().map(|it| (it.index, it.recorded)).collect();
             let (came, elsewhere, used) = (it.came, it.elsewhere, it.used);
-            saved.pages.push(SavedPage { id: state::name(&it.id)?, came, elsewhere, used, counts });
+            let known = |it: &state::EventCount| it.index < PER_PAGE && [0, SLOTS as usize].contains(&it.slots.len());
+            if !it.counts.iter().all(known) {
+                return Err(Malformed("an event that no page has room for"));
+            }
+            saved.pages.push(SavedPage { id: state::name(&it.id)?, came, elsewhere, used, counts: it.counts.clone() });
         }
         for it in &state.events {
-            let (page, deferred) = (state::name(&it.page)?, it.held.iter().copied().collect());
-            saved.by_handle.insert(it.handle, Place { page, index: it.index, deferred });
+            saved.by_handle.insert(it.handle, Place { page: state::name(&it.page)?, index: it.index });
         }
         for it in &state.exported {
             saved.exported.insert(state::name(&it.name)?, it.of);
@@ -113,21 +134,19 @@ impl SavedEvents {
 }
 
 impl SavedPage {
-    /// Makes a page anew, in which all records are done except for those in `deferred`.
-    pub(crate) fn make(&self, deferred: &SavedEvents) -> Option<OwnedFd> {
+    /// Makes a page anew. Before version 19 of the state, all records were done.
+    pub(crate) fn make(&self) -> Option<OwnedFd> {
         use std::os::unix::fs::FileExt;
         let file = std::fs::File::from(page_file()?);
-        for &(index, count) in self.counts.iter().filter(|(index, _)| *index < PER_PAGE) {
-            let places = deferred.by_handle.values().filter(|p| p.page == self.id && p.index == index);
-            let waiting: BTreeSet<u64> = places.flat_map(|p| p.deferred.iter().copied()).collect();
-            let mut words = vec![count];
-            for slot in 0..SLOTS {
-                // The last completed record in this slot.
-                let last = (0..=count).rev().take_while(|n| count - n < SLOTS).find(|n| n % SLOTS == slot).unwrap_or(0);
-                words.push(if waiting.contains(&last) { last.saturating_sub(SLOTS) } else { last });
-            }
-            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            file.write_all_at(&bytes, index * EVENT).ok()?;
+        for event in &self.counts {
+            let count = event.recorded;
+            // The last record in this slot.
+            let last =
+                |slot| (0..=count).rev().take_while(|n| count - n < SLOTS).find(|n| n % SLOTS == slot).unwrap_or(0);
+            let slots = if event.slots.is_empty() { (0..SLOTS).map(last).collect() } else { event.slots.clone() };
+            let words = [count].into_iter().chain(slots);
+            let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+            file.write_all_at(&bytes, event.index * EVENT).ok()?;
         }
         Some(file.into())
     }
@@ -140,26 +159,33 @@ mod tests {
     use std::os::unix::fs::FileExt;
     use std::sync::atomic::AtomicU64;
 
+    /// The words of event 1 of a page that is made again.
+    fn made_again(recorded: u64, slots: Vec<u64>) -> Vec<AtomicU64> {
+        let event = state::EventCount { index: 1, recorded, slots, ..Default::default() };
+        let page = SavedPage { id: [1; 16], came: false, elsewhere: false, used: 2, counts: vec![event] };
+        let file = std::fs::File::from(page.make().unwrap());
+        let mut bytes = [0; EVENT as usize];
+        file.read_exact_at(&mut bytes, EVENT).unwrap();
+        bytes.chunks_exact(8).map(|word| AtomicU64::new(u64::from_le_bytes(word.try_into().unwrap()))).collect()
+    }
+
     #[test]
-    fn a_page_made_again_says_that_all_is_done_but_what_is_deferred() {
-        let page = |count| SavedPage { id: [1; 16], came: false, elsewhere: false, used: 2, counts: vec![(1, count)] };
-        let slots = |count: u64, deferred: &[u64]| {
-            let place = Place { page: [1; 16], index: 1, deferred: deferred.iter().copied().collect() };
-            let events = SavedEvents { by_handle: BTreeMap::from([(5, place)]), ..SavedEvents::default() };
-            let file = std::fs::File::from(page(count).make(&events).unwrap());
-            let mut bytes = [0; EVENT as usize];
-            file.read_exact_at(&mut bytes, EVENT).unwrap();
-            let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
-            words.map(AtomicU64::new).collect::<Vec<_>>()
-        };
-        for count in [0, 1, 7, SLOTS, SLOTS + 1, 1000] {
-            let words = slots(count, &[]);
-            assert_eq!(words[0].load(Acquire), count);
-            assert!(has_come(&words[1 + (count % SLOTS) as usize], count), "{count}");
-        }
-        let words = slots(100, &[99, 100]);
+    fn a_page_made_again_has_what_its_slots_had_reached() {
+        // Of 100 records, 99 and 100 are deferred, in whichever process.
+        let slots: Vec<u64> = (0..SLOTS).map(|slot| (0..=98).rev().find(|n| n % SLOTS == slot).unwrap()).collect();
+        let words = made_again(100, slots);
+        assert_eq!(words[0].load(Acquire), 100);
         for (count, done) in [(98, true), (99, false), (100, false)] {
             assert_eq!(has_come(&words[1 + (count % SLOTS) as usize], count), done, "{count}");
+        }
+    }
+
+    #[test]
+    fn in_a_page_of_a_former_release_all_is_done() {
+        for count in [0, 1, 7, SLOTS, SLOTS + 1, 1000] {
+            let words = made_again(count, Vec::new());
+            assert_eq!(words[0].load(Acquire), count);
+            assert!(has_come(&words[1 + (count % SLOTS) as usize], count), "{count}");
         }
     }
 }

@@ -88,7 +88,7 @@ impl Memory {
         }
         if first == 0 {
             for page in events.pages.iter().filter(|it| !it.elsewhere) {
-                let file = page.make(&events).ok_or(NotLoaded::NoEvents)?;
+                let file = page.make().ok_or(NotLoaded::NoEvents)?;
                 self.arrived.files.insert(page.id, file);
             }
         }
