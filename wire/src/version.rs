@@ -21,7 +21,7 @@ pub const VARIABLES: u32 = 14;
 
 /// The version of the messages that daemon, workers, plugin, hook, command line and the libraries in applications exchange on
 /// sockets.
-pub const CONTROL_VERSION: u32 = 20;
+pub const CONTROL_VERSION: u32 = 21;
 
 /// The control version from which on a plugin can let threads of native processes run.
 pub const NATIVES: u32 = 16;

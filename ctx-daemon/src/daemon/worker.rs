@@ -23,8 +23,8 @@ use rekindle_wire::access::AccessReport;
 use rekindle_wire::attach::{Attached, Pinned};
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{
-    Failing, Failure, FailureKind, LOADS_BESIDE, Learned, LoadTimes, MAKES_ROOM, MOVES, REGISTERS_FILES, RUNS_AHEAD,
-    SUSPENDS, Suspension, TemplatePiece, WorkerReply, WorkerRequest,
+    Failing, Failure, FailureKind, LOADS_BESIDE, LOADS_CODE, Learned, LoadTimes, MAKES_ROOM, MOVES, REGISTERS_FILES,
+    RUNS_AHEAD, SUSPENDS, Suspension, TemplatePiece, WorkerReply, WorkerRequest,
 };
 use rekindle_wire::frame::{self, FrameError, MAX_FDS, Message};
 use rekindle_wire::ipc::{MAX_PIECES, PIECES_AT_A_TIME, PieceId, Shared, SharedPiece, Token};
@@ -304,6 +304,11 @@ impl Worker {
     /// Whether the worker can load content while the restored process runs.
     pub(crate) fn loads_beside(&self) -> bool {
         self.wire >= LOADS_BESIDE
+    }
+
+    /// Whether the worker loads code before there is a client.
+    pub(crate) fn loads_code(&self) -> bool {
+        self.wire >= LOADS_CODE
     }
 
     /// Whether the worker takes a process that runs before its client is loaded.
@@ -898,5 +903,6 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::ExportTemplate { .. } => "ExportTemplate",
         WorkerRequest::TakeTemplate { .. } => "TakeTemplate",
         WorkerRequest::CopyTemplate => "CopyTemplate",
+        WorkerRequest::LoadCode => "LoadCode",
     }
 }

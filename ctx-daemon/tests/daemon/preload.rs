@@ -134,6 +134,39 @@ fn a_restore_without_room_beside_it_and_one_by_an_older_worker_load_all() {
 }
 
 #[test]
+fn a_restore_takes_the_worker_that_has_loaded_its_code_and_another_ends() {
+    let chain = Chain::of(2);
+    let has_its_code = |events: &[String]| events.iter().any(|it| it.ends_with("has its code"));
+    let loads = |count: usize| {
+        let all = || chain.daemon.events().iter().filter(|it| it.ends_with("LoadCode")).count();
+        eventually("code is loaded", || (all() >= count).then_some(()));
+        assert_eq!(all(), count);
+    };
+    let (session, _) = chain.preload(0);
+    loads(1);
+    assert!(has_its_code(&chain.restored(1)));
+    assert!(!has_its_code(&chain.restored(1)), "it was that restore's");
+    assert!(is_loaded(&next(&session, &chain.image(0))));
+    loads(2);
+    // Content of a later round, and the same worker.
+    assert!(is_loaded(&next(&session, &chain.image(0))));
+    assert!(is_loaded(&next(&session, &chain.image(1))));
+    loads(2);
+    drop(session);
+    eventually("the worker has ended", || (!has_its_code(&chain.restored(1))).then_some(()));
+}
+
+#[test]
+fn a_worker_that_cannot_load_code_in_advance_loads_it_in_the_restore() {
+    let chain = Chain::of(1);
+    std::fs::write(chain.daemon.dir.path().join("loads-no-code"), "").unwrap();
+    let (_session, _) = chain.preload(0);
+    eventually("it is tried", || chain.daemon.events().iter().any(|it| it.ends_with("LoadCode")).then_some(()));
+    let events = chain.restored(0);
+    assert!(events.iter().any(|it| it == "app Load 1"), "{events:?}");
+}
+
+#[test]
 fn what_is_no_image_is_refused_and_only_an_operator_has_images_loaded() {
     let chain = Chain::of(1);
     std::fs::create_dir(chain.image(1)).unwrap();

@@ -53,6 +53,8 @@ struct Worker {
     /// The worker that is to take the client over, or that keeps it until this one does.
     other: Option<UnixStream>,
     code: usize,
+    /// Whether it has loaded the code of a client that may come.
+    has_code: bool,
     /// Whether nobody waits for an answer.
     is_ahead: bool,
 }
@@ -95,6 +97,7 @@ pub(crate) fn main(channel: RawFd) -> ! {
         kept: None,
         other: None,
         code: 0,
+        has_code: false,
         is_ahead: false,
     };
     let attached = worker.attached.clone();
@@ -362,7 +365,20 @@ impl Worker {
                 self.code += code.len();
                 self.reply(&WorkerReply::Done);
             }
+            WorkerRequest::LoadCode => {
+                assert_eq!(std::mem::take(&mut self.code), 1);
+                assert!(rekindle_images::Client::from_bytes(&blob).is_ok());
+                self.note("LoadCode");
+                if self.dir.join("loads-no-code").exists() {
+                    return self.failed("the driver takes no library");
+                }
+                self.has_code = true;
+                self.reply(&WorkerReply::Done);
+            }
             WorkerRequest::Load { data, hash_algorithm, hash_key, code, early, warm, steps, .. } => {
+                if self.has_code {
+                    self.note("has its code");
+                }
                 // The last one is of a later version.
                 for step in ["code", "replay", "map", "unheard of"].into_iter().filter(|_| steps) {
                     self.reply(&WorkerReply::LoadStep { step: step.to_owned() });

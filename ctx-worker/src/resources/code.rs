@@ -138,7 +138,7 @@ impl Code {
             warn!("code with managed variables is refused: the program has a library of an older Rekindle: restart it");
             return Err(Refused::Code(CUDA_ERROR_NOT_SUPPORTED));
         }
-        let real = match self.ahead.take(handle) {
+        let real = match self.ahead.take(handle, image.hash) {
             Some(loaded) => loaded.map_err(Refused::Code)?,
             None => options.load(call.driver(), kind, image).map_err(Refused::Code)?,
         };

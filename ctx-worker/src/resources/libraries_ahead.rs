@@ -1,4 +1,5 @@
-//! Libraries that several threads load before a restore replays their records.
+//! Libraries that several threads load before a restore replays their records: when the restore begins, or before that, where a client
+//! is about to come.
 //!
 //! Most of the time of a replay goes into `cuLibraryLoadData`: 389 of 420 ms for a decode by PyTorch with 74 libraries. Under lazy
 //! loading it reads a library and places nothing on a device; code and variables get their places by the records that follow, in
@@ -10,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rekindle_cuda_abi::types::*;
+use rekindle_images::CodeHash;
 use rekindle_wire::command::Kind;
 
 use crate::checkpoint::engine::small_thread;
@@ -27,24 +29,24 @@ const LAZY: u32 = 2;
 /// The driver's handle of a library, or its error.
 type Loaded = Result<u64, CUresult>;
 
-/// Libraries whose records have not been replayed yet, by the client's handles.
+/// Libraries whose records have not been replayed yet, by the client's handles, and their code.
 #[derive(Default)]
-pub(crate) struct Ahead(HashMap<u64, Loaded>);
+pub(crate) struct Ahead(HashMap<u64, (CodeHash, Loaded)>);
 
 impl Ahead {
-    /// Loads libraries. Does nothing where the driver would place a library's code as it loads it.
+    /// Loads those of these libraries that are not there yet. Does nothing where the driver would place a library's code as it loads it.
     ///
     /// A library is left to its record if it must be compiled, since the compiler needs a larger stack than these threads have.
-    pub(crate) fn load(driver: &Driver, mut libraries: Vec<(u64, Arc<Image>)>) -> Self {
+    pub(crate) fn load(&mut self, driver: &Driver, mut libraries: Vec<(u64, Arc<Image>)>) {
         if !loads_lazily(driver) {
-            return Self::default();
+            return;
         }
-        libraries.retain(|(_, image)| !image.must_be_compiled);
+        libraries.retain(|(handle, image)| !image.must_be_compiled && !self.has(*handle, image));
         let (next, loaded) = (AtomicUsize::new(0), Mutex::new(HashMap::new()));
         let work = || {
             while let Some((handle, image)) = libraries.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let library = JitOptions::default().load(driver, Kind::Library, image);
-                loaded.lock().unwrap_or_else(PoisonError::into_inner).insert(*handle, library);
+                loaded.lock().unwrap_or_else(PoisonError::into_inner).insert(*handle, (image.hash, library));
             }
         };
         std::thread::scope(|scope| {
@@ -54,13 +56,43 @@ impl Ahead {
             }
             work();
         });
-        Self(loaded.into_inner().unwrap_or_else(PoisonError::into_inner))
+        for (handle, it) in loaded.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            if let Some((_, Ok(other))) = self.0.insert(handle, it) {
+                unload(driver, other);
+            }
+        }
     }
 
-    /// The library of this handle, if it was loaded ahead.
-    pub(crate) fn take(&mut self, handle: u64) -> Option<Loaded> {
-        self.0.remove(&handle)
+    /// Whether this library is there.
+    pub(crate) fn has(&self, handle: u64, image: &Image) -> bool {
+        self.0.get(&handle).is_some_and(|(hash, _)| *hash == image.hash)
     }
+
+    /// The library of this handle and code, if it was loaded ahead.
+    pub(crate) fn take(&mut self, handle: u64, code: CodeHash) -> Option<Loaded> {
+        let found = self.0.get(&handle).is_some_and(|(hash, _)| *hash == code);
+        found.then(|| self.0.remove(&handle)).flatten().map(|(_, loaded)| loaded)
+    }
+
+    /// How many are there.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Forgets what was not loaded: the driver may load it later.
+    pub(crate) fn forget_errors(&mut self) {
+        self.0.retain(|_, (_, loaded)| loaded.is_ok());
+    }
+
+    /// Unloads what nobody has asked for.
+    pub(crate) fn unload(&mut self, driver: &Driver) {
+        self.0.drain().filter_map(|(_, (_, loaded))| loaded.ok()).for_each(|library| unload(driver, library));
+    }
+}
+
+fn unload(driver: &Driver, library: u64) {
+    // SAFETY: the handle is the driver's own, and nobody has it any more.
+    unsafe { (driver.cuLibraryUnload)(library) };
 }
 
 /// Whether the driver places code when it is first used, rather than when it is loaded.
@@ -72,8 +104,6 @@ fn loads_lazily(driver: &Driver) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use rekindle_images::CodeHash;
-
     use super::*;
     use crate::gpu::driver::LoadError;
 
@@ -133,21 +163,43 @@ mod tests {
     #[test]
     fn every_library_is_loaded_once_and_answers_for_itself() {
         let libraries = (1..=100_u8).map(|number| (u64::from(number) << 8, image(number, false)));
-        let mut ahead = Ahead::load(driver(lazy), libraries.collect());
+        let mut ahead = Ahead::default();
+        ahead.load(driver(lazy), libraries.collect());
         for number in (1..=100_u8).rev() {
             let expected = if number == REFUSED { Err(CUDA_ERROR_INVALID_IMAGE) } else { Ok(u64::from(number)) };
-            let handle = u64::from(number) << 8;
-            assert_eq!(ahead.take(handle), Some(expected));
-            assert_eq!(ahead.take(handle), None, "the next one of this handle is another");
+            let (handle, code) = (u64::from(number) << 8, image(number, false).hash);
+            assert_eq!(ahead.take(handle, image(0, false).hash), None, "the same handle, of other code");
+            assert_eq!(ahead.take(handle, code), Some(expected));
+            assert_eq!(ahead.take(handle, code), None, "the next one of this handle is another");
         }
+    }
+
+    #[test]
+    fn what_is_there_is_loaded_no_second_time_and_an_error_is_none_for_ever() {
+        let code = image(REFUSED, false);
+        let mut ahead = Ahead::default();
+        ahead.load(driver(lazy), vec![(1, image(1, false)), (2, code.clone())]);
+        assert!(ahead.has(1, &image(1, false)) && !ahead.has(1, &image(2, false)));
+        ahead.forget_errors();
+        assert_eq!(ahead.count(), 1);
+        // Other code under the same handle takes its place.
+        ahead.load(driver(lazy), vec![(1, image(3, false)), (2, code.clone())]);
+        assert_eq!(ahead.take(1, image(3, false).hash), Some(Ok(3)));
+        assert_eq!(ahead.take(2, code.hash), Some(Err(CUDA_ERROR_INVALID_IMAGE)));
+        ahead.load(driver(lazy), vec![(1, image(1, false))]);
+        ahead.unload(driver(lazy));
+        assert_eq!(ahead.count(), 0);
     }
 
     #[test]
     fn code_to_compile_and_code_that_gets_its_place_at_once_are_left_to_their_records() {
         let both = || vec![(1, image(1, true)), (2, image(2, false))];
-        let mut ahead = Ahead::load(driver(lazy), both());
-        assert_eq!((ahead.take(1), ahead.take(2)), (None, Some(Ok(2))));
-        let mut ahead = Ahead::load(driver(eager), both());
-        assert_eq!((ahead.take(1), ahead.take(2)), (None, None));
+        let loaded = |mode| {
+            let mut ahead = Ahead::default();
+            ahead.load(driver(mode), both());
+            (ahead.take(1, image(1, true).hash), ahead.take(2, image(2, false).hash))
+        };
+        assert_eq!(loaded(lazy), (None, Some(Ok(2))));
+        assert_eq!(loaded(eager), (None, None));
     }
 }

@@ -25,7 +25,6 @@ use crate::checkpoint::template::{Imported, Template};
 use crate::resources::code_reserve;
 use crate::resources::code_store::Image;
 use crate::resources::job::EngineError;
-use crate::resources::libraries_ahead::Ahead;
 use crate::resources::memory::MemoryError;
 use crate::resources::memory::to_map::ToMap;
 use crate::resources::not_loaded::NotLoaded;
@@ -204,10 +203,15 @@ impl Executor {
             if early.may_run_ahead && !self.sets_limits(client, call) && self.has_room_for(client)? {
                 steps.says(ASSURED);
             }
-            let libraries: Vec<_> = self.libraries(client, call).collect();
+            let ahead = self.code.ahead.count();
+            let mut libraries: Vec<_> = self.libraries(client, call).collect();
+            libraries.retain(|(handle, image)| !self.code.ahead.has(*handle, image));
+            debug!(ahead, more = libraries.len(), "libraries that are loaded, and those that are not");
             if early.waits_for(libraries.iter().map(|(_, image)| image.bytes().len() as u64).sum()) {
-                self.code.ahead = Ahead::load(self.call.gpu.driver, libraries);
+                self.code.ahead.load(self.call.gpu.driver, libraries);
             }
+        } else {
+            self.code.ahead.unload(self.call.gpu.driver);
         }
         let mapping = Instant::now();
         self.memory.map_made(self.call.gpu.driver)?;
@@ -216,6 +220,7 @@ impl Executor {
         // Textures may refer to memory, which must exist by then.
         let (mut later, first): (Vec<_>, Vec<_>) = client.objects.iter().partition(|o| needs_memory(call(o)));
         let mut holders = self.replay_log(client, &state, first, &kinds)?;
+        self.code.ahead.unload(self.call.gpu.driver);
         let replay_ns = steps.next(map_step).saturating_sub(plain_ns);
         lend(self)?;
         let driver = self.call.gpu.driver;
@@ -283,17 +288,8 @@ impl Executor {
         code: Vec<(String, File)>,
     ) -> Result<(HashMap<u32, u16>, State), NotLoaded> {
         state::check(client.worker_version)?;
-        for image in code_files::read(code, self.memory.capability())? {
-            self.code.store.keep(image);
-        }
-        let kinds: HashMap<u32, u16> = client
-            .object_kinds
-            .iter()
-            .map(|k| {
-                let number = command::number(&self.call.session.table, &k.name);
-                number.map(|n| (k.kind, n)).ok_or_else(|| NotLoaded::UnknownCall(k.name.clone()))
-            })
-            .collect::<Result<_, _>>()?;
+        self.read_code(code)?;
+        let kinds = self.kinds(client)?;
         let state: State = state::parse(&client.worker_state).map_err(NotLoaded::worker_state)?;
         for (ordinal, saved) in state.devices.iter().enumerate() {
             if saved.code_reserve > code_reserve::MOST {
@@ -305,6 +301,38 @@ impl Executor {
             }
         }
         Ok((kinds, state))
+    }
+
+    /// Reads the code that the worker does not have.
+    fn read_code(&mut self, mut code: Vec<(String, File)>) -> Result<(), NotLoaded> {
+        let store = &self.code.store;
+        code.retain(|(hash, _)| !hash.parse().is_ok_and(|hash| store.get(&hash).is_some()));
+        for image in code_files::read(code, self.memory.capability())? {
+            self.code.store.keep(image);
+        }
+        Ok(())
+    }
+
+    /// The calls that the kinds of the client's log stand for.
+    fn kinds(&self, client: &Client) -> Result<HashMap<u32, u16>, NotLoaded> {
+        let kinds = client.object_kinds.iter().map(|it| {
+            let number = command::number(&self.call.session.table, &it.name);
+            number.map(|number| (it.kind, number)).ok_or_else(|| NotLoaded::UnknownCall(it.name.clone()))
+        });
+        kinds.collect()
+    }
+
+    /// Reads code of a client that may come, and loads its libraries, which places nothing on a device. What cannot be loaded is left to
+    /// the client's load.
+    pub(crate) fn load_code_ahead(&mut self, client: &Client, code: Vec<(String, File)>) -> Result<(), NotLoaded> {
+        self.read_code(code)?;
+        let kinds = self.kinds(client)?;
+        let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
+        let libraries: Vec<_> = self.libraries(client, call).collect();
+        self.code.ahead.load(self.call.gpu.driver, libraries);
+        self.code.ahead.forget_errors();
+        debug!(libraries = self.code.ahead.count(), "code of a client that may come");
+        Ok(())
     }
 
     fn restore_state(&mut self, client: &Client, state: &State, mapped: &Mapped) -> Result<(), NotLoaded> {

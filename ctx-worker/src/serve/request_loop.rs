@@ -510,6 +510,14 @@ impl Server {
                 spare.code.extend(code.into_iter().zip(fds));
                 (State::Spare(spare), done(Ok(())))
             }
+            (WorkerRequest::LoadCode, State::Spare(mut spare)) => {
+                let code = std::mem::take(&mut spare.code);
+                let code = code.into_iter().map(|(hash, file)| (hash, channel::file(file))).collect();
+                let client = Client::from_bytes(&blob).map_err(Refusal::from);
+                let loaded = client.and_then(|client| Ok(self.executor.load_code_ahead(&client, code)?));
+                // The worker is as good as before.
+                (State::Spare(spare), done(loaded))
+            }
             (WorkerRequest::Data { data }, State::Spare(mut spare)) => {
                 let taken = spare.take_data(data, &mut fds.into_iter());
                 (State::Spare(spare), done(taken))

@@ -169,16 +169,26 @@ fn a_program_moves_to_and_fro() -> Result {
     here.finish()
 }
 
-/// The bytes that each load of a daemon's workers has copied on the GPU, in its log.
-fn copied(node: &Node) -> Result<Vec<u64>> {
+/// A number in each line of a daemon's log with these words.
+fn numbers(node: &Node, words: &str, name: &str) -> Result<Vec<u64>> {
     let log = fs::read_to_string(node.path("daemon.log"))?;
-    let loads = log.lines().filter(|it| it.contains("phases of load"));
-    let copied = loads.filter_map(|it| it.split_once("copied=")?.1.split(' ').next()?.parse().ok());
-    Ok(copied.collect())
+    let lines = log.lines().filter(|it| it.contains(words));
+    let numbers = lines.filter_map(|it| it.split_once(name)?.1.split(' ').next()?.parse().ok());
+    Ok(numbers.collect())
 }
 
-/// Moves a program to and fro, which ends when a file exists, until a restore has copied at least so many bytes on the GPU. On a busy
-/// machine a dump may come sooner than a thread of the other host gets to its work.
+/// The bytes that each load of a daemon's workers has copied on the GPU.
+fn copied(node: &Node) -> Result<Vec<u64>> {
+    numbers(node, "phases of load", "copied=")
+}
+
+/// How many libraries each load of a daemon's workers has found loaded.
+fn libraries_ahead(node: &Node) -> Result<Vec<u64>> {
+    numbers(node, "libraries that are loaded, and those that are not", "ahead=")
+}
+
+/// Moves a program to and fro, which ends when a file exists, until a restore has copied at least so many bytes on the GPU, and one has found
+/// the program's library loaded. On a busy machine a dump may come sooner than a thread of the other host gets to its work.
 fn moves_until_copied(program: &str, arguments: &[&str], bytes: u64) -> Result {
     let here = Node::start()?;
     let (there, server) = (Elsewhere::beside(&here)?, Server::of(&here)?);
@@ -186,16 +196,18 @@ fn moves_until_copied(program: &str, arguments: &[&str], bytes: u64) -> Result {
     let until = end.display().to_string();
     let mut app = here.run(program, &[arguments, &["--sleep-us", "2000", "--until", &until]].concat())?;
     app.advances()?;
-    let (mut moves, mut is_copied) = (0, false);
-    while moves < 3 || (!is_copied && moves < 12) {
+    let (mut moves, mut is_copied, mut is_loaded) = (0, false, false);
+    while moves < 3 || (!(is_copied && is_loaded) && moves < 12) {
         moves += 1;
         app = to_and_fro(&here, app, &there, &server, || {
             // The last load is the restore's.
             is_copied |= copied(there.node())?.last().is_some_and(|it| *it >= bytes);
+            is_loaded |= libraries_ahead(there.node())?.last().is_some_and(|it| *it > 0);
             Ok(())
         })?;
     }
     ensure!(is_copied, "{:?}", copied(there.node())?);
+    ensure!(is_loaded, "{:?}", libraries_ahead(there.node())?);
     fs::write(&end, "")?;
     assert_eq!(app.finish()?, format!("{program} ok\n"));
     drop(server);

@@ -16,6 +16,7 @@
 //!   sharing      Export -> Exported | Failed     Import -> Done | Failed     Shares -> Shares     at any time
 //!   restore      MakeShared+, TakeShared*, Data*, Code*, Load -> LoadStep* (if asked for), Done | Failed
 //!                where the `Load` was a warm one: TakeTemplate*, BringBack -> Done | Busy | Failed
+//!                where the client is only about to come: Code*, LoadCode -> Done | Failed before all of that
 //!                where a part of its content is on the GPU already: CopyTemplate, TakeTemplate* before the `Load`
 //!                where it is to borrow memory: Borrow, TakeTemplate* before that `Load`, Borrow before `BringBack`,
 //!                Learned (unasked) again and again while the client runs
@@ -257,6 +258,9 @@ pub enum WorkerRequest {
         /// The pieces.
         pieces: Vec<TemplatePiece>,
     },
+    /// Load the libraries of a client that may come: the blob is the client, and `Code` has brought the code, as for `Load`, which
+    /// comes with all of the code again. The worker stays as it was, also after a failure. Only for workers of [`LOADS_CODE`] or later.
+    LoadCode,
     /// The pieces that `TakeTemplate` brings after this have content of the client that `Load` brings, or of its former self: copy from
     /// there what has the wanted hash. An older worker refuses this, and loads all.
     CopyTemplate,
@@ -393,6 +397,9 @@ pub const MEMORY_MAPPED: &str = "mapped";
 /// The name that `LoadStep` has for this: the worker will load the rest, as far as it can know, so that the process may run. Only after
 /// a `Load` with `early`, and before its answer.
 pub const ASSURED: &str = "assured";
+
+/// The first control version whose workers load code before there is a client: `LoadCode`.
+pub const LOADS_CODE: u32 = 21;
 
 /// The first control version whose workers take a process that runs before its client is loaded: `Comes`, `Ahead`.
 pub const RUNS_AHEAD: u32 = 20;

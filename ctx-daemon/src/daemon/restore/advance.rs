@@ -31,7 +31,7 @@ impl Workers {
     /// Workers that have nothing of the clients yet.
     pub(super) fn take(daemon: &Daemon, manifest: &Manifest) -> Result<Self, RestoreError> {
         let gpus = load::choose_gpus(daemon, manifest, None)?;
-        let take = |settings: &_, gpus: Option<&[_]>| daemon.pool.take_in_advance(settings, gpus);
+        let take = |_: &_, settings: &_, gpus: Option<&[_]>| daemon.pool.take_in_advance(settings, gpus);
         let all = load::take_workers(manifest, &gpus, take)?;
         Ok(Self { all, gpus })
     }

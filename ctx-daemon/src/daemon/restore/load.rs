@@ -38,19 +38,20 @@ pub(super) fn choose_gpus(
     Ok(check::attached(manifest).map(|record| place::choose(record, &manifest.host, &devices, may)).collect())
 }
 
-/// Takes a worker for each client that needs one, in their order, all at once. `take` takes one, which has these settings and
-/// sees these GPUs.
+/// The settings that a client's worker must have.
+pub(super) fn settings(record: &Record) -> Settings {
+    record.settings.iter().map(|it| (it.name.clone(), it.value.clone())).collect()
+}
+
+/// Takes a worker for each client that needs one, in their order, all at once. `take` takes one for a client, which has these settings
+/// and sees these GPUs.
 pub(super) fn take_workers(
     manifest: &Manifest,
     gpus: &[Option<Vec<Uuid>>],
-    take: impl Fn(&Settings, Option<&[Uuid]>) -> Result<Arc<Worker>, PoolError> + Sync,
+    take: impl Fn(&Record, &Settings, Option<&[Uuid]>) -> Result<Arc<Worker>, PoolError> + Sync,
 ) -> Result<Vec<Arc<Worker>>, RestoreError> {
     let wanted: Vec<_> = check::attached(manifest).zip(gpus).collect();
-    let taken = at_once(&wanted, |(record, gpus)| {
-        let settings = record.settings.iter();
-        let settings = settings.map(|it| (it.name.clone(), it.value.clone())).collect();
-        take(&settings, gpus.as_deref())
-    });
+    let taken = at_once(&wanted, |(record, gpus)| take(record, &settings(record), gpus.as_deref()));
     if let Some(error) = taken.iter().find_map(|it| it.as_ref().err()) {
         let error = error.clone();
         for worker in taken.into_iter().flatten() {

@@ -25,6 +25,7 @@
 
 mod advance;
 mod check;
+mod code_ahead;
 mod connect;
 mod error;
 mod hold;
@@ -275,7 +276,10 @@ impl Checking {
                 learned = taken.learned.unwrap_or_default();
                 taken.workers
             }
-            None => load::take_workers(manifest, &gpus, |settings, gpus| daemon.pool.take(settings, gpus))?,
+            None => load::take_workers(manifest, &gpus, |record, settings, gpus| {
+                let ready = daemon.preloads.take_worker(&image, record, settings, gpus);
+                ready.map_or_else(|| daemon.pool.take(settings, gpus), Ok)
+            })?,
         };
         phases.ends(Part::Workers);
         phases.restores(&image, check::attached(manifest));

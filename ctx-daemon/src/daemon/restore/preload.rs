@@ -4,7 +4,8 @@
 //! ```text
 //!   Preload{image of round 0} ─► a worker loads it, exports the memory and ends ─► Preloaded
 //!   Preload{image of round k} ─► the same; what is on the GPU already is copied there, and the older memory goes
-//!   Restore{image that builds on one of these} ─► takes it: its workers copy what has the wanted hash (`CopyTemplate`), and load
+//!   then workers load its code (`code_ahead.rs`)
+//!   Restore{image that builds on one of these} ─► takes both: its workers copy what has the wanted hash (`CopyTemplate`), and load
 //!                                                 the rest
 //!   the connection closes, or a program finds no memory ─► the memory goes
 //! ```
@@ -30,6 +31,7 @@ use super::super::worker::Worker;
 use super::super::{Daemon, sys};
 use super::advance::Workers;
 use super::check;
+use super::code_ahead;
 use super::error::RestoreError;
 use super::load::Mode;
 use super::preloads::{ClientMemory, Preloaded, ToCopy, pids};
@@ -85,10 +87,11 @@ pub(in crate::daemon) fn serve(daemon: &Daemon, stream: &UnixStream, mut fds: Ve
     loop {
         let began = Instant::now();
         match asker.preload(fds) {
-            Ok((bytes, copied)) => {
+            Ok((image, (bytes, copied))) => {
                 let ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
                 info!(bytes, copied, ms, "loaded in advance");
                 message::reply(stream, &Reply::Preloaded(PreloadInfo { bytes, copied, ms }));
+                asker.load_code(&image);
             }
             Err(error) => {
                 info!("not loaded in advance: {error}");
@@ -104,8 +107,8 @@ pub(in crate::daemon) fn serve(daemon: &Daemon, stream: &UnixStream, mut fds: Ve
 }
 
 impl Asker<'_> {
-    /// Loads the content of an image, and keeps it. Returns its bytes, and how many of them were on the GPU before.
-    fn preload(&self, fds: Vec<OwnedFd>) -> Result<(u64, u64), RestoreError> {
+    /// Loads the content of an image, and keeps it. Returns the image, its bytes, and how many of them were on the GPU before.
+    fn preload(&self, fds: Vec<OwnedFd>) -> Result<(Image, (u64, u64)), RestoreError> {
         let daemon = self.daemon;
         let [dir] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| RestoreError::NoDirectory)?;
         let image = Image::open_at(ImageDir::from_fd(dir.as_fd(), message::shown(&dir))?)?;
@@ -123,8 +126,20 @@ impl Asker<'_> {
         // Their own memory is free when they have ended.
         workers.end_and_wait();
         let (clients, sum) = loaded?;
-        daemon.preloads.put(Preloaded { asker: self.number, manifest_hash: image.manifest_hash(), clients });
-        Ok(sum)
+        let (asker, manifest_hash) = (self.number, image.manifest_hash());
+        daemon.preloads.put(Preloaded { asker, manifest_hash, clients, ready: Vec::new() });
+        Ok((image, sum))
+    }
+
+    /// Has workers load the code of an image's clients, once: later images hardly have more.
+    fn load_code(&self, image: &Image) {
+        let Self { daemon, number, .. } = *self;
+        if daemon.preloads.has_workers(number) {
+            return;
+        }
+        if let Err(error) = code_ahead::load(daemon, image, |ready| daemon.preloads.put_worker(number, ready)) {
+            info!("code is not loaded in advance: {error}");
+        }
     }
 
     /// Ends the workers, and with them the load, if the peer closes its connection or the daemon stops.

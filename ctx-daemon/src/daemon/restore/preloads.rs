@@ -8,8 +8,10 @@ use tracing::{info, warn};
 
 use super::super::grants::Uuid;
 use super::super::lock;
+use super::super::spawn::Settings;
 use super::super::worker::{Pieces, Timeout, Worker, WorkerError};
 use super::check;
+use super::code_ahead::Ready;
 
 /// What is loaded for restores to come, by the connections that have asked for it. The driver takes a while to free what goes: nobody holds
 /// the lock meanwhile.
@@ -22,6 +24,8 @@ pub(super) struct Preloaded {
     pub(super) asker: u64,
     pub(super) manifest_hash: Checksum,
     pub(super) clients: Vec<Arc<ClientMemory>>,
+    /// Workers that have their code.
+    pub(super) ready: Vec<Ready>,
 }
 
 /// The GPU memory of one client.
@@ -71,12 +75,40 @@ impl Preloads {
         of(&lock(&self.0), image, gpus)
     }
 
-    /// Puts this in the place of what the same connection has asked for before.
-    pub(super) fn put(&self, preloaded: Preloaded) {
+    /// A worker that has the code of this client of an image. It is the restore's.
+    pub(super) fn take_worker(
+        &self,
+        image: &Image,
+        record: &Record,
+        settings: &Settings,
+        gpus: Option<&[Uuid]>,
+    ) -> Option<Arc<Worker>> {
         let mut all = lock(&self.0);
-        let _former: Vec<_> = all.extract_if(.., |it| it.asker == preloaded.asker).collect();
-        all.push(preloaded);
+        let below = all.iter_mut().filter(|it| image.depth_of(it.manifest_hash).is_some());
+        below.flat_map(|it| &mut it.ready).find_map(|it| it.take(record, settings, gpus))
+    }
+
+    /// Puts this in the place of what the same connection has asked for before. Workers that have code stay.
+    pub(super) fn put(&self, mut preloaded: Preloaded) {
+        let mut all = lock(&self.0);
+        let former: Vec<_> = all.extract_if(.., |it| it.asker == preloaded.asker).collect();
+        all.push({
+            preloaded.ready.extend(former.into_iter().flat_map(|mut it| std::mem::take(&mut it.ready)));
+            preloaded
+        });
         drop(all);
+    }
+
+    /// Whether workers have code for this connection.
+    pub(super) fn has_workers(&self, asker: u64) -> bool {
+        lock(&self.0).iter().any(|it| it.asker == asker && !it.ready.is_empty())
+    }
+
+    /// Adds a worker that has code, or is about to. Where what the connection has asked for has gone meanwhile, it ends.
+    pub(super) fn put_worker(&self, asker: u64, ready: Ready) {
+        if let Some(it) = lock(&self.0).iter_mut().find(|it| it.asker == asker) {
+            it.ready.push(ready);
+        }
     }
 
     pub(super) fn forget(&self, asker: u64) {
