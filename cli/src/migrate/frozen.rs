@@ -28,6 +28,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use super::memory::{Known, PAGE, What};
+use super::numbers::Numbers;
 use super::stream::{self, PIECE, StreamError};
 use crate::cpu_image::{DumpedPages, PagesFrom, PagesPart};
 use crate::failure::Failure;
@@ -74,18 +75,7 @@ impl PageKeeper {
 pub(super) fn is_best_left(root: i32, bytes: u64) -> bool {
     let tree = Process::trees_of(&[root]).unwrap_or_default();
     let lists = tree.iter().map(|pid| addresses_of(*pid)).sum::<u64>() / ADDRESSES;
-    have_our_numbers(&tree) && bytes / PIPE < pipes() && lists <= bytes / 8 + SMALL_LISTS
-}
-
-/// Whether the processes of a tree have the same numbers in their image and here.
-pub(super) fn has_our_numbers(root: i32) -> bool {
-    have_our_numbers(&Process::trees_of(&[root]).unwrap_or_default())
-}
-
-fn have_our_numbers(tree: &[i32]) -> bool {
-    let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/pid")).ok();
-    let ours = namespace("self");
-    ours.is_some() && tree.iter().all(|pid| namespace(&pid.to_string()) == ours)
+    Numbers::of(root).are_ours() && bytes / PIPE < pipes() && lists <= bytes / 8 + SMALL_LISTS
 }
 
 /// CRIU has and copies a list with 16 bytes for each page that a process alone might have, whether it is there or not.
@@ -298,6 +288,11 @@ impl<'a> Changes<'a> {
     pub(super) fn of_changed_process(&self) -> Option<u32> {
         let in_parent = self.in_parent.iter().filter(|it| **it).count();
         (in_parent * 2 < self.in_parent.len()).then_some(self.pages.dumped.process)
+    }
+
+    /// The bytes of the pages in the parent image.
+    pub(super) fn in_parent(&self) -> u64 {
+        self.in_parent.iter().filter(|it| **it).count() as u64 * PAGE as u64
     }
 
     /// Whether there are pages in the parent image.

@@ -14,8 +14,8 @@
 //! first, which lie in the order of their addresses in `memory/pages-PID.img`. What is new later comes behind. So nothing is copied that has not
 //! changed, and the target has memory once.
 //!
-//! Pages of the last image are read where CRIU has left them, or from CRIU's files (`frozen.rs`). The processes of a container have other
-//! numbers in their image, which has no parent.
+//! Pages of the last image are read where CRIU has left them, or from CRIU's files (`frozen.rs`). A process is known by its number in the
+//! image, which is another one than here for those of a container.
 //!
 //! A page is known by a hash of 128 bits, seeded with a random number of the migration. So it does not matter when a page was written, whose
 //! it was, or whether CRIU dumps it at all: what was sent is only used where the content is the same.
@@ -31,6 +31,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rekindle_wire::window;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
+use super::numbers::Numbers;
 use super::stream::{self, Extent, PIECE, StreamError, is_zeros};
 use super::talk::{Directory, MEMORY};
 use crate::cpu_image::{list_name, list_of_present, pages_name};
@@ -355,13 +356,15 @@ impl Own {
 /// The memory of a tree that CRIU would dump, no extent longer than `most` bytes. Of processes that end meanwhile there is none.
 pub(super) fn own(root: i32, most: u64) -> Own {
     let mut seen = BTreeSet::new();
+    let numbers = Numbers::of(root);
     let pids = Process::trees_of(&[root]).unwrap_or_default();
     let mut own = Own { extents: Vec::new(), private: BTreeMap::new() };
     for pid in pids {
-        let name = format!("{MEMORY}/{}", pages_name(pid.unsigned_abs()));
+        let Some(number) = numbers.in_image(pid) else { continue };
+        let name = format!("{MEMORY}/{}", pages_name(number));
         let path = PathBuf::from(format!("/proc/{pid}/mem"));
         let (private, shared) = present(pid, &mut seen);
-        own.private.insert(pid.unsigned_abs(), private.clone());
+        own.private.insert(number, private.clone());
         for Range { start, end } in private.into_iter().chain(shared) {
             let mut offset = start;
             while offset < end {

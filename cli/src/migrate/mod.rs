@@ -36,6 +36,7 @@ pub(crate) mod link;
 mod memory;
 #[cfg(test)]
 mod model;
+mod numbers;
 mod options;
 mod parent;
 mod place;

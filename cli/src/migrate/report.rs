@@ -26,6 +26,8 @@ pub(super) struct Report {
     pub(super) rounds: Vec<Round>,
     /// Bytes that were sent while the processes stood still.
     pub(super) last_sent: u64,
+    /// Bytes of their own memory that the target had by then, at their addresses.
+    pub(super) unchanged: u64,
     /// Milliseconds for which the processes stood still.
     pub(super) pause_ms: Option<u64>,
     /// What they waited for.
@@ -82,7 +84,11 @@ impl Report {
             format!("round {number}: {} in {ms} ms, while it ran\n", size(*sent))
         });
         let pause = self.pause_ms.unwrap_or_default();
-        let last = format!("then {} while it stood still\n", size(self.last_sent));
+        let unchanged = match self.unchanged {
+            0 => String::new(),
+            bytes => format!("; {} of its own memory had not changed", size(bytes)),
+        };
+        let last = format!("then {} while it stood still{unchanged}\n", size(self.last_sent));
         let parts = self.pause.map(|it| {
             let Pause { dump_ms, memory_ms, send_ms, restore_ms, hand_over_ms } = it;
             format!(

@@ -345,8 +345,7 @@ impl<'a> Source<'a> {
     fn send_last(&mut self) -> Result<u64, Failure> {
         let last = self.last();
         let mut sent = 0;
-        if self.sent.is_empty() && self.known.is_some() && self.container.is_none() && frozen::has_our_numbers(self.pid)
-        {
+        if self.sent.is_empty() && self.known.is_some() {
             sent += self.send_memory(&self.dir.join(&last))?;
         }
         sent += self.send(&last)?;
@@ -443,6 +442,7 @@ impl<'a> Source<'a> {
         if changes.iter().any(Changes::have_parent) {
             directory.links.push((PARENT.to_owned(), format!("../{MEMORY}")));
         }
+        self.report.unchanged = changes.iter().map(Changes::in_parent).sum();
         self.sent = directory.files.iter().map(|(file, _)| file.clone()).collect();
         self.makes(directory)?;
         let changed: Vec<_> = changes.into_iter().flat_map(Changes::changed).collect();

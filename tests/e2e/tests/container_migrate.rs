@@ -158,6 +158,8 @@ fn a_container_moves_to_and_fro() -> Result {
         let said = report(&hosts.migrate(&[])?)?;
         assert_eq!((&said["moved"], &said["container"]), (&true.into(), &NAME.into()), "{said}");
         tells_the_pause(&said)?;
+        // The image has a parent with the processes' numbers in the container.
+        ensure!(said["unchanged"].as_u64().is_some_and(|it| it > 0), "{said}");
         assert_eq!(hosts.is_on_one()?, Place::There);
         report(&hosts.migrate_back()?)?;
         assert_eq!(hosts.is_on_one()?, Place::Here);
