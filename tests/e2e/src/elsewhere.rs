@@ -150,6 +150,11 @@ impl Elsewhere {
         process::tree(self.namespace.first())
     }
 
+    /// The numbers that the processes of a tree have here. `root` is its first process, by its number outside.
+    pub fn numbers(&self, root: i32) -> Vec<i32> {
+        process::tree(root).into_iter().filter_map(number_inside).collect()
+    }
+
     /// The program that runs here with this number.
     pub fn app(&self, identity: &Identity) -> Result<App> {
         let pid = until("the program is on the other host", || Ok(self.process(identity.pid)))?;
