@@ -21,6 +21,11 @@ use rekindle_ctx_worker::rejoin::WORKERS_SUFFIX;
 
 /// How long a daemon that starts, or one that stops, may hold the lock without listening.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a daemon that was killed may still seem to serve: a process that it was about to start has its lock and its sockets until it
+/// executes its program.
+const GRACE: Duration = Duration::from_secs(1);
+/// The pause between two looks.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// The sockets, and the lock that says which daemon they belong to.
 #[derive(Debug)]
@@ -132,19 +137,19 @@ fn lock_file(socket: &Path) -> Result<File, ListenError> {
         move |source| ListenError::Io { action, path, source }
     };
     let file = File::options().write(true).create(true).truncate(false).open(&path).map_err(failed("open"))?;
-    let deadline = Instant::now() + LOCK_TIMEOUT;
+    let began = Instant::now();
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
             Err(TryLockError::Error(error)) => return Err(failed("lock")(error)),
-            Err(TryLockError::WouldBlock) if UnixStream::connect(socket).is_ok() => {
+            Err(TryLockError::WouldBlock) if began.elapsed() >= GRACE && UnixStream::connect(socket).is_ok() => {
                 return Err(ListenError::Taken { path: socket.to_owned() });
             }
-            Err(TryLockError::WouldBlock) if Instant::now() >= deadline => {
+            Err(TryLockError::WouldBlock) if began.elapsed() >= LOCK_TIMEOUT => {
                 warn!("{} is locked, but no daemon serves: starting anyway", path.display());
                 return Ok(file);
             }
-            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(50)),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK),
         }
     }
 }
@@ -156,9 +161,14 @@ fn beside(socket: &Path, what: &str) -> PathBuf {
 }
 
 fn remove_stale(path: &Path) -> Result<(), ListenError> {
+    let began = Instant::now();
     let owned = || path.to_owned();
-    stale_socket::remove(path).map_err(|stale| match stale {
-        Stale::Taken => ListenError::Taken { path: owned() },
-        Stale::Io { action, source } => ListenError::Io { action, path: owned(), source },
-    })
+    loop {
+        match stale_socket::remove(path) {
+            Ok(()) => return Ok(()),
+            Err(Stale::Taken) if began.elapsed() < GRACE => std::thread::sleep(LOOK),
+            Err(Stale::Taken) => return Err(ListenError::Taken { path: owned() }),
+            Err(Stale::Io { action, source }) => return Err(ListenError::Io { action, path: owned(), source }),
+        }
+    }
 }

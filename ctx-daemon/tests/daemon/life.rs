@@ -1,5 +1,6 @@
 //! The daemon's own life: start, stop, death, replacement by another.
 
+use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
 use rekindle_wire::control::{ProtocolChange, Reply, Request};
@@ -42,6 +43,20 @@ fn a_stale_socket_is_replaced_and_a_file_is_not() {
     let (code, text) = start_second(&daemon);
     assert_eq!(code, Some(1), "{text}");
     assert_eq!(std::fs::read(daemon.socket()).unwrap(), b"precious");
+}
+
+/// A process that a daemon was about to start when it was killed has its socket for a moment.
+#[test]
+fn a_daemon_takes_the_place_of_a_dead_one_whose_socket_somebody_has_inherited() {
+    let mut daemon = Daemon::start();
+    daemon.kill(libc::SIGKILL);
+    daemon.wait_for_exit();
+    std::fs::remove_file(daemon.socket()).unwrap();
+    let inherited = UnixListener::bind(daemon.socket()).unwrap();
+    let heir = std::thread::spawn(move || drop(inherited.accept().unwrap()));
+    daemon.start_again();
+    heir.join().unwrap();
+    assert!(daemon.clients().is_empty());
 }
 
 #[test]

@@ -135,7 +135,8 @@ fn a_restore_without_room_beside_it_and_one_by_an_older_worker_load_all() {
 
 #[test]
 fn a_restore_takes_the_worker_that_has_loaded_its_code_and_another_ends() {
-    let chain = Chain::of(2);
+    let chain = Chain::of(3);
+    std::fs::write(chain.daemon.dir.path().join("free"), (2_u64 << 30).to_string()).unwrap();
     let has_its_code = |events: &[String]| events.iter().any(|it| it.ends_with("has its code"));
     let loads = |count: usize| {
         let all = || chain.daemon.events().iter().filter(|it| it.ends_with("LoadCode")).count();
@@ -144,21 +145,26 @@ fn a_restore_takes_the_worker_that_has_loaded_its_code_and_another_ends() {
     };
     let (session, _) = chain.preload(0);
     loads(1);
-    assert!(has_its_code(&chain.restored(1)));
-    assert!(!has_its_code(&chain.restored(1)), "it was that restore's");
-    assert!(is_loaded(&next(&session, &chain.image(0))));
+    assert!(has_its_code(&chain.restored(2)));
+    assert!(!has_its_code(&chain.restored(2)), "it was that restore's");
+    drop(session);
+    let (session, _) = chain.preload(0);
     loads(2);
     // Content of a later round, and the same worker.
-    assert!(is_loaded(&next(&session, &chain.image(0))));
     assert!(is_loaded(&next(&session, &chain.image(1))));
     loads(2);
+    assert!(has_its_code(&chain.restored(2)));
     drop(session);
-    eventually("the worker has ended", || (!has_its_code(&chain.restored(1))).then_some(()));
+    let (session, _) = chain.preload(0);
+    loads(3);
+    drop(session);
+    eventually("the worker has ended", || (!has_its_code(&chain.restored(2))).then_some(()));
 }
 
 #[test]
 fn a_worker_that_cannot_load_code_in_advance_loads_it_in_the_restore() {
     let chain = Chain::of(1);
+    std::fs::write(chain.daemon.dir.path().join("free"), (2_u64 << 30).to_string()).unwrap();
     std::fs::write(chain.daemon.dir.path().join("loads-no-code"), "").unwrap();
     let (_session, _) = chain.preload(0);
     eventually("it is tried", || chain.daemon.events().iter().any(|it| it.ends_with("LoadCode")).then_some(()));

@@ -18,8 +18,9 @@ use crate::session::objects::Object;
 use crate::session::outcome::Refused;
 
 impl Scheduler {
-    /// Gives deferred commands another event in place of this one, with its record, so that this event can be recorded anew.
-    pub(crate) fn set_event_aside(&mut self, call: &mut Call, memory: &Memory, event: u64) -> Result<(), Refused> {
+    /// Gives deferred commands another event in place of this one, with its record, so that this event can be recorded anew. Returns that
+    /// one's handle.
+    pub(crate) fn set_event_aside(&mut self, call: &mut Call, memory: &Memory, event: u64) -> Result<u64, Refused> {
         let object = *call.session.objects.get(event).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let created = call.session.objects.log().iter().find(|r| r.owner == event).cloned();
         let created = created.ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
@@ -61,7 +62,7 @@ impl Scheduler {
         let dependencies = self.dependencies(&call.session, memory, &header, &parameters);
         self.deferred.add(header, parameters, dependencies, Progress::Queued, None);
         self.deferred.changed = true;
-        Ok(())
+        Ok(aside)
     }
 }
 

@@ -76,7 +76,8 @@ impl Executor {
         // The event's stream continues: deferred commands mean the event as it was before.
         if self.scheduler.deferred.only_an_event_blocks(driver, waiting, &dependencies) {
             for (event, _) in &dependencies.events {
-                self.scheduler.set_event_aside(&mut self.call, &self.memory, *event)?;
+                let aside = self.scheduler.set_event_aside(&mut self.call, &self.memory, *event)?;
+                self.memory.ipc_events.set_aside(*event, aside);
             }
             self.scheduler.deferred.count_step(&dependencies);
             self.perform_turned(header, parameters, turned)?;

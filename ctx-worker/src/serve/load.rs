@@ -197,8 +197,7 @@ impl Executor {
         let mapped = read_mapped(client, &state, reader)?;
         self.restore_state(client, &state, &mapped)?;
         let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
-        let makes_contexts = client.objects.iter().any(|object| call(object) == command::CONTEXT_CREATE);
-        let any_order = lies_by_code_alone(&state) && !makes_contexts;
+        let any_order = lies_by_code_alone(&state) && !makes_contexts(client, call);
         if any_order {
             if early.may_run_ahead && !self.sets_limits(client, call) && self.has_room_for(client)? {
                 steps.says(ASSURED);
@@ -322,15 +321,18 @@ impl Executor {
         kinds.collect()
     }
 
-    /// Reads code of a client that may come, and loads its libraries, which places nothing on a device. What cannot be loaded is left to
-    /// the client's load.
+    /// Reads code of a client that may come, and loads its libraries where that places nothing on a device. What cannot be loaded is left
+    /// to the client's load.
     pub(crate) fn load_code_ahead(&mut self, client: &Client, code: Vec<(String, File)>) -> Result<(), NotLoaded> {
         self.read_code(code)?;
         let kinds = self.kinds(client)?;
         let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
-        let libraries: Vec<_> = self.libraries(client, call).collect();
-        self.code.ahead.load(self.call.gpu.driver, libraries);
-        self.code.ahead.forget_errors();
+        let state: State = state::parse(&client.worker_state).map_err(NotLoaded::worker_state)?;
+        if lies_by_code_alone(&state) && !makes_contexts(client, call) {
+            let libraries: Vec<_> = self.libraries(client, call).collect();
+            self.code.ahead.load(self.call.gpu.driver, libraries);
+            self.code.ahead.forget_errors();
+        }
         debug!(libraries = self.code.ahead.count(), "code of a client that may come");
         Ok(())
     }
@@ -384,6 +386,11 @@ impl<F> Early<F> {
 fn lies_by_code_alone(state: &State) -> bool {
     let of_device = |device: &state::Device| device.code_reserve > 0 && !device.reset;
     state.cut.is_none() && !state.beyond_reserve && state.devices.iter().all(of_device)
+}
+
+/// Whether the log makes contexts of the client's own, which have code of their own.
+fn makes_contexts(client: &Client, call: impl Fn(&Object) -> u16) -> bool {
+    client.objects.iter().any(|object| call(object) == command::CONTEXT_CREATE)
 }
 
 /// Measures steps that follow each other, and tells when they begin.

@@ -177,7 +177,7 @@ fn a_driver_that_places_functions_elsewhere_fails_the_restore_though_no_variable
     // The program has machine code for 9.0, in which pointers to functions are places in tables. The software GPU
     // executes the program's PTX; with this compute capability the worker examines the PTX too.
     let older = ("SIMGPU_CC", "8.0");
-    let mut node = Node::with_gpu(&[older])?;
+    let mut node = Node::configured(COMPLETE, &[older])?;
     let app = node.run_held("funcptr", &[], Some(45))?;
     app.reaches(20)?;
     let image = node.dump_and_kill(app)?;

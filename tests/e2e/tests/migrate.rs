@@ -149,7 +149,7 @@ fn to_and_fro(here: &Node, app: App, there: &Elsewhere, server: &Server, look: i
         let output = migrate_back(there, identity.pid, here, server)?;
         // This process has inherited what was made of the tree before one of its numbers was found to be in use.
         if !output.status.success() {
-            numbers.into_iter().for_each(|it| drop(process::reap(it)));
+            numbers.into_iter().filter_map(process::reap).for_each(drop);
         }
         Ok(output)
     })?;

@@ -12,20 +12,22 @@ use std::sync::Arc;
 use rekindle_images::{Client as Record, Image};
 use rekindle_wire::control::WorkerRequest;
 use rekindle_wire::frame::MAX_FDS;
-use tracing::{debug, info};
+use tracing::info;
 
 use super::super::grants::Uuid;
 use super::super::spawn::Settings;
 use super::super::worker::{Timeout, Worker};
 use super::super::{Daemon, sys};
+use super::advance::Workers;
 use super::check;
 use super::error::RestoreError;
 use super::load::{self, Files};
+use super::preload::shortage;
 use super::preloads::pids;
 
-/// This part of a GPU's memory is to be free besides what the client needs: for the context of the worker that the pool starts in the place
-/// of this one, and what the driver takes besides.
-const LEFT_FREE: u64 = 32;
+/// What is to be free on each GPU besides what the clients need there: for the contexts of the workers that the pool starts in the place of
+/// these.
+const FOR_CONTEXTS: u64 = 1 << 30;
 
 /// A worker that is ready for a client. It ends when this is dropped, unless a restore has taken it.
 pub(super) struct Ready {
@@ -54,17 +56,23 @@ impl Ready {
 /// Has a worker for each client of an image load the client's code. `keep` gets each before it does.
 pub(super) fn load(daemon: &Daemon, image: &Image, keep: impl Fn(Ready)) -> Result<(), RestoreError> {
     let manifest = image.manifest();
-    let gpus = load::choose_gpus(daemon, manifest, None)?;
-    for (record, gpus) in check::attached(manifest).zip(gpus) {
-        let settings = load::settings(record);
-        let worker = daemon.pool.take_in_advance(&settings, gpus.as_deref())?;
-        let ready = Ready { pids: pids(record), settings, gpus, worker: Some(Arc::clone(&worker)) };
-        if !worker.loads_code() || !has_room(&worker, record) {
-            debug!(worker = worker.pid(), "no code is loaded in advance");
+    let Workers { all, gpus } = Workers::take(daemon, manifest)?;
+    let ready = check::attached(manifest).zip(gpus).zip(&all);
+    let ready: Vec<_> = ready
+        .map(|((record, gpus), worker)| {
+            let (pids, settings) = (pids(record), load::settings(record));
+            Ready { pids, settings, gpus, worker: Some(Arc::clone(worker)) }
+        })
+        .collect();
+    if let Some((needed, free)) = shortage(manifest, &all, &[], |needed, _| needed.saturating_add(FOR_CONTEXTS)) {
+        return Err(RestoreError::NoRoomInAdvance { needed, free });
+    }
+    for ((record, worker), ready) in check::attached(manifest).zip(&all).zip(ready) {
+        if !worker.loads_code() {
             continue;
         }
         keep(ready);
-        load_code(daemon, &worker, image, record)?;
+        load_code(daemon, worker, image, record)?;
         info!(worker = worker.pid(), "the code of {} is loaded in advance", check::name(record));
     }
     Ok(())
@@ -80,16 +88,4 @@ fn load_code(daemon: &Daemon, worker: &Worker, image: &Image, record: &Record) -
         worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), timeout).map_err(failed)?;
     }
     worker.ask_with(&WorkerRequest::LoadCode, &record.to_bytes()?, &[], timeout).map_err(failed)
-}
-
-/// Whether the client's memory has room beside what is on the GPUs now.
-fn has_room(worker: &Worker, record: &Record) -> bool {
-    let memory = worker.memory().unwrap_or_default();
-    (0..).zip(&memory).all(|(ordinal, found)| {
-        let here = record.allocations.iter().filter(|it| it.device == ordinal);
-        match here.fold(0, |sum: u64, it| sum.saturating_add(it.size)) {
-            0 => true,
-            needed => found.free >= needed.saturating_add(found.total / LEFT_FREE),
-        }
-    })
 }

@@ -84,26 +84,40 @@ pub(in crate::daemon) fn serve(daemon: &Daemon, stream: &UnixStream, mut fds: Ve
         Ok(number) => Asker { daemon, stream, number },
         Err(error) => return message::fail(stream, RestoreError::from(error)),
     };
-    loop {
-        let began = Instant::now();
-        match asker.preload(fds) {
-            Ok((image, (bytes, copied))) => {
-                let ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-                info!(bytes, copied, ms, "loaded in advance");
-                message::reply(stream, &Reply::Preloaded(PreloadInfo { bytes, copied, ms }));
-                asker.load_code(&image);
+    std::thread::scope(|scope| {
+        let mut is_first = true;
+        loop {
+            let began = Instant::now();
+            match asker.preload(fds) {
+                Ok((image, (bytes, copied))) => {
+                    let ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+                    info!(bytes, copied, ms, "loaded in advance");
+                    message::reply(stream, &Reply::Preloaded(PreloadInfo { bytes, copied, ms }));
+                    // Later images hardly have more code. The next round does not wait for it.
+                    if std::mem::take(&mut is_first) {
+                        scope.spawn(|| asker.load_code(image));
+                    }
+                }
+                Err(error) => {
+                    info!("not loaded in advance: {error}");
+                    message::fail(stream, error);
+                }
             }
-            Err(error) => {
-                info!("not loaded in advance: {error}");
-                message::fail(stream, error);
+            match frame::receive_at_most::<Request>(stream, MAX_REQUEST, 0) {
+                Ok(message) if matches!(message.body, Request::Preload) => fds = message.fds,
+                Ok(_) => {
+                    message::fail(stream, Failure::refused("nothing but Preload follows Preload"));
+                    break;
+                }
+                Err(closed) => {
+                    debug!("what was loaded in advance goes: {closed}");
+                    break;
+                }
             }
         }
-        match frame::receive_at_most::<Request>(stream, MAX_REQUEST, 0) {
-            Ok(message) if matches!(message.body, Request::Preload) => fds = message.fds,
-            Ok(_) => return message::fail(stream, Failure::refused("nothing but Preload follows Preload")),
-            Err(closed) => return debug!("what was loaded in advance goes: {closed}"),
-        }
-    }
+        // Ends workers that load code, and with them that thread.
+        daemon.preloads.forget(asker.number);
+    });
 }
 
 impl Asker<'_> {
@@ -131,13 +145,10 @@ impl Asker<'_> {
         Ok((image, sum))
     }
 
-    /// Has workers load the code of an image's clients, once: later images hardly have more.
-    fn load_code(&self, image: &Image) {
+    /// Has workers load the code of an image's clients.
+    fn load_code(&self, image: Image) {
         let Self { daemon, number, .. } = *self;
-        if daemon.preloads.has_workers(number) {
-            return;
-        }
-        if let Err(error) = code_ahead::load(daemon, image, |ready| daemon.preloads.put_worker(number, ready)) {
+        if let Err(error) = code_ahead::load(daemon, &image, |ready| daemon.preloads.put_worker(number, ready)) {
             info!("code is not loaded in advance: {error}");
         }
     }
@@ -177,7 +188,7 @@ fn load(daemon: &Daemon, workers: &Workers, image: &Image) -> Result<Loaded, Res
 
 /// The first GPU on which less is free than `wanted` of the bytes that the clients need there and of those that are held for them: how much
 /// is wanted, and how much is free; nothing, where a worker does not say. None where there is room.
-fn shortage(
+pub(super) fn shortage(
     manifest: &Manifest,
     workers: &[Arc<Worker>],
     held: &[Option<ToCopy>],

@@ -91,17 +91,10 @@ impl Preloads {
     /// Puts this in the place of what the same connection has asked for before. Workers that have code stay.
     pub(super) fn put(&self, mut preloaded: Preloaded) {
         let mut all = lock(&self.0);
-        let former: Vec<_> = all.extract_if(.., |it| it.asker == preloaded.asker).collect();
-        all.push({
-            preloaded.ready.extend(former.into_iter().flat_map(|mut it| std::mem::take(&mut it.ready)));
-            preloaded
-        });
+        let mut former: Vec<_> = all.extract_if(.., |it| it.asker == preloaded.asker).collect();
+        preloaded.ready.extend(former.iter_mut().flat_map(|it| std::mem::take(&mut it.ready)));
+        all.push(preloaded);
         drop(all);
-    }
-
-    /// Whether workers have code for this connection.
-    pub(super) fn has_workers(&self, asker: u64) -> bool {
-        lock(&self.0).iter().any(|it| it.asker == asker && !it.ready.is_empty())
     }
 
     /// Adds a worker that has code, or is about to. Where what the connection has asked for has gone meanwhile, it ends.

@@ -11,7 +11,8 @@
 //! earlier one. So no process has to know which others have the event, and no process needs rights over another.
 //!
 //! "Now" is when the application calls, also for commands that are deferred ([`Turned`]): another process may record the event again
-//! before a deferred wait is executed, and that record may wait for what comes after this wait.
+//! before a deferred wait is executed, and that record may wait for what comes after this wait. While a record is deferred, the same event
+//! can be recorded 30 times in other streams; the next record waits, on the device, for the deferred one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -77,6 +78,8 @@ pub(crate) struct IpcEvents {
     pub(super) pages: BTreeMap<PieceId, Page>,
     pub(super) by_handle: BTreeMap<u64, Place>,
     pub(super) exported: BTreeMap<Token, u64>,
+    /// Other handles of exported events, for deferred commands.
+    aside: BTreeSet<u64>,
     /// What the command under way is about, if it was deferred.
     pub(crate) turned: Option<Turned>,
     record: Option<u16>,
@@ -140,7 +143,7 @@ impl IpcEvents {
 
     /// The ids of pages that other processes may have: this process's own, and those that came.
     pub(crate) fn shares(&self) -> (Vec<PieceId>, Vec<PieceId>) {
-        let named: BTreeSet<u64> = self.exported.values().copied().collect();
+        let named: BTreeSet<u64> = self.exported.values().chain(&self.aside).copied().collect();
         let of = |came: bool| {
             let events = self.by_handle.iter().filter(|(handle, _)| came || named.contains(handle));
             let pages: BTreeSet<PieceId> = events.map(|(_, place)| place.page).collect();
@@ -152,6 +155,16 @@ impl IpcEvents {
     /// Notes the pages whose state other processes save.
     pub(crate) fn leave_out(&mut self, elsewhere: &BTreeSet<PieceId>) {
         self.pages.iter_mut().for_each(|(id, page)| page.elsewhere = elsewhere.contains(id));
+    }
+
+    /// Deferred commands name an event by another handle from now on, as long as that is there.
+    pub(crate) fn set_aside(&mut self, event: u64, aside: u64) {
+        if let Some(place) = self.by_handle.get(&event).copied() {
+            self.by_handle.insert(aside, place);
+            if self.exported.values().any(|it| *it == event) || self.aside.contains(&event) {
+                self.aside.insert(aside);
+            }
+        }
     }
 
     /// Has a command that is about to be deferred count now, if it is about a shared event.
@@ -244,6 +257,7 @@ impl IpcEvents {
         let objects = &call.session.objects;
         self.by_handle.retain(|handle, _| objects.get(*handle).is_some());
         self.exported.retain(|_, handle| objects.get(*handle).is_some());
+        self.aside.retain(|handle| objects.get(*handle).is_some());
         if !call.session.waiting.busy(0).is_empty() {
             return;
         }
@@ -324,7 +338,7 @@ impl IpcEvents {
     }
 
     fn write_record(&mut self, call: &mut Call, event: u64, stream: u64) -> Result<(), Refused> {
-        let turned = self.turned.take();
+        let turned = self.turned;
         let Some(place) = turned.map(|it| it.place).or_else(|| self.by_handle.get(&event).copied()) else {
             return Ok(());
         };
@@ -445,6 +459,10 @@ mod tests {
         // Deferred commands may name an event by another handle by now.
         events.turned = Some(wait);
         assert_eq!(events.waits_for(EVENT_OF_OTHERS + 1), None, "the first record has come");
+        events.turned = None;
+        events.set_aside(EVENT_OF_OTHERS, EVENT_OF_OTHERS + 1);
+        events.set_aside(5, 6);
+        assert_eq!(events.by_handle.keys().copied().collect::<Vec<_>>(), [EVENT_OF_OTHERS, EVENT_OF_OTHERS + 1]);
         // An event of the process alone.
         assert_eq!(count(&events, 1, [5, 9]), None);
     }

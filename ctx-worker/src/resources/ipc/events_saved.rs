@@ -1,6 +1,6 @@
 //! The state in an image of events that processes share.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Acquire;
 
@@ -19,11 +19,8 @@ impl IpcEvents {
     /// deferred, in this process or another.
     pub(crate) fn write(&self) -> state::SharedEvents {
         let page = |(id, page): (&PieceId, &Page)| {
-            // Another process may have events that this one has destroyed.
-            let used: BTreeSet<u64> = match page.came {
-                false => (0..page.used.min(PER_PAGE)).collect(),
-                true => self.by_handle.values().filter(|p| p.page == *id).map(|p| p.index).collect(),
-            };
+            // Other processes may have events that this one has not, or has destroyed.
+            let used = (0..PER_PAGE).filter(|index| page.recorded(*index).load(Acquire) != 0);
             let count = |index: u64| state::EventCount {
                 index,
                 recorded: page.recorded(index).load(Acquire),
@@ -35,7 +32,7 @@ impl IpcEvents {
                 came: page.came,
                 elsewhere: page.elsewhere,
                 used: page.used,
-                counts: used.into_iter().map(count).collect(),
+                counts: used.map(count).collect(),
                 ..Default::default()
             }
         };
