@@ -14,44 +14,18 @@ use rekindle_wire::control::WorkerRequest;
 use rekindle_wire::frame::MAX_FDS;
 use tracing::info;
 
-use super::super::grants::Uuid;
-use super::super::spawn::Settings;
 use super::super::worker::{Timeout, Worker};
 use super::super::{Daemon, sys};
 use super::advance::Workers;
 use super::check;
 use super::error::RestoreError;
 use super::load::{self, Files};
-use super::preload::shortage;
-use super::preloads::pids;
+use super::preloads::{Ready, pids};
+use super::room::shortage;
 
 /// What is to be free on each GPU besides what the clients need there: for the contexts of the workers that the pool starts in the place of
 /// these.
 const FOR_CONTEXTS: u64 = 1 << 30;
-
-/// A worker that is ready for a client. It ends when this is dropped, unless a restore has taken it.
-pub(super) struct Ready {
-    pids: (u32, u32),
-    settings: Settings,
-    gpus: Option<Vec<Uuid>>,
-    worker: Option<Arc<Worker>>,
-}
-
-impl Drop for Ready {
-    fn drop(&mut self) {
-        if let Some(worker) = self.worker.take() {
-            worker.kill();
-        }
-    }
-}
-
-impl Ready {
-    /// The worker, if it is one for this client with these settings and GPUs. It may still be loading code: its requests wait for that.
-    pub(super) fn take(&mut self, record: &Record, settings: &Settings, gpus: Option<&[Uuid]>) -> Option<Arc<Worker>> {
-        let is_it = self.pids == pids(record) && self.settings == *settings && self.gpus.as_deref() == gpus;
-        self.worker.take_if(|worker| is_it && !worker.is_dead())
-    }
-}
 
 /// Has a worker for each client of an image load the client's code. `keep` gets each before it does.
 pub(super) fn load(daemon: &Daemon, image: &Image, keep: impl Fn(Ready)) -> Result<(), RestoreError> {
@@ -59,10 +33,7 @@ pub(super) fn load(daemon: &Daemon, image: &Image, keep: impl Fn(Ready)) -> Resu
     let Workers { all, gpus } = Workers::take(daemon, manifest)?;
     let ready = check::attached(manifest).zip(gpus).zip(&all);
     let ready: Vec<_> = ready
-        .map(|((record, gpus), worker)| {
-            let (pids, settings) = (pids(record), load::settings(record));
-            Ready { pids, settings, gpus, worker: Some(Arc::clone(worker)) }
-        })
+        .map(|((record, gpus), worker)| Ready::new(pids(record), load::settings(record), gpus, Arc::clone(worker)))
         .collect();
     if let Some((needed, free)) = shortage(manifest, &all, &[], |needed, _| needed.saturating_add(FOR_CONTEXTS)) {
         return Err(RestoreError::NoRoomInAdvance { needed, free });

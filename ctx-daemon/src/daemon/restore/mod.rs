@@ -38,6 +38,7 @@ mod place;
 mod preload;
 mod preloads;
 mod promises;
+mod room;
 mod shared;
 mod spans;
 mod state;

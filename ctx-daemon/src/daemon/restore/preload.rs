@@ -13,14 +13,13 @@
 //! Until a restore has loaded everything, the GPU has the content twice. So nothing is loaded where there is no room for both, and a restore
 //! that finds no room beside what was loaded does without.
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rekindle_images::{Image, ImageDir, Manifest};
+use rekindle_images::{Image, ImageDir};
 use rekindle_wire::control::{Failure, PreloadInfo, Reply, Request};
 use rekindle_wire::frame;
 use tracing::{debug, info};
@@ -35,11 +34,10 @@ use super::code_ahead;
 use super::error::RestoreError;
 use super::load::Mode;
 use super::preloads::{ClientMemory, Preloaded, ToCopy, pids};
+use super::room::shortage;
 
 /// How often a load looks whether anybody still waits for it.
 const LOOK: Duration = Duration::from_millis(20);
-/// Bytes of a GPU that are left for what the list of allocations does not tell: rounding, arrays, the driver's own.
-const MARGIN: u64 = 64 << 20;
 
 /// What the workers of a restore, which see these GPUs, copy. None of it if they would find no room beside it.
 pub(super) fn take(
@@ -184,38 +182,4 @@ fn load(daemon: &Daemon, workers: &Workers, image: &Image) -> Result<Loaded, Res
         .map(|((record, gpus), pieces)| Arc::new(ClientMemory { pids: pids(record), gpus: gpus.clone(), pieces }));
     let sum = times.iter().fold((0, 0), |sum, it| (sum.0 + it.bytes, sum.1 + it.copied));
     Ok((memory.collect(), sum))
-}
-
-/// The first GPU on which less is free than `wanted` of the bytes that the clients need there and of those that are held for them: how much
-/// is wanted, and how much is free; nothing, where a worker does not say. None where there is room.
-pub(super) fn shortage(
-    manifest: &Manifest,
-    workers: &[Arc<Worker>],
-    held: &[Option<ToCopy>],
-    wanted: impl Fn(u64, u64) -> u64,
-) -> Option<(u64, u64)> {
-    #[derive(Default)]
-    struct Gpu {
-        needed: u64,
-        held: u64,
-        free: Option<u64>,
-    }
-    let mut all: HashMap<Uuid, Gpu> = HashMap::new();
-    for (place, (record, worker)) in check::attached(manifest).zip(workers).enumerate() {
-        let memory = worker.memory().unwrap_or_default();
-        for (ordinal, device) in worker.attached().devices.iter().enumerate() {
-            // Virtual GPUs have one memory.
-            let gpu = all.entry(device.part_of.unwrap_or(device.uuid)).or_default();
-            let here = record.allocations.iter().filter(|it| it.device as usize == ordinal);
-            gpu.needed = here.fold(gpu.needed, |sum, it| sum.saturating_add(it.size));
-            gpu.held += held.get(place).and_then(Option::as_ref).map_or(0, |it| it.bytes_on(ordinal));
-            let free = memory.get(ordinal).map_or(0, |it| it.free);
-            gpu.free = Some(gpu.free.map_or(free, |other| other.min(free)));
-        }
-    }
-    let on = |gpu: Gpu| match wanted(gpu.needed, gpu.held) {
-        0 => (0, 0),
-        wanted => (wanted.saturating_add(MARGIN), gpu.free.unwrap_or(0)),
-    };
-    all.into_values().map(on).find(|(wanted, free)| wanted > free)
 }

@@ -11,7 +11,6 @@ use super::super::lock;
 use super::super::spawn::Settings;
 use super::super::worker::{Pieces, Timeout, Worker, WorkerError};
 use super::check;
-use super::code_ahead::Ready;
 
 /// What is loaded for restores to come, by the connections that have asked for it. The driver takes a while to free what goes: nobody holds
 /// the lock meanwhile.
@@ -57,6 +56,35 @@ impl ToCopy {
     pub(super) fn bytes_on(&self, device: usize) -> u64 {
         let here = self.0.pieces.iter().filter(|(piece, _)| piece.device as usize == device);
         here.map(|(piece, _)| piece.size).sum()
+    }
+}
+
+/// A worker that is ready for a client. It ends when this is dropped, unless a restore has taken it.
+pub(super) struct Ready {
+    pids: (u32, u32),
+    settings: Settings,
+    gpus: Option<Vec<Uuid>>,
+    worker: Option<Arc<Worker>>,
+}
+
+impl Drop for Ready {
+    fn drop(&mut self) {
+        if let Some(worker) = self.worker.take() {
+            worker.kill();
+        }
+    }
+}
+
+impl Ready {
+    /// A worker with these settings, which sees these GPUs, for the client that [`pids`] names.
+    pub(super) fn new(pids: (u32, u32), settings: Settings, gpus: Option<Vec<Uuid>>, worker: Arc<Worker>) -> Self {
+        Self { pids, settings, gpus, worker: Some(worker) }
+    }
+
+    /// The worker, if it is one for this client with these settings and GPUs. It may still be loading code: its requests wait for that.
+    pub(super) fn take(&mut self, record: &Record, settings: &Settings, gpus: Option<&[Uuid]>) -> Option<Arc<Worker>> {
+        let is_it = self.pids == pids(record) && self.settings == *settings && self.gpus.as_deref() == gpus;
+        self.worker.take_if(|worker| is_it && !worker.is_dead())
     }
 }
 
