@@ -12,14 +12,12 @@ use std::sync::Arc;
 use rekindle_ctx_worker::state;
 use rekindle_images::{Client as Record, HashKey};
 use rekindle_wire::control::{Failing, FailureKind, Limits, WorkerRequest};
-use rekindle_wire::frame::MAX_FDS;
 use thiserror::Error;
 use tracing::info;
 
 use super::clients::Client;
 use super::grants::Uuid;
 use super::pool::{Pool, PoolError};
-use super::sys;
 use super::worker::{Timeout, Worker, WorkerError};
 use crate::limit::Limit;
 
@@ -87,10 +85,7 @@ fn load(
     limit: Limit,
 ) -> Result<(), WorkerError> {
     let timeout = Timeout::WhileItWorks(limit);
-    for files in code.chunks(MAX_FDS) {
-        let request = WorkerRequest::Code { code: files.iter().map(|it| it.0.clone()).collect() };
-        worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), timeout)?;
-    }
+    worker.send_code(code, timeout)?;
     let (hash_algorithm, hash_key) = key.to_parts();
     let limits = Limits::default();
     let (data, code) = (Vec::new(), Vec::new());

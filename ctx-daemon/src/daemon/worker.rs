@@ -496,6 +496,18 @@ impl Worker {
         }
     }
 
+    /// Brings files of code, with their hashes, for the `Load` or `LoadCode` that follows.
+    pub(crate) fn send_code(
+        &self,
+        files: &[(String, OwnedFd)],
+        timeout: impl Into<Timeout> + Copy,
+    ) -> Result<(), WorkerError> {
+        files.chunks(MAX_FDS).try_for_each(|files| {
+            let code = files.iter().map(|it| it.0.clone()).collect();
+            self.ask(&WorkerRequest::Code { code }, &sys::raw(files.iter().map(|it| &it.1)), timeout)
+        })
+    }
+
     /// Sends a request that is not answered.
     pub(crate) fn say(&self, what: &WorkerRequest) {
         if let Err(error) = self.say_with(what, &[]) {

@@ -23,7 +23,7 @@ use rekindle_wire::command::{self, HostFunc};
 use rekindle_wire::ring::CommandHeader;
 
 use crate::gpu::driver::Driver;
-use crate::resources::ipc::events::Turned;
+use crate::resources::ipc::events::SharedRecord;
 use crate::schedule::callbacks::Callbacks;
 use crate::schedule::dependencies::{Dependencies, EventUse, Role, Scope, Turn};
 use crate::session::outcome::Refused;
@@ -65,7 +65,7 @@ pub(crate) struct Entry {
     /// For a launch, the attributes of its function that have been set since.
     pub(crate) settings: Vec<Setting>,
     /// For a command about an event that processes share, the record that it makes or waits for.
-    pub(crate) turned: Option<Turned>,
+    pub(crate) shared_record: Option<SharedRecord>,
 }
 
 /// The next step for a deferred command that no earlier command blocks.
@@ -378,11 +378,11 @@ impl DeferredCommands {
         parameters: Vec<u8>,
         dependencies: Dependencies,
         progress: Progress,
-        turned: Option<Turned>,
+        shared_record: Option<SharedRecord>,
     ) {
         self.next += 1;
         let settings = Vec::new();
-        self.keep(Entry { id: self.next, header, parameters, dependencies, progress, settings, turned });
+        self.keep(Entry { id: self.next, header, parameters, dependencies, progress, settings, shared_record });
     }
 
     /// Adds a command that was deferred when it was saved.

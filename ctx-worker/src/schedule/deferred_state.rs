@@ -6,7 +6,7 @@ use rekindle_wire::codec::Malformed;
 use rekindle_wire::ring::CommandHeader;
 
 use crate::resources::Memory;
-use crate::resources::ipc::events::Turned;
+use crate::resources::ipc::events::SharedRecord;
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::saved::{Part, Saved};
 use crate::schedule::Scheduler;
@@ -56,7 +56,7 @@ impl DeferredCommands {
                 status,
                 parameters: entry.parameters.clone(),
                 settings: entry.settings.iter().map(|setting| setting.saved()).collect(),
-                turned: entry.turned.map(Turned::saved).into(),
+                shared_record: entry.shared_record.map(SharedRecord::saved).into(),
                 ..DeferredCommand::default()
             }
         };
@@ -114,7 +114,7 @@ impl Scheduler {
             };
             let dependencies = self.dependencies(session, memory, &header, &it.parameters);
             let settings = it.settings.iter().map(Setting::restored).collect();
-            let turned = it.turned.as_ref().map(Turned::restored).transpose()?;
+            let shared_record = it.shared_record.as_ref().map(SharedRecord::restored).transpose()?;
             self.deferred.restore(Entry {
                 id: it.id,
                 header,
@@ -122,7 +122,7 @@ impl Scheduler {
                 dependencies,
                 progress,
                 settings,
-                turned,
+                shared_record,
             });
         }
         Ok(())

@@ -13,7 +13,7 @@ use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::{self, CallbackNext, HeldRoom, HostFunc};
 use rekindle_wire::ring::CommandHeader;
 
-use crate::resources::ipc::events::Turned;
+use crate::resources::ipc::events::SharedRecord;
 use crate::schedule::deferred::{Entry, Next, Progress};
 use crate::schedule::deferred_settings::{set_as_made, set_back};
 use crate::schedule::dependencies::{Dependencies, Turn};
@@ -70,7 +70,7 @@ impl Executor {
             self.answer(header.reply, CUDA_ERROR_NOT_READY, &[]);
             return Ok(());
         }
-        let turned = self.memory.ipc_events.defer(header.call, parameters);
+        let record = self.memory.ipc_events.defer(header.call, parameters);
         let (driver, waiting) = (self.call.gpu.driver, &mut self.call.session.waiting);
         self.scheduler.deferred.note_lack(driver, waiting, &dependencies);
         // The event's stream continues: deferred commands mean the event as it was before.
@@ -80,7 +80,7 @@ impl Executor {
                 self.memory.ipc_events.set_aside(*event, aside);
             }
             self.scheduler.deferred.count_step(&dependencies);
-            self.perform_turned(header, parameters, turned)?;
+            self.perform_deferred(header, parameters, record)?;
             self.tick(&dependencies);
             return Ok(());
         }
@@ -113,7 +113,7 @@ impl Executor {
                     self.perform(header, parameters)?;
                 }
             }
-            _ => self.scheduler.deferred.add(header, parameters.to_vec(), dependencies, Progress::Queued, turned),
+            _ => self.scheduler.deferred.add(header, parameters.to_vec(), dependencies, Progress::Queued, record),
         }
         if self.scheduler.deferred.is_too_much() {
             self.give_up(&"it sends more and more behind what it holds up itself");
@@ -162,7 +162,7 @@ impl Executor {
             }
             Next::Goes => {
                 if entry.settings.is_empty() {
-                    self.perform_turned(entry.header, &entry.parameters, entry.turned)?;
+                    self.perform_deferred(entry.header, &entry.parameters, entry.shared_record)?;
                 } else {
                     self.perform_as_set(entry)?;
                 }
@@ -173,16 +173,16 @@ impl Executor {
         }
     }
 
-    /// Executes a command for whom an event of other processes is as it was when the command was deferred.
-    fn perform_turned(
+    /// Executes a command that was deferred. If it is about a shared event, it is about this record of it.
+    fn perform_deferred(
         &mut self,
         header: CommandHeader,
         parameters: &[u8],
-        turned: Option<Turned>,
+        record: Option<SharedRecord>,
     ) -> Result<(), Refused> {
-        self.memory.ipc_events.turned = turned;
+        self.memory.ipc_events.under_way = record;
         let performed = self.perform(header, parameters);
-        self.memory.ipc_events.turned = None;
+        self.memory.ipc_events.under_way = None;
         performed
     }
 

@@ -172,5 +172,13 @@ pub(crate) fn access_of(worker: &mut Executor, header: CommandHeader, parameters
 
 /// A deferred command whose turn has not come.
 pub(crate) fn entry(id: u64, header: CommandHeader, parameters: Vec<u8>, dependencies: Dependencies) -> Entry {
-    Entry { id, header, parameters, dependencies, progress: Progress::Queued, settings: Vec::new(), turned: None }
+    Entry {
+        id,
+        header,
+        parameters,
+        dependencies,
+        progress: Progress::Queued,
+        settings: Vec::new(),
+        shared_record: None,
+    }
 }

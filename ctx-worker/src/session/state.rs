@@ -21,9 +21,9 @@ mod proto {
 }
 
 pub(crate) use proto::state::{
-    Access, Cut, DeferredCommand, DeferredCommands, DeferredProgress, Device, EventCount, EventPage, EventTurn,
-    FormerAttribute, Graph, Graphs, KernelHeap, ManagedMemory, ManagedVariable, Mapped, Mapping, Named, Piece,
-    PinnedMemory, Pool, RecordedEvent, Reservation, Segment, SharedEvent, SharedEvents, SharedPiece, Sharing, State,
+    Access, Cut, DeferredCommand, DeferredCommands, DeferredProgress, Device, EventCount, EventPage, FormerAttribute,
+    Graph, Graphs, KernelHeap, ManagedMemory, ManagedVariable, Mapped, Mapping, Named, Piece, PinnedMemory, Pool,
+    RecordedEvent, Reservation, Segment, SharedEvent, SharedEvents, SharedPiece, SharedRecord, Sharing, State,
     WaitingForRoom,
 };
 

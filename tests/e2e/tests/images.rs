@@ -64,7 +64,7 @@ fn damaged(damages: &[(&str, Damage<'_>)]) -> Result {
 }
 
 #[test]
-fn a_flipped_bit_in_any_file_fails_the_restore() -> Result {
+fn a_flipped_bit_in_any_file_that_a_restore_reads_fails_it() -> Result {
     let flipped = |kind: &str, image: &Image| {
         let file = image.file(kind)?;
         image.flip(&file, length(&image.path(&file))? / 2)?;

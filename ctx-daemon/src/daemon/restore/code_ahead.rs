@@ -11,15 +11,14 @@ use std::sync::Arc;
 
 use rekindle_images::{Client as Record, Image};
 use rekindle_wire::control::WorkerRequest;
-use rekindle_wire::frame::MAX_FDS;
 use tracing::info;
 
+use super::super::Daemon;
 use super::super::worker::{Timeout, Worker};
-use super::super::{Daemon, sys};
 use super::advance::Workers;
 use super::check;
 use super::error::RestoreError;
-use super::load::{self, Files};
+use super::load;
 use super::preloads::{Ready, pids};
 use super::room::shortage;
 
@@ -52,11 +51,6 @@ pub(super) fn load(daemon: &Daemon, image: &Image, keep: impl Fn(Ready)) -> Resu
 fn load_code(daemon: &Daemon, worker: &Worker, image: &Image, record: &Record) -> Result<(), RestoreError> {
     let timeout = Timeout::WhileItWorks(daemon.config.timeouts.stall);
     let failed = |error| RestoreError::Worker(check::name(record), error);
-    let files = check::code_of(record).into_iter().map(|hash| Ok((hash.to_string(), image.code(hash)?)));
-    let files: Vec<_> = files.collect::<Result<_, RestoreError>>()?;
-    for files in files.chunks(MAX_FDS) {
-        let request = WorkerRequest::Code { code: files.iter().map(|it| it.0.clone()).collect() };
-        worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), timeout).map_err(failed)?;
-    }
+    worker.send_code(&load::code_files(record, image)?, timeout).map_err(failed)?;
     worker.ask_with(&WorkerRequest::LoadCode, &record.to_bytes()?, &[], timeout).map_err(failed)
 }

@@ -323,12 +323,11 @@ impl Load {
     ) -> Result<Self, RestoreError> {
         let data = record.data_files().into_iter();
         let data = data.map(|it| Ok((DataFile { depth: it.depth, index: it.index }, files.data(it)?)));
-        let code = check::code_of(record).into_iter().map(|hash| Ok((hash.to_string(), files.code(hash)?)));
         Ok(Self {
             hash: manifest.hash_key,
             blob,
             data: data.collect::<Result<_, RestoreError>>()?,
-            code: code.collect::<Result<_, RestoreError>>()?,
+            code: code_files(record, files)?,
             how,
             to_copy: None,
         })
@@ -341,15 +340,12 @@ impl Load {
         }
         // The last message has room for the rest of both lists.
         let (data_before, data) = split(&self.data, 0);
-        for files in data_before {
+        for files in data_before.chunks(MAX_FDS) {
             let request = WorkerRequest::Data { data: files.iter().map(|it| it.0).collect() };
             worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), timeout)?;
         }
         let (code_before, code) = split(&self.code, data.len());
-        for files in code_before {
-            let request = WorkerRequest::Code { code: files.iter().map(|it| it.0.clone()).collect() };
-            worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), timeout)?;
-        }
+        worker.send_code(code_before, timeout)?;
         let (hash_algorithm, hash_key) = self.hash.to_parts();
         let fds = data.iter().map(|it| &it.1).chain(code.iter().map(|it| &it.1));
         let request = WorkerRequest::Load {
@@ -367,11 +363,14 @@ impl Load {
     }
 }
 
-/// Splits a list into parts that go ahead in messages of their own, and a rest that fits into a message with `taken` places.
-fn split<T>(all: &[T], taken: usize) -> (std::slice::Chunks<'_, T>, &[T]) {
-    let in_last = all.len().min(MAX_FDS.saturating_sub(taken));
-    let (before, last) = all.split_at(all.len() - in_last);
-    (before.chunks(MAX_FDS), last)
+/// The code of a client, in files for its worker.
+pub(super) fn code_files(record: &Record, files: &impl Files) -> Result<Vec<CodeFile>, RestoreError> {
+    check::code_of(record).into_iter().map(|hash| Ok((hash.to_string(), files.code(hash)?))).collect()
+}
+
+/// Splits a list into what goes ahead in messages of its own, and a rest that fits into a message with `taken` places.
+fn split<T>(all: &[T], taken: usize) -> (&[T], &[T]) {
+    all.split_at(all.len() - all.len().min(MAX_FDS.saturating_sub(taken)))
 }
 
 #[cfg(test)]
@@ -384,9 +383,9 @@ mod tests {
         {
             let all: Vec<_> = (0..count).collect();
             let (before, last) = split(&all, taken);
-            assert!(last.len() + taken <= MAX_FDS && before.clone().all(|it| it.len() <= MAX_FDS));
-            assert_eq!(before.len(), messages, "{count} {taken}");
-            assert_eq!(before.flatten().chain(last).copied().collect::<Vec<_>>(), all);
+            assert!(last.len() + taken <= MAX_FDS);
+            assert_eq!(before.chunks(MAX_FDS).len(), messages, "{count} {taken}");
+            assert_eq!(before.iter().chain(last).copied().collect::<Vec<_>>(), all);
         }
     }
 }

@@ -251,8 +251,8 @@ impl Checking {
         hold::check(&dir, phases.hold())?;
         image.check_companion()?;
         let manifest = image.manifest();
-        check::image(&image)?;
         // The workers compare code with its hashes, beside CRIU: no process runs before that.
+        check::image(&image)?;
         let warm = daemon.warm.find(&image).map(|it| it.begin());
         let natives = Natives::check(&daemon.native, manifest, allowed, wire)?;
         phases.ends(Part::Check);

@@ -125,7 +125,6 @@ impl Asker<'_> {
         let [dir] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| RestoreError::NoDirectory)?;
         let image = Image::open_at(ImageDir::from_fd(dir.as_fd(), message::shown(&dir))?)?;
         check::image(&image)?;
-        check::code(&image)?;
         daemon.pool.wait_for_restores();
         let workers = Workers::take(daemon, image.manifest())?;
         let is_over = AtomicBool::new(false);

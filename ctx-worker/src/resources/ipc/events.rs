@@ -10,7 +10,7 @@
 //! that value. A record whose slot has not reached its last value waits for that value: no value is overwritten by an
 //! earlier one. So no process has to know which others have the event, and no process needs rights over another.
 //!
-//! "Now" is when the application calls, also for commands that are deferred ([`Turned`]): another process may record the event again
+//! "Now" is when the application calls, also for commands that are deferred ([`SharedRecord`]): another process may record the event again
 //! before a deferred wait is executed, and that record may wait for what comes after this wait. While a record is deferred, the same event
 //! can be recorded 30 times in other streams; the next record waits, on the device, for the deferred one.
 
@@ -66,7 +66,7 @@ pub(crate) struct Place {
 
 /// Which record of an event a deferred command is about: the one that it makes, or waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Turned {
+pub(crate) struct SharedRecord {
     pub(crate) place: Place,
     /// The value that the record has counted up to.
     pub(crate) count: u64,
@@ -80,8 +80,8 @@ pub(crate) struct IpcEvents {
     pub(super) exported: BTreeMap<Token, u64>,
     /// Other handles of exported events, for deferred commands.
     aside: BTreeSet<u64>,
-    /// What the command under way is about, if it was deferred.
-    pub(crate) turned: Option<Turned>,
+    /// The record that the command under way is about, if it was deferred.
+    pub(crate) under_way: Option<SharedRecord>,
     record: Option<u16>,
     wait: Option<u16>,
     query: Option<u16>,
@@ -168,7 +168,7 @@ impl IpcEvents {
     }
 
     /// Has a command that is about to be deferred count now, if it is about a shared event.
-    pub(crate) fn defer(&self, call: u16, parameters: &[u8]) -> Option<Turned> {
+    pub(crate) fn defer(&self, call: u16, parameters: &[u8]) -> Option<SharedRecord> {
         let mut reader = Reader::new(parameters);
         let (first, second) = (reader.word().ok(), reader.word().ok());
         let is_record = Some(call) == self.record;
@@ -181,7 +181,7 @@ impl IpcEvents {
         let place = *self.by_handle.get(&event?)?;
         let recorded = self.pages.get(&place.page)?.recorded(place.index);
         let count = if is_record { recorded.fetch_add(1, AcqRel) + 1 } else { recorded.load(Acquire) };
-        Some(Turned { place, count })
+        Some(SharedRecord { place, count })
     }
 
     /// Executes a command about shared events.
@@ -338,13 +338,13 @@ impl IpcEvents {
     }
 
     fn write_record(&mut self, call: &mut Call, event: u64, stream: u64) -> Result<(), Refused> {
-        let turned = self.turned;
-        let Some(place) = turned.map(|it| it.place).or_else(|| self.by_handle.get(&event).copied()) else {
+        let record = self.under_way;
+        let Some(place) = record.map(|it| it.place).or_else(|| self.by_handle.get(&event).copied()) else {
             return Ok(());
         };
         let Some(page) = self.pages.get(&place.page) else { return Ok(()) };
-        let count = match turned {
-            Some(turned) => turned.count,
+        let count = match record {
+            Some(record) => record.count,
             None => page.recorded(place.index).fetch_add(1, AcqRel) + 1,
         };
         let slot = page.slot(place.index, count);
@@ -363,9 +363,9 @@ impl IpcEvents {
     /// The slot and the value that it must reach before the event is as far as it was recorded when the command was made; None if it
     /// is.
     fn waits_for(&self, event: u64) -> Option<(u64, u64)> {
-        let place = self.turned.map(|it| it.place).or_else(|| self.by_handle.get(&event).copied())?;
+        let place = self.under_way.map(|it| it.place).or_else(|| self.by_handle.get(&event).copied())?;
         let page = self.pages.get(&place.page)?;
-        let count = self.turned.map_or_else(|| page.recorded(place.index).load(Acquire), |it| it.count);
+        let count = self.under_way.map_or_else(|| page.recorded(place.index).load(Acquire), |it| it.count);
         let slot = page.slot(place.index, count);
         (!has_come(slot, count)).then_some((std::ptr::from_ref(slot) as u64, count))
     }
@@ -457,9 +457,9 @@ mod tests {
         slot(1).store(1, std::sync::atomic::Ordering::Release);
         assert_eq!(events.waits_for(EVENT_OF_OTHERS), Some((std::ptr::from_ref(slot(2)) as u64, 2)));
         // Deferred commands may name an event by another handle by now.
-        events.turned = Some(wait);
+        events.under_way = Some(wait);
         assert_eq!(events.waits_for(EVENT_OF_OTHERS + 1), None, "the first record has come");
-        events.turned = None;
+        events.under_way = None;
         events.set_aside(EVENT_OF_OTHERS, EVENT_OF_OTHERS + 1);
         events.set_aside(5, 6);
         assert_eq!(events.by_handle.keys().copied().collect::<Vec<_>>(), [EVENT_OF_OTHERS, EVENT_OF_OTHERS + 1]);

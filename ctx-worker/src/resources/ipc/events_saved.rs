@@ -9,7 +9,7 @@ use rekindle_wire::codec::Malformed;
 use rekindle_wire::ipc::{PieceId, Token};
 
 use super::Arrived;
-use super::events::{EVENT, IpcEvents, PER_PAGE, Page, Place, SLOTS, Turned, page_file};
+use super::events::{EVENT, IpcEvents, PER_PAGE, Page, Place, SLOTS, SharedRecord, page_file};
 use crate::resources::not_loaded::NotLoaded;
 use crate::session::call::Call;
 use crate::session::state;
@@ -77,15 +77,15 @@ impl IpcEvents {
     }
 }
 
-impl Turned {
+impl SharedRecord {
     /// The form in which an image keeps it.
-    pub(crate) fn saved(self) -> state::EventTurn {
+    pub(crate) fn saved(self) -> state::SharedRecord {
         let Self { place: Place { page, index }, count } = self;
-        state::EventTurn { page: page.to_vec(), index, count, ..Default::default() }
+        state::SharedRecord { page: page.to_vec(), index, count, ..Default::default() }
     }
 
-    /// Restores the result of [`Turned::saved`].
-    pub(crate) fn restored(saved: &state::EventTurn) -> Result<Self, Malformed> {
+    /// Restores the result of [`SharedRecord::saved`].
+    pub(crate) fn restored(saved: &state::SharedRecord) -> Result<Self, Malformed> {
         let place = Place { page: state::name(&saved.page)?, index: saved.index };
         Ok(Self { place, count: saved.count })
     }
