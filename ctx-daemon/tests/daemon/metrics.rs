@@ -406,6 +406,10 @@ fn a_worker_that_is_stopped_or_dies_is_shown_and_delays_nothing() {
         assert_eq!(unsafe { libc::kill(worker, signal) }, 0);
     };
     signal(libc::SIGSTOP);
+    // The kernel stops one thread, which then stops the others.
+    let is_stopped = |it: &std::path::Path| std::fs::read_to_string(it.join("status")).unwrap().contains("State:\tT");
+    let threads = || std::fs::read_dir(format!("/proc/{worker}/task")).unwrap().map(|it| it.unwrap().path());
+    eventually("the worker stands still", || threads().all(|it| is_stopped(&it)).then_some(()));
     // Each answer comes while the worker stands still.
     for _ in 0..3 {
         let now = Scrape::of(&daemon);
