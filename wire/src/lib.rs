@@ -10,6 +10,7 @@
 //! - [`layout`]: the shared memory that a client and its worker map
 //! - [`ring`]: the command ring in it, with one total order
 //! - [`reply`]: the slots in which a waiting call sleeps
+//! - [`standstill`]: a process that stops its own threads, and CRIU, which stops them too, take turns
 //! - [`codec`], [`command`]: how a call and its parameters look in the ring
 //! - [`graph`]: the steps of executable graphs
 //! - [`calls`]: how often a client asks for each driver call
@@ -31,7 +32,7 @@
 //!
 //! ```text
 //!   control
-//!   gpus              ring, reply, calls, lazy_pages      command, graph
+//!   gpus              ring, reply, calls, standstill, lazy_pages      command, graph
 //!   attach, frame     layout, with model, futex, sync     boxes
 //!   version                                               codec
 //!
@@ -60,6 +61,7 @@ pub mod native;
 pub mod nvml;
 pub mod reply;
 pub mod ring;
+pub mod standstill;
 pub mod stderr;
 mod sync;
 pub mod tensor_map;

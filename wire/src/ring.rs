@@ -161,6 +161,11 @@ impl Consumer {
         Self { shared, head, buffer: Vec::new() }
     }
 
+    /// The shared memory that the ring is in.
+    pub fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
     /// Units consumed so far.
     pub fn head(&self) -> u64 {
         self.head

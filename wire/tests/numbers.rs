@@ -43,6 +43,8 @@ fn places() -> Vec<(usize, &'static str)> {
         (offset_of!(Header, pressure), "pressure"),
         (offset_of!(Header, printed), "printed"),
         (offset_of!(Header, moment), "moment"),
+        (offset_of!(Header, standstills), "standstills"),
+        (offset_of!(Header, no_standstill), "no_standstill"),
         (std::ptr::from_ref(shared.seq(0)) as usize - base, "seqs"),
         (shared.units() as usize - base, "units"),
         (std::ptr::from_ref(shared.reply(0)) as usize - base, "replies"),

@@ -19,6 +19,7 @@ use rekindle_wire::control::{self, Failing, Failure, WorkerReply, WorkerRequest}
 use rekindle_wire::frame::{self, Message};
 use rekindle_wire::layout::{self, Shared};
 use rekindle_wire::ring::Consumer;
+use rekindle_wire::standstill;
 use rekindle_wire::version::control_version;
 use rekindle_wire::{Dialect, OLDEST_CONTROL};
 use tracing::{error, info, warn};
@@ -884,20 +885,28 @@ impl Server {
         Ok(Consumer::new(shared, head))
     }
 
-    /// Takes no more commands from now on; streams take deferred commands only by steps.
+    /// Takes no more commands from now on; streams take deferred commands only by steps. The process begins no standstill.
     pub(super) fn close(&mut self, consumer: Consumer) -> Closed {
+        standstill::forbid(consumer.shared());
         self.executor.scheduler.deferred.close(0);
         self.channel.silence.listen(true);
         Closed { consumer, streams: rest::Closing::new() }
     }
 
-    /// Waits until the device is idle.
+    /// Waits until the device is idle, and until no thread of the process holds the others.
     pub(super) fn quiesce(&mut self, mut closed: Closed, timeout: Duration) -> (State, Answered) {
+        let deadline = Instant::now() + timeout;
         let rest = match self.executor.drain(timeout) {
             Ok(rest) => rest,
             Err(broken) => return (self.open(closed.consumer), Err(broken.into())),
         };
         closed.streams.look(self.executor.call.session.waiting.busy(0));
+        let rest = match rest {
+            Rest::Idle if !stands_free(closed.consumer.shared(), deadline) => {
+                Rest::Busy("it moves memory that it registers, or has registered".into())
+            }
+            rest => rest,
+        };
         match rest {
             Rest::Idle => match self.executor.give_all_to_client() {
                 Ok(()) => (State::Quiesced(closed), done(Ok(()))),
@@ -940,8 +949,20 @@ impl Server {
         self.channel.silence.listen(false);
         self.executor.scheduler.deferred.open();
         self.executor.call.session.waiting.uncalm();
+        standstill::allow(consumer.shared());
         State::Open(consumer)
     }
+}
+
+/// Waits until no thread holds the process at a standstill. Returns false if the time is up first.
+fn stands_free(shared: &Shared, deadline: Instant) -> bool {
+    while standstill::is_under_way(shared) {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    true
 }
 
 /// Whether a request only asks for what is known, without use of the client's memory.

@@ -12,6 +12,7 @@ use rekindle_wire::attach::{Attach, Pinned};
 use rekindle_wire::control::{Learned, TemplatePiece, WorkerReply};
 use rekindle_wire::frame::MAX_FDS;
 use rekindle_wire::ring::Consumer;
+use rekindle_wire::standstill;
 use tracing::{debug, error, info};
 
 use crate::checkpoint::borrowing::Borrowing;
@@ -262,6 +263,8 @@ impl Server {
     /// of the client's memory is there too.
     pub(super) fn open_connected(&mut self, connected: Connected) -> (State, Answered) {
         let Connected { consumer, keeper } = connected;
+        // The process was quiesced when it was saved.
+        standstill::allow(consumer.shared());
         let opened = match self.executor.checkpoint.load_progress() {
             LoadProgress::UnderWay { .. } => Ok(State::Filling as fn(Consumer) -> State),
             LoadProgress::Over => self.executor.end_load().map(|_| State::Open as fn(Consumer) -> State),

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_images::{Client, DataFile, DataReader, HashKey};
 use rekindle_wire::control::{self, Suspension, WorkerReply};
+use rekindle_wire::standstill;
 use tracing::{error, info, warn};
 
 use crate::checkpoint::suspend::{Kept, Origin, is_out_of_memory};
@@ -83,6 +84,7 @@ impl Server {
         };
         self.executor.checkpoint.before_opening(self.executor.call.gpu.driver);
         self.channel.silence.listen(false);
+        standstill::allow(closed.consumer.shared());
         if deep {
             let (keeper, bytes) = self.keep(closed, kept, hold);
             return (State::Keeper(keeper), Ok((WorkerReply::Suspended { bytes }, Vec::new())));

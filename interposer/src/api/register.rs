@@ -82,7 +82,10 @@ pub(crate) unsafe fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, fl
             return Ok(());
         }
         let moved = Pages::allocate(client, pages.end - pages.start, flags)?;
-        match moves::move_in(pages.clone(), moved.base, &moved.file, moved.serial) {
+        let standstill = client.connection.standstill();
+        let result = moves::move_in(pages.clone(), moved.base, &moved.file, moved.serial);
+        drop(standstill);
+        match result {
             Ok(()) => {
                 // SAFETY: our own mapping, which a child needs not.
                 unsafe { libc::madvise(moved.base as *mut _, moved.size as usize, libc::MADV_DONTFORK) };
@@ -140,7 +143,10 @@ pub(super) fn take_back(client: &Client, registered: &Allocation) {
     if serial == SHARED {
         return shared_memory::unmap(client, mapped, pages.end - pages.start);
     }
-    match moves::move_out(&pages, mapped, serial) {
+    let standstill = client.connection.standstill();
+    let result = moves::move_out(&pages, mapped, serial);
+    drop(standstill);
+    match result {
         Ok(()) => pinned::unmap(client, mapped, pages.end - pages.start),
         // They stay in the memfd, where they are as good until a fork; its other mapping must stay too.
         Err(error) => log::note(&format!("memory at {base:#x} stays shared after it was unregistered: {error}")),
@@ -160,7 +166,7 @@ pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(out: *mut CUdeviceptr, host: *
                 unsafe { put(out, alias + (address - base)) }
             }
             Some(Allocation::Registered { .. }) => {
-                log::refused("cuMemHostGetDevicePointer of memory that is shared with other processes");
+                log::refused("cuMemHostGetDevicePointer of registered memory that could not be moved");
                 Err(CUDA_ERROR_NOT_SUPPORTED)
             }
             _ => Err(CUDA_ERROR_INVALID_VALUE),

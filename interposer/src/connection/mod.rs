@@ -19,6 +19,7 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::attach::Pinned;
 use rekindle_wire::frame;
 use rekindle_wire::layout::Shared;
+use rekindle_wire::standstill::{self, Standstill};
 
 use crate::process::log;
 
@@ -52,6 +53,11 @@ impl Connection {
             log::error("the worker of this process has died; see the daemon's log. Every CUDA call fails from here on");
         }
         false
+    }
+
+    /// Begins a standstill of this process, see [`standstill`]. Waits while a checkpoint is about to stop the process.
+    pub(crate) fn standstill(&self) -> Standstill<'_> {
+        standstill::begin(&self.shared, || self.is_alive())
     }
 
     /// Whether the worker was found dead before.

@@ -89,6 +89,11 @@ pub struct Header {
     pub printed: AtomicU32,
     /// Whether a checkpoint waits for the moment that the application has chosen. Written by the worker.
     pub moment: AtomicU32,
+
+    /// How many threads hold the process at a standstill, see [`crate::standstill`]. Written by the client.
+    pub standstills: Aligned<AtomicU32>,
+    /// Whether no standstill may begin. Written by the worker.
+    pub no_standstill: AtomicU32,
 }
 
 /// A field on a cache line of its own, so that the two sides do not fight over it.

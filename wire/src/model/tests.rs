@@ -5,6 +5,7 @@ use crate::futex;
 use crate::layout::MAX_COMMAND;
 use crate::reply;
 use crate::ring::{CommandHeader, Consumer, HEADER_BYTES, end, enqueue, ring_doorbell};
+use crate::standstill;
 
 /// Nothing waits so long.
 const EVER: Duration = Duration::MAX;
@@ -127,6 +128,26 @@ fn news_that_come_while_a_worker_falls_asleep_wake_it() {
             consumer.sleep(EVER, has_come);
         }
         teller.join().unwrap();
+    });
+}
+
+#[test]
+fn a_standstill_is_never_at_the_time_of_a_quiesce_and_begins_after_it() {
+    check(4, |shared| {
+        let client = thread::spawn(move || {
+            let standstill = standstill::begin(&shared, || true);
+            // SAFETY: the model reports if the other thread uses the unit at this time.
+            unsafe { shared.store(0, &[1]) };
+            drop(standstill);
+        });
+        standstill::forbid(&shared);
+        while standstill::is_under_way(&shared) {
+            thread::yield_now();
+        }
+        // SAFETY: as above.
+        unsafe { shared.store(0, &[2]) };
+        standstill::allow(&shared);
+        client.join().unwrap();
     });
 }
 
