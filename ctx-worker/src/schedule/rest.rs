@@ -1,4 +1,4 @@
-//! Waits until the device is idle, and names the work that prevents this.
+//! Waits until the device is idle and CRIU can seize the process, and names the work that prevents this.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -7,6 +7,8 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Reader;
 use rekindle_wire::command::{self, FindFunction};
 use rekindle_wire::control::{Failing, FailureKind};
+use rekindle_wire::layout::Shared;
+use rekindle_wire::standstill;
 use thiserror::Error;
 
 use crate::session::Session;
@@ -99,6 +101,17 @@ pub(crate) fn comes_to_rest(call: &mut Call, patience: Duration) -> Result<bool,
     };
     let _ = call.enter_own();
     Ok(rest)
+}
+
+/// Waits until no thread of the client holds the others: CRIU could not seize them.
+pub(crate) fn no_standstill(shared: &Shared, deadline: Instant) -> Rest {
+    while standstill::is_under_way(shared) {
+        if Instant::now() >= deadline {
+            return Rest::Busy("the process moves pages of memory that it registers or unregisters".into());
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    Rest::Idle
 }
 
 /// Lets streams have only so many commands in flight for a time. Names a stream that has more yet.

@@ -902,10 +902,8 @@ impl Server {
         };
         closed.streams.look(self.executor.call.session.waiting.busy(0));
         let rest = match rest {
-            Rest::Idle if !stands_free(closed.consumer.shared(), deadline) => {
-                Rest::Busy("it moves memory that it registers, or has registered".into())
-            }
-            rest => rest,
+            Rest::Idle => rest::no_standstill(closed.consumer.shared(), deadline),
+            busy => busy,
         };
         match rest {
             Rest::Idle => match self.executor.give_all_to_client() {
@@ -952,17 +950,6 @@ impl Server {
         standstill::allow(consumer.shared());
         State::Open(consumer)
     }
-}
-
-/// Waits until no thread holds the process at a standstill. Returns false if the time is up first.
-fn stands_free(shared: &Shared, deadline: Instant) -> bool {
-    while standstill::is_under_way(shared) {
-        if Instant::now() >= deadline {
-            return false;
-        }
-        std::thread::sleep(PAUSE);
-    }
-    true
 }
 
 /// Whether a request only asks for what is known, without use of the client's memory.

@@ -6,4 +6,5 @@ mod maps;
 pub(crate) mod memfd;
 pub(crate) mod moves;
 mod stop;
+mod text;
 pub(crate) mod threads;

@@ -8,7 +8,6 @@
 //! ```
 
 use std::cell::Cell;
-use std::fmt::Write as _;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Once;
@@ -17,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 
 use rekindle_wire::layout::PINNED_NAME;
 
+use super::text::Text;
 use super::{maps, stop};
 
 /// Why pages stay where they are.
@@ -176,20 +176,8 @@ unsafe fn copy(target: u64, source: u64, length: u64) -> bool {
 
 /// Whether a mapping is of the memfd of moved pages, at the place that they had.
 fn is_moved(mapping: &maps::Mapping<'_>, home: u64, serial: u64) -> bool {
-    struct Name([u8; 64], usize);
-    impl std::fmt::Write for Name {
-        fn write_str(&mut self, text: &str) -> std::fmt::Result {
-            let place = self.0.get_mut(self.1..self.1 + text.len()).ok_or(std::fmt::Error)?;
-            place.copy_from_slice(text.as_bytes());
-            self.1 += text.len();
-            Ok(())
-        }
-    }
-    let mut name = Name([0; 64], 0);
-    let written = write!(name, "/memfd:{PINNED_NAME}{serial} (deleted)");
-    written.is_ok()
-        && mapping.start.checked_sub(home) == Some(mapping.offset)
-        && name.0.get(..name.1) == Some(mapping.path)
+    let name = Text::<64>::of(format_args!("/memfd:{PINNED_NAME}{serial} (deleted)"));
+    mapping.start.checked_sub(home) == Some(mapping.offset) && name.is_some_and(|it| it.bytes() == mapping.path)
 }
 
 /// Gives pages back as private ones, with their content; of what the application has put there since, nothing is

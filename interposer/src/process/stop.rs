@@ -9,11 +9,12 @@
 //! stays, so after [`ATTEMPTS`] the caller gives up, and does not wait for the same tracer again.
 
 use std::ffi::{c_int, c_void};
-use std::fmt::Write;
 use std::io;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+
+use super::text::Text;
 
 /// The most threads that are stopped.
 const THREADS: usize = 4096;
@@ -242,13 +243,11 @@ struct Thread {
 
 /// Looks at a thread. None if it is gone.
 fn look(tasks: c_int, thread: i32) -> Result<Option<Thread>, Outcome> {
-    let mut name = Text([0; 32], 0);
-    let named = write!(name, "{thread}/status\0");
-    named.map_err(|_| Outcome::Failed(libc::ENAMETOOLONG))?;
+    let name = Text::<32>::of(format_args!("{thread}/status\0")).ok_or(Outcome::Failed(libc::ENAMETOOLONG))?;
     let mut text = [0_u8; 2048];
     // SAFETY: the path ends in a NUL; the kernel writes at most the buffer; the descriptor is this function's own.
     let (got, code) = unsafe {
-        let file = libc::openat(tasks, name.0.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC);
+        let file = libc::openat(tasks, name.bytes().as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC);
         let got = if file < 0 { -1 } else { libc::read(file, text.as_mut_ptr().cast(), text.len()) };
         let code = errno();
         if file >= 0 {
@@ -270,18 +269,6 @@ fn parse(status: &[u8]) -> Option<Thread> {
     };
     let state = *field(b"State:")?.first()?;
     Some(Thread { has_ended: matches!(state, b'Z' | b'X'), tracer: number(field(b"TracerPid:")?) })
-}
-
-/// Text in place, for code that may not allocate.
-struct Text([u8; 32], usize);
-
-impl Write for Text {
-    fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        let place = self.0.get_mut(self.1..self.1 + text.len()).ok_or(std::fmt::Error)?;
-        place.copy_from_slice(text.as_bytes());
-        self.1 += text.len();
-        Ok(())
-    }
 }
 
 #[cfg(test)]
